@@ -1,0 +1,5 @@
+"""``python -m badcjobs``."""
+
+from badcjobs.cli import main
+
+main()

@@ -1,0 +1,49 @@
+"""``badcjobs demo``: the whole path on this machine, with nothing installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = "Example: badcjobs demo --out /tmp/first-look"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(name="demo", epilog=_EXAMPLE)(demo)
+
+
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for everything it makes; default: a new badcjobs-demo here.")
+    ] = None,
+    json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> int:
+    """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html."""
+    from badcjobs.cli.output import print_json
+    from badcjobs.cli.world import environ
+    from badcjobs.demo import run_demo
+    from badcjobs.report.as_text import summary_text
+
+    folder = out or _new_folder()
+    typer.echo("badcjobs: making audio, then an array of 4 tasks on 4 simulated GPUs (about 10 s) …", err=True)
+    done = run_demo(folder, environ())
+    if json_wanted:
+        print_json(done.job.summary.to_dict())
+        return 0
+    print(summary_text(done.job.summary, folder.name))
+    print(f"\n  each task   {done.command}")
+    print(f"  database    {done.job.database}\n  report      {done.job.report}")
+    return 0
+
+
+def _new_folder() -> Path:
+    """Return a folder that does not exist yet, so that a second demo starts afresh."""
+    folder = Path("badcjobs-demo")
+    number = 2
+    while folder.exists():
+        folder = Path(f"badcjobs-demo-{number}")
+        number += 1
+    return folder

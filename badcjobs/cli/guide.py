@@ -1,0 +1,24 @@
+"""``badcjobs guide``: the handbook, for machines without a network."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = "Example: badcjobs guide sbatch"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(name="guide", epilog=_EXAMPLE)(guide)
+
+
+def guide(
+    topic: Annotated[str | None, typer.Argument(help="Which page; without one, the list of pages.")] = None,
+) -> int:
+    """Show a page of the handbook, or the list of pages."""
+    from badcjobs.handbook import list_topics, read_topic
+
+    print(list_topics() if topic is None else read_topic(topic))
+    return 0

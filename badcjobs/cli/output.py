@@ -1,0 +1,61 @@
+"""What commands share when they speak: JSON on stdout, the conversation on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+_TIME = "%Y-%m-%dT%H:%M:%S"
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document, and nothing else."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def log_to_stderr(*, quiet: bool = False) -> None:
+    """Send the log to stderr; ``quiet`` leaves only warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    root = logging.getLogger("badcjobs")
+    root.setLevel(logging.INFO)
+    root.addHandler(handler)
+    logging.raiseExceptions = False  # a full disk under the log must not print a traceback per line
+
+
+def log_to_file(path: Path) -> None:
+    """Add a task's own log file."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    logging.getLogger("badcjobs").addHandler(handler)
+
+
+class RowCounter:
+    """Says on stderr how far a long reading is, now and then."""
+
+    def __init__(self, what: str, every: int = 250_000) -> None:
+        self._what = what
+        self._every = every
+
+    def __call__(self, rows: int) -> None:
+        if rows % self._every == 0:
+            print(f"badcjobs: {rows:,} {self._what}", file=sys.stderr)
+
+
+class FileCounter:
+    """Says on stderr how many files of how many are done, at most every few seconds."""
+
+    def __init__(self, what: str, every_s: float = 3.0) -> None:
+        self._what = what
+        self._every_s = every_s
+        self._next_s = time.monotonic() + every_s
+
+    def __call__(self, done: int, of: int) -> None:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._every_s
+            print(f"badcjobs: {done:,} of {of:,} {self._what}", file=sys.stderr)

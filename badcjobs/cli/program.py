@@ -1,0 +1,91 @@
+"""The program: its commands, and the one place where every error becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from badcjobs import __version__
+from badcjobs.cli import (
+    demo,
+    gpus,
+    guide,
+    merge,
+    record,
+    report,
+    run,
+)
+from badcjobs.errors import BadcjobsError, ExitCode
+
+# Typer brings its own copy of click's errors, or click's; this is their common ancestor in both.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="badcjobs",
+    help="Run bird-sound detectors inside Slurm: every GPU busy, every reading written down, every number explained.",
+    epilog="First steps: badcjobs demo, then badcjobs guide start.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (demo, gpus, run, record, merge, report, guide):
+    module.add_to(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"badcjobs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (put it before the command).")] = False,
+) -> None:
+    pass
+
+
+def run_program() -> NoReturn:
+    """Run the command line and leave with the exit code of the contract."""
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+    except UsageError as error:
+        sys.exit(_complain(_as_ours(error)))
+    except BadcjobsError as error:
+        if debug:
+            raise
+        sys.exit(_complain(error))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left: nothing more to say, and no complaint at exit
+        sys.exit(141)
+    except Exception as error:
+        if debug:
+            raise
+        bug = BadcjobsError(
+            f"{type(error).__name__}: {error}",
+            why="this is a bug in badcjobs",
+            fix="the same command with --debug:  badcjobs --debug " + " ".join(sys.argv[1:2]) + " …",
+        )
+        sys.exit(_complain(bug))
+
+
+def _complain(error: BadcjobsError) -> int:
+    print(error, file=sys.stderr)
+    return int(error.exit_code)
+
+
+def _as_ours(error: Any) -> BadcjobsError:
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "badcjobs"
+    ours = BadcjobsError(error.format_message(), fix=f"{command} --help")
+    ours.exit_code = ExitCode.USAGE
+    return ours

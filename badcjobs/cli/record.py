@@ -1,0 +1,47 @@
+"""``badcjobs record``: the recorder alone, or around any command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = "Example: badcjobs record --out training.sqlite -- python train.py"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(name="record", epilog=_EXAMPLE)(record)
+
+
+def record(
+    out: Annotated[Path, typer.Option(help="Where to; .sqlite, .csv or .jsonl.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Record while this command runs.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between samples.")] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so many seconds (a command gets SIGTERM).")
+    ] = None,
+    simulate: Annotated[int | None, typer.Option(min=1, help="Pretend that this machine has N GPUs.")] = None,
+    simulate_script: Annotated[str | None, typer.Option(help="TOML file: their load and faults.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON (not with a command).")] = False,
+) -> int:
+    """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns)."""
+    from dataclasses import asdict
+
+    from badcjobs.cli.output import log_to_stderr, print_json
+    from badcjobs.cli.world import read_world
+    from badcjobs.watch import WatchSettings, watch
+
+    log_to_stderr(quiet=True)
+    settings = WatchSettings(out, interval, duration, tuple(command or ()), simulate, simulate_script, overwrite)
+    end = watch(settings, read_world())
+    if json_wanted:
+        print_json(asdict(end))
+    else:
+        said = f"badcjobs: {end.devices} devices recorded for {end.wall_s:.1f} s: {end.out}"
+        typer.echo(said, err=bool(command))  # a command's own output stays clean
+    return end.exit_code

@@ -1,0 +1,38 @@
+"""``badcjobs report``: the summary of a merged job, in the wanted form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EXAMPLE = "Example: badcjobs report runs/july --html july.html"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(name="report", epilog=_EXAMPLE)(report)
+
+
+def report(
+    job: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A merged run folder, or its job.sqlite.")],
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
+    json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> int:
+    """Say what a merged job's numbers mean."""
+    from badcjobs.cli.output import log_to_stderr, print_json
+    from badcjobs.job import find_job_database, summarize_database, write_page
+    from badcjobs.report.as_text import summary_text
+
+    log_to_stderr(quiet=True)
+    database = find_job_database(job)
+    summary = summarize_database(database)
+    title = database.parent.absolute().name
+    if html is not None:
+        write_page(summary, html, title=title)
+    if json_wanted:
+        print_json(summary.to_dict())
+    else:
+        print(summary_text(summary, title))
+    return 0

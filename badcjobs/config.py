@@ -1,0 +1,145 @@
+"""The settings of a run: defaults, then the TOML file given by --config, then the flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from badcjobs.errors import BadInput
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENGINES = ("hawkears", "command", "demo")
+
+
+def _setting(key: str, default: Any, *, kind: type, frozen: bool = False) -> Any:
+    """Describe one setting: its name in TOML and as a flag, and whether all tasks of a run must agree on it."""
+    return field(default=default, metadata={"key": key, "kind": kind, "frozen": frozen})
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """Everything ``badcjobs run`` can be told."""
+
+    out: Path
+    source: tuple[str, ...] = _setting("source", (), kind=list, frozen=True)
+    root: str | None = _setting("root", None, kind=str, frozen=True)
+    engine: str = _setting("engine", "hawkears", kind=str, frozen=True)
+    engine_args: tuple[str, ...] = _setting("engine_arg", (), kind=list, frozen=True)
+    command: str | None = _setting("command", None, kind=str, frozen=True)
+    interval_s: float = _setting("interval", 1.0, kind=float, frozen=True)
+    retries: int = _setting("retries", 2, kind=int, frozen=True)
+    hawkears_python: str | None = _setting("hawkears_python", None, kind=str)
+    hawkears_root: str | None = _setting("hawkears_root", None, kind=str)
+    simulate: int | None = _setting("simulate", None, kind=int)
+    simulate_script: str | None = _setting("simulate_script", None, kind=str)
+    max_gpus: int | None = _setting("max_gpus", None, kind=int)
+    workers_per_gpu: int = _setting("workers_per_gpu", 1, kind=int)
+    cpu_workers: int = _setting("cpu_workers", 0, kind=int)
+    backoff_s: float = _setting("backoff", 1.0, kind=float)
+    publish_every_s: float = _setting("publish_every", 30.0, kind=float)
+    heartbeat_every_s: float = _setting("heartbeat_every", 60.0, kind=float)
+    grace_s: float = _setting("grace", 20.0, kind=float)
+    shard: str | None = _setting("shard", None, kind=str)
+    resume: bool = _setting("resume", True, kind=bool)
+    telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
+
+
+_SMALLEST = {
+    "interval": 0.01, "retries": 0, "simulate": 1, "max_gpus": 1, "workers_per_gpu": 1, "cpu_workers": 0,
+    "backoff": 0.0, "publish_every": 0.1, "heartbeat_every": 0.1, "grace": 0.0,
+}  # fmt: skip
+
+
+def settings_by_key() -> dict[str, Field[Any]]:
+    """Return the description of every setting under its TOML name."""
+    return {f.metadata["key"]: f for f in fields(RunSettings) if f.metadata}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say what is wrong with it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(f"{path} does not exist", fix="badcjobs run … --config FILE.toml") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{path} cannot be read", why=str(error)) from error
+
+
+def make_settings(out: Path, flags: Mapping[str, Any], config: Path | None) -> RunSettings:
+    """Put defaults, file and flags together; all mistakes are named at once.
+
+    ``flags`` holds what the command line gave, by TOML name; None means not given.
+    """
+    mistakes: list[str] = []
+    values: dict[str, Any] = {}
+    if config is not None:
+        values.update(_checked(_run_table(config, mistakes), f"{config}: [run] ", mistakes))
+    values.update(_checked({k: v for k, v in flags.items() if v is not None}, "--", mistakes))
+    values.setdefault("engine", "command" if values.get("command") else "hawkears")
+    mistakes += _contradictions(values)
+    if mistakes:
+        raise BadInput(
+            "these settings cannot be used" if len(mistakes) > 1 else mistakes[0],
+            why="\n".join(mistakes) if len(mistakes) > 1 else None,
+            fix="badcjobs run --help",
+        )
+    names = {key: f.name for key, f in settings_by_key().items()}
+    return RunSettings(out=out, **{names[key]: value for key, value in values.items()})
+
+
+def _run_table(config: Path, mistakes: list[str]) -> dict[str, Any]:
+    document = read_toml(config)
+    for name in document:
+        if name not in ("run", "array", "written_by"):  # the last two: a run.toml may be given as it is
+            mistakes.append(f"{config}: unknown key {name!r}; settings of a run are in the table [run]")
+    table = document.get("run", {})
+    if not isinstance(table, dict):
+        mistakes.append(f"{config}: run must be a table: [run]")
+        return {}
+    return table
+
+
+def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[str, Any]:
+    """Return the values with their right types; add what is wrong to ``mistakes``."""
+    known = settings_by_key()
+    values = {}
+    for key, value in given.items():
+        label = where + (key.replace("_", "-") if where == "--" else key)
+        if key not in known:
+            mistakes.append(f"{label}: unknown key; known are {', '.join(sorted(known))}")
+            continue
+        kind = known[key].metadata["kind"]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if kind is list and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            value = tuple(value)
+        elif type(value) is not kind:
+            mistakes.append(f"{label} = {value!r} must be {_KIND_NAMES[kind]}")
+            continue
+        if key in _SMALLEST and not value >= _SMALLEST[key]:
+            mistakes.append(f"{label} = {value} must be at least {_SMALLEST[key]}")
+        values[key] = value
+    return values
+
+
+_KIND_NAMES = {list: "a list of texts", str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _contradictions(values: Mapping[str, Any]) -> list[str]:
+    mistakes = []
+    if values["engine"] not in ENGINES:
+        mistakes.append(f"--engine {values['engine']} is not known; engines are {', '.join(ENGINES)}")
+    if values["engine"] == "command" and not values.get("command"):
+        mistakes.append("--engine command needs --command 'program {input} {output}'")
+    if values["engine"] in ENGINES and values["engine"] != "command" and values.get("command"):
+        mistakes.append(f"--command goes with --engine command, not with {values['engine']}")
+    if not values.get("source"):
+        mistakes.append("no SOURCE was given: a manifest CSV, a folder of audio, or a list")
+    return mistakes

@@ -1,0 +1,93 @@
+"""The demo: the whole path on this machine, from audio that it makes to the merged summary and the page."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import sys
+import wave
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from badcjobs.errors import BadcjobsError
+from badcjobs.job import FinishedJob, finish_job
+from badcjobs.scheduler.local import EmulatedTask, run_array
+
+_RATE = 8000
+_CHUNK_S = 30
+_RECORDINGS, _CHUNKS_EACH = 6, 16
+_TASKS, _GPUS, _GPUS_PER_TASK = 4, 4, 2
+_BURN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What the demo did."""
+
+    command: str
+    tasks: Sequence[EmulatedTask]
+    job: FinishedJob
+
+
+def run_demo(out: Path, environ: Mapping[str, str]) -> Demo:
+    """Make audio, run a small array over it on simulated GPUs, merge and report."""
+    manifest = make_audio(out / "audio")
+    arguments = [
+        "run", str(manifest), "--out", str(out), "--engine", "demo", f"--engine-arg=--burn-s={_BURN_S}",
+        "--simulate", str(_GPUS), "--interval", "0.2",
+    ]  # fmt: skip
+    sets = [[str(i) for i in range(first, first + _GPUS_PER_TASK)] for first in range(0, _GPUS, _GPUS_PER_TASK)]
+    tasks = run_array(
+        [sys.executable, "-m", "badcjobs", *arguments],
+        environ=environ,
+        tasks=_TASKS,
+        device_sets=sets,
+        logs=out / "logs",
+    )
+    for task in tasks:
+        if task.exit_code != 0:
+            raise BadcjobsError(
+                f"demo task {task.index} ended with exit code {task.exit_code}",
+                why=task.log.read_text(errors="replace").strip()[-2000:],
+                fix=f"cat {task.log}",
+            )
+    return Demo("badcjobs " + " ".join(arguments), tasks, finish_job([out]))
+
+
+def make_audio(folder: Path) -> Path:
+    """Write recordings of faint noise with loud chirps in them, always the same, and their manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = folder / "manifest.csv"
+    chance = random.Random(2026)
+    noise = array("h", (chance.randint(-400, 400) for _ in range(_RATE * _CHUNK_S)))
+    with manifest.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(
+            ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "overlap_ms", "sha256", "notes")
+        )
+        for recording in range(1, _RECORDINGS + 1):
+            for chunk in range(_CHUNKS_EACH):
+                name = f"site{recording:02d}_{chunk * _CHUNK_S:04d}.wav"
+                write_chunk(folder / name, noise, chance)
+                start_ms = chunk * _CHUNK_S * 1000
+                path = (folder / name).absolute()
+                rows.writerow((f"site{recording:02d}", f"c{chunk:03d}", path, start_ms, start_ms + 30_000, 0, "", ""))
+    return manifest
+
+
+def write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
+    """Write one chunk: the noise, and now and then a chirp."""
+    samples = array("h", noise)
+    for _ in range(chance.randint(0, 3)):
+        start = chance.randrange(0, len(samples) - _RATE)
+        pitch = chance.uniform(0.9, 2.2)
+        length = chance.randrange(_RATE // 5, _RATE // 2)
+        samples[start : start + length] = array("h", (int(16_000 * math.sin(i * pitch)) for i in range(length)))
+    with wave.open(str(path), "wb") as audio:
+        audio.setnchannels(1)
+        audio.setsampwidth(2)
+        audio.setframerate(_RATE)
+        audio.writeframes(samples.tobytes())

@@ -1,0 +1,92 @@
+"""run.toml: the settings that all tasks of a run share, frozen by the first one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from badcjobs.config import RunSettings, read_toml, settings_by_key
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayShape
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRun:
+    """What run.toml holds."""
+
+    settings: dict[str, Any]
+    array: ArrayShape | None
+
+    @classmethod
+    def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
+        """Return what this task would freeze; paths are absolute, so that tasks may start anywhere."""
+        values = {k: getattr(settings, f.name) for k, f in settings_by_key().items() if f.metadata["frozen"]}
+        values["source"] = tuple(_absolute(cwd, path) for path in values["source"])
+        if values["root"] is not None:
+            values["root"] = _absolute(cwd, values["root"])
+        return cls({key: value for key, value in values.items() if value is not None}, array)
+
+    @classmethod
+    def read(cls, path: Path) -> FrozenRun | None:
+        """Read run.toml; None when no task has written it yet."""
+        if not path.exists():
+            return None
+        document = read_toml(path)
+        array = document.get("array")
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in document.get("run", {}).items()}
+        return cls(settings, ArrayShape(**array) if array else None)
+
+    def to_toml(self, version: str) -> str:
+        """Return the file's text."""
+        lines = ["# The settings that every task of this run shares, frozen by its first task.", ""]
+        lines += [f"written_by = {_toml(f'badcjobs {version}')}", "", "[run]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
+        if self.array is not None:
+            shape = self.array
+            lines += ["", "[array]", f"first = {shape.first}", f"step = {shape.step}", f"count = {shape.count}"]
+        return "\n".join(lines) + "\n"
+
+
+def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
+    """Refuse a task whose settings differ from the run's, naming every key."""
+    keys = sorted(set(frozen.settings) | set(mine.settings))
+    differing = [key for key in keys if frozen.settings.get(key) != mine.settings.get(key)]
+    if differing:
+        raise BadInput(
+            f"{', '.join(differing)}: not as in {path}",
+            why="\n".join(
+                f"{key} was {_toml(frozen.settings.get(key))}, now {_toml(mine.settings.get(key))}" for key in differing
+            ),
+            fix="use the same settings, or another --out for a new run",
+        )
+
+
+def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
+    """Write run.toml unless another task was first; return what stands in it."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    temporary.write_text(mine.to_toml(version), encoding="utf-8")
+    try:
+        os.link(temporary, path)  # unlike a rename this fails when the file is there: exactly one task is first
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+    frozen = FrozenRun.read(path)
+    assert frozen is not None
+    return frozen
+
+
+def _absolute(cwd: Path, path: str) -> str:
+    return os.path.abspath(cwd / path)  # noqa: PTH100 - resolve() would turn a git-annex link into its key
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "(not set)"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    # JSON's texts, numbers, true and false are TOML's too.
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,112 @@
+"""Devices that do not exist, for demos, tests and rehearsals on a laptop.
+
+Everything is a pure function of the device's index and the seconds since the start, so that two processes that
+agree on the start see the same devices, and a second run shows the same numbers as the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import cos, pi, sin
+
+from badcjobs.errors import BadInput
+from badcjobs.gpu.script import SimulatedDevice, SimulationScript
+from badcjobs.model import InventoryDevice, Reading
+from badcjobs.seams import Clock, DeviceUnreadable
+
+IDLE_W, FULL_W = 50.0, 300.0
+
+_WAVE_MEAN, _WAVE_SWING = 80.0, 15.0  # percent
+_WAVE_RAD_PER_S = 2 * pi / 60
+_GPU_IDLE = 0x1  # NVML's clock event reason of a device with nothing to do
+
+
+class SimulatedReader:
+    """Reads ``count`` simulated devices; ``script`` tells which of them behave in their own way."""
+
+    backend = "simulated"
+
+    def __init__(self, count: int, script: SimulationScript | None = None, *, clock: Clock, started_at_ms: int) -> None:
+        scripted = {device.index: device for device in (script.devices if script else ())}
+        strangers = [str(index) for index in scripted if index >= count]
+        if strangers:
+            raise BadInput(
+                f"the simulation script speaks of device {', '.join(strangers)}",
+                why=f"{count} devices are simulated, counted from 0",
+                fix=f"--simulate {max(scripted) + 1}",
+            )
+        self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
+        self._clock = clock
+        self._started_at_ms = started_at_ms
+
+    def inventory(self) -> Sequence[InventoryDevice]:
+        """List all devices, lost ones too: the simulation knows them without asking."""
+        return [
+            InventoryDevice(
+                index=device.index,
+                uuid=uuid,
+                name=device.name,
+                backend=self.backend,
+                memory_total_bytes=device.memory_total_mib * 2**20,
+                power_limit_w=FULL_W,
+            )
+            for uuid, device in self._devices.items()
+        ]
+
+    def read(self, uuid: str) -> Reading:
+        device = self._devices.get(uuid)
+        if device is None:
+            raise DeviceUnreadable(f"no simulated device {uuid}")
+        at_s = max(0, self._clock.now_ms() - self._started_at_ms) / 1000
+        if is_lost(device, at_s):
+            raise DeviceUnreadable("GPU is lost (simulated)")
+        return reading_at(device, at_s)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+def simulated_uuid(index: int) -> str:
+    return f"GPU-51a0d000-0000-4000-8000-{index:012d}"
+
+
+def is_lost(device: SimulatedDevice, at_s: float) -> bool:
+    if device.lost_at_s is None or at_s < device.lost_at_s:
+        return False
+    return device.back_at_s is None or at_s < device.back_at_s
+
+
+def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
+    """Derive every metric from the load; the ones that the script calls unsupported are None."""
+    load = load_at(device, at_s)
+    reading = Reading(
+        utilization_percent=round(load),
+        memory_utilization_percent=round(load / 2),
+        memory_used_bytes=round(device.memory_total_mib * 2**20 * (0.05 + 0.005 * load)),
+        temperature_c=round(35 + 0.45 * load),
+        power_w=IDLE_W + (FULL_W - IDLE_W) * load / 100,
+        energy_j=IDLE_W * at_s + (FULL_W - IDLE_W) * load_integral(device, at_s) / 100,
+        sm_clock_mhz=round(345 + 16 * load),
+        memory_clock_mhz=1593 if load else 405,
+        throttle_reasons=0 if load else _GPU_IDLE,
+    )
+    missing = dict.fromkeys(device.unsupported, "Not Supported (simulated)")
+    return replace(reading, **dict.fromkeys(device.unsupported), missing=missing)
+
+
+def load_at(device: SimulatedDevice, at_s: float) -> float:
+    """Return the load in percent: the script's step, or else the wave."""
+    if device.load is None:
+        return _WAVE_MEAN + _WAVE_SWING * sin(_WAVE_RAD_PER_S * at_s + device.index)
+    return next((percent for from_s, percent in reversed(device.load) if from_s <= at_s), 0.0)
+
+
+def load_integral(device: SimulatedDevice, at_s: float) -> float:
+    """Return the integral of ``load_at`` from 0 to now, in percent·seconds, without summing up samples."""
+    if device.load is None:
+        swing = (cos(device.index) - cos(_WAVE_RAD_PER_S * at_s + device.index)) / _WAVE_RAD_PER_S
+        return _WAVE_MEAN * at_s + _WAVE_SWING * swing
+    past = [(from_s, percent) for from_s, percent in device.load if from_s < at_s]
+    return sum(percent * (until_s - from_s) for (from_s, percent), (until_s, _) in pairwise([*past, (at_s, 0.0)]))

@@ -1,0 +1,54 @@
+"""The heartbeat line of a task's log: how the machine is, how far the work is, when it will be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a task is."""
+
+    chunks_settled: int
+    chunks_total: int
+    audio_done_s: float
+    elapsed_s: float
+
+    @property
+    def rate(self) -> float | None:
+        """Seconds of audio per second; None before anything is known."""
+        return self.audio_done_s / self.elapsed_s if self.elapsed_s > 0 and self.audio_done_s > 0 else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last chunk, at the pace so far; None before anything is known."""
+        if self.chunks_settled == 0:
+            return None
+        return self.elapsed_s * (self.chunks_total - self.chunks_settled) / self.chunks_settled
+
+
+def heartbeat_line(
+    progress: Progress,
+    *,
+    cpu_percent: float | None,
+    memory_percent: float | None,
+    gpu_percent: float | None,
+    devices: int,
+) -> str:
+    """Return the line as other people's scripts read it; '?' stands for what nobody knows."""
+    return (
+        f"heartbeat cpu={_percent(cpu_percent)} mem={_percent(memory_percent)} gpu={_percent(gpu_percent)}"
+        f" devices={devices} chunks={progress.chunks_settled}/{progress.chunks_total}"
+        f" rate={'?' if progress.rate is None else f'{progress.rate:.0f}x'} eta={_clock_time(progress.eta_s)}"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f}%"
+
+
+def _clock_time(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"

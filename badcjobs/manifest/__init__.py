@@ -1,0 +1,7 @@
+"""SOURCE arguments → chunks: BADC manifests, folders and lists, read as a stream and cut into shards."""
+
+from badcjobs.manifest.audio_header import read_duration_s
+from badcjobs.manifest.shards import WHOLE, Shard, parse_shard
+from badcjobs.manifest.sources import Sources, open_sources
+
+__all__ = ["WHOLE", "Shard", "Sources", "open_sources", "parse_shard", "read_duration_s"]

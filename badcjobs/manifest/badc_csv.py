@@ -1,0 +1,137 @@
+"""The rows of a BADC manifest, read and checked one at a time; where their audio lies is left to ``badc_manifest``."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from badcjobs.manifest.mistakes import Mistakes, quoted
+from badcjobs.manifest.text_lines import read_lines
+
+HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
+REQUIRED = ("recording_id", "chunk_id", "source_path")
+TIMES = ("start_ms", "end_ms")
+_LATEST_MS = 10**15  # thirty thousand years; a database holds no more than 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where the header puts what we read; None: the manifest has no such column."""
+
+    width: int
+    recording_id: int
+    chunk_id: int
+    source_path: int
+    start_ms: int | None
+    end_ms: int | None
+
+
+def is_header(line: str) -> bool:
+    """Say whether a line could be the header of a manifest."""
+    return {"recording_id", "chunk_id"} <= set(_names(line.lstrip("\ufeff").split(",")))
+
+
+def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], Columns]]:
+    """Yield line, fields and columns of every row that has as many fields as the header."""
+    reader = csv.reader(read_lines(path, mistakes))
+    columns: Columns | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            mistakes.add(line, f"cannot be read as CSV: {error}")
+            continue
+        if not row or (not row[0] and not any(row)):  # spreadsheets leave lines of commas at the end
+            continue
+        if columns is None:
+            columns = parse_header(row, path, mistakes)
+            if columns is None:
+                return
+        elif len(row) == columns.width:
+            yield line, row, columns
+        else:
+            mistakes.add(line, _wrong_width(len(row), columns.width, several_lines=reader.line_num > line))
+
+
+def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns | None:
+    """Return where the columns are; None, and every reason noted, when rows could not be understood."""
+    names = _names(row)
+    show_header = f"head -n 1 {shlex.quote(str(path))}  # wanted: {HEADER}"
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        text = f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        mistakes.add(0, text, why=f"its header is {quoted(','.join(names))}", fix=show_header)
+    twice = [name for name in (*REQUIRED, *TIMES) if names.count(name) > 1]
+    if twice:
+        mistakes.add(0, f"has more than one column {', '.join(twice)}", fix=show_header)
+    if missing or twice:
+        return None
+    recording_id, chunk_id, source_path = (names.index(name) for name in REQUIRED)
+    start_ms, end_ms = (names.index(name) if name in names else None for name in TIMES)
+    return Columns(len(names), recording_id, chunk_id, source_path, start_ms, end_ms)
+
+
+def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
+    """Return start, end (None: the row does not say) and what is wrong with the row."""
+    start_text = "" if columns.start_ms is None else row[columns.start_ms]
+    end_text = "" if columns.end_ms is None else row[columns.end_ms]
+    ids = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
+    try:  # nearly every row of a million ends here
+        start_ms, end_ms = int(start_text), int(end_text)
+        if 0 <= start_ms < end_ms <= _LATEST_MS and ids[0].strip() and ids[1].strip() and ids[2].strip():
+            return start_ms, end_ms, ()
+    except ValueError:
+        pass
+    return _check_slowly(ids, start_text, end_text)
+
+
+def _check_slowly(ids: Sequence[str], start_text: str, end_text: str) -> tuple[int, int | None, Sequence[str]]:
+    wrong = [f"{name} is empty" for name, value in zip(REQUIRED, ids, strict=True) if not value.strip()]
+    times: dict[str, int | None] = {}
+    for name, text in zip(TIMES, (start_text, end_text), strict=True):
+        try:
+            times[name] = parse_ms(text)
+        except ValueError as error:
+            wrong.append(f"{name} {error}")
+    start_ms, end_ms = times.get("start_ms") or 0, times.get("end_ms")
+    if len(times) == 2 and end_ms is not None and end_ms <= start_ms:
+        wrong.append(f"end_ms {end_ms} is not after start_ms {start_ms}")
+    return start_ms, end_ms, wrong
+
+
+def parse_ms(text: str) -> int | None:
+    """Read whole milliseconds; ``1000.0`` counts, because pandas writes that next to an empty cell."""
+    try:
+        value = int(text)
+    except ValueError:
+        if not text.strip():
+            return None
+        value = _whole(text)
+    if not 0 <= value <= _LATEST_MS:
+        raise ValueError(f"{value} is {'negative' if value < 0 else 'too large'}")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value.is_integer():
+        raise ValueError(f"{quoted(text)} is not a whole number")
+    return int(value)
+
+
+def _names(fields: Sequence[str]) -> list[str]:
+    return [field.strip().strip('"') for field in fields]
+
+
+def _wrong_width(fields: int, width: int, *, several_lines: bool) -> str:
+    text = f"{fields} field{'' if fields == 1 else 's'} where the header has {width}"
+    return f"{text}; a quote is opened here and not closed" if several_lines else text

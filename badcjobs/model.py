@@ -1,0 +1,320 @@
+"""The nouns that travel between stages: frozen, typed, with the unit in each name.
+
+No behaviour beyond what a noun knows about itself; no imports from the rest of the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# What a sample holds; the `sample` table has a column for each. None: the device did not say.
+METRICS = (
+    "utilization_percent",
+    "memory_utilization_percent",
+    "memory_used_bytes",
+    "temperature_c",
+    "power_w",
+    "energy_j",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "throttle_reasons",
+    "sm_activity_percent",
+    "sm_occupancy_percent",
+)
+
+
+def stable_id(*parts: object) -> int:
+    """Return a 47-bit number for these names: the same in every process, six bytes in SQLite.
+
+    Task databases are written apart and joined later, so a row number would collide; these do not
+    (10,000 tasks of 4 devices: one chance in 100,000).
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """The name of one attempt of one array task; its file names carry it."""
+
+    job_id: str
+    array_index: int
+    restart: int
+    node: str
+    procid: int | None = None
+
+    @property
+    def name(self) -> str:
+        step = "" if self.procid is None else f".p{self.procid}"
+        return f"{self.job_id}_{self.array_index}.r{self.restart}.{self.node}{step}"
+
+    @property
+    def task_id(self) -> int:
+        return stable_id(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryDevice:
+    """A device that a reader found on this machine, ours or not."""
+
+    index: int
+    uuid: str
+    name: str
+    backend: str
+    memory_total_bytes: int | None = None
+    power_limit_w: float | None = None
+    pci_bus_id: str | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device granted to this task, and how we know."""
+
+    token: str
+    why: str
+    index: int | None = None
+    uuid: str | None = None
+    name: str | None = None
+    backend: str = "none"
+    memory_total_bytes: int | None = None
+    power_limit_w: float | None = None
+    pci_bus_id: str | None = None
+    driver: str | None = None
+
+    @property
+    def pin(self) -> str:
+        """What a worker's CUDA_VISIBLE_DEVICES holds: the UUID, or the token where none is known."""
+        return self.uuid or self.token
+
+    @property
+    def label(self) -> str:
+        return self.token if self.index is None else str(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device at one instant."""
+
+    utilization_percent: int | None = None
+    memory_utilization_percent: int | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    throttle_reasons: int | None = None
+    sm_activity_percent: float | None = None
+    sm_occupancy_percent: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """The machine around the devices at one instant."""
+
+    cpu_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of audio to analyse; identity is (recording_id, chunk_id)."""
+
+    recording_id: str
+    chunk_id: str
+    source_path: str  # as the source says
+    audio_path: str  # where it lies
+    start_ms: int = 0
+    end_ms: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.recording_id, self.chunk_id)
+
+    @property
+    def name(self) -> str:
+        return self.recording_id if self.chunk_id == self.recording_id else f"{self.recording_id}/{self.chunk_id}"
+
+    @property
+    def audio_s(self) -> float | None:
+        return None if self.end_ms is None else (self.end_ms - self.start_ms) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Something heard; times count from the chunk's start."""
+
+    start_ms: int
+    end_ms: int
+    label: str
+    score: float | None
+    label_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One place for an engine process: a device (or none, on the CPU) and its share of the cores."""
+
+    slot: int
+    device: Device | None
+    device_id: int | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStarted:
+    """An engine has begun a chunk."""
+
+    chunk: Chunk
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What became of one try of one chunk."""
+
+    chunk: Chunk
+    started_at_ms: int
+    ended_at_ms: int
+    detections: tuple[Detection, ...] = ()
+    audio_s: float | None = None
+    error_class: str | None = None  # None: it worked
+    error: str | None = None
+    # False: lost together with others and not proven guilty; tried again in smaller company, at no charge.
+    charged: bool = True
+
+    @property
+    def ok(self) -> bool:
+        return self.error_class is None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """The indices of a regular job array: ``first``, ``first + step``, … (``count`` of them)."""
+
+    first: int
+    step: int
+    count: int
+
+    def position_of(self, index: int) -> int | None:
+        """Return where this index stands among the array's indices, from 0; None when it is not one of them."""
+        position, rest = divmod(index - self.first, self.step)
+        return position if rest == 0 and 0 <= position < self.count else None
+
+    def __str__(self) -> str:
+        last = self.first + (self.count - 1) * self.step
+        return f"{self.first}-{last}" + (f":{self.step}" if self.step > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What Slurm (or nobody) gave to this process."""
+
+    in_slurm: bool
+    job_id: str
+    node: str
+    restart: int = 0
+    array_index: int | None = None
+    array_indices: tuple[int, int, int, int] | None = None  # min, max, step, count as Slurm says them
+    step_tasks: int = 1
+    procid: int = 0
+    cpus: int | None = None
+    local_dir: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)  # the variables all this was read from
+
+    @property
+    def key(self) -> TaskKey:
+        procid = self.procid if self.step_tasks > 1 else None
+        return TaskKey(self.job_id, self.array_index or 0, self.restart, self.node, procid)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """One task attempt, as a job database tells it."""
+
+    name: str
+    job_id: str
+    array_index: int
+    restart: int
+    node: str
+    verdict: str | None
+    exit_code: int | None
+    telemetry: int
+    devices: int
+    started_at_ms: int
+    last_sign_ms: int
+    done: int
+    failed: int
+    pending: int
+    audio_s: float
+
+    @property
+    def wall_s(self) -> float:
+        return (self.last_sign_ms - self.started_at_ms) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One device of one task, as a job database tells it."""
+
+    task: str
+    node: str
+    index: int | None
+    uuid: str | None
+    token: str
+    name: str | None
+    backend: str
+    memory_total_bytes: int | None
+    samples: int
+    memory_peak_bytes: int | None
+    temperature_max_c: int | None
+    power_mean_w: float | None
+    energy_counter_j: float | None
+    energy_counter_span_s: float | None  # from its first reading to its last
+    span_s: float | None  # from the first sample to the last
+    gap_s: float
+    energy_integrated_j: float | None = None
+    utilization_counts: Mapping[int, int] = field(default_factory=dict)  # percent → how many samples
+
+
+@dataclass(frozen=True, slots=True)
+class FailedChunk:
+    """A chunk that failed for good."""
+
+    recording_id: str
+    chunk_id: str
+    status: str
+    attempts: int
+    error_class: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class GapFacts:
+    """All gaps with one reason."""
+
+    reason: str
+    metric: str | None
+    gaps: int
+    seconds: float
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """A job, as its database tells it; what it means is the report's business."""
+
+    tasks: tuple[TaskFacts, ...]
+    devices: tuple[DeviceFacts, ...]
+    chunks: Mapping[str, int]
+    audio_done_s: float
+    tries: int
+    failed: tuple[FailedChunk, ...]
+    labels: tuple[tuple[str, str | None, int], ...]
+    gaps: tuple[GapFacts, ...]
+    skipped_files: tuple[tuple[str, str], ...]

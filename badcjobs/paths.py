@@ -1,0 +1,130 @@
+"""Where things lie: the run folder that everybody sees, and the node-local folder of one task."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from badcjobs.errors import BadInput
+from badcjobs.model import TaskKey
+
+_TASK_FILE = re.compile(r"(?P<job>.+)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<rest>.+)\.sqlite")
+_MOST_RESTARTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder given as --out."""
+
+    path: Path
+
+    @property
+    def run_toml(self) -> Path:
+        return self.path / "run.toml"
+
+    @property
+    def tasks(self) -> Path:
+        return self.path / "tasks"
+
+    @property
+    def job_database(self) -> Path:
+        return self.path / "job.sqlite"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def task_database(self, key: TaskKey) -> Path:
+        return self.tasks / f"{key.name}.sqlite"
+
+    def task_log(self, key: TaskKey) -> Path:
+        return self.tasks / f"{key.name}.log"
+
+    def create(self) -> None:
+        """Make the folder, or say why it cannot be made."""
+        try:
+            self.tasks.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"--out {self.path} cannot be used",
+                why=f"{error.strerror}: {error.filename}",
+                fix="choose a folder that compute nodes can write, on Sockeye: --out /scratch/<alloc>/…",
+            ) from error
+
+    def claim(self, key: TaskKey) -> TaskKey:
+        """Take a name nobody has used: a second run inside the same job counts as a restart."""
+        for restart in range(key.restart, key.restart + _MOST_RESTARTS):
+            candidate = replace(key, restart=restart)
+            if self.task_database(candidate).exists():
+                continue
+            try:
+                self.task_log(candidate).open("x").close()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise BadInput(f"--out {self.path} cannot be written", why=str(error)) from error
+            return candidate
+        raise BadInput(f"{self.tasks} holds {_MOST_RESTARTS} attempts of {key.name} already")
+
+    def give_back(self, key: TaskKey) -> None:
+        """Undo ``claim`` and ``create`` for a task that could not even begin."""
+        if self.task_database(key).exists():
+            return
+        self.task_log(key).unlink(missing_ok=True)
+        for folder in (self.tasks, self.path):
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # not empty: it is somebody else's
+
+    def earlier_databases(self, key: TaskKey, merged: set[str]) -> list[Path]:
+        """Return the task databases to look into for work already done.
+
+        Not those that job.sqlite has merged, and not those of our own array with another index: their shards are
+        disjoint from ours. One listing of the folder, no matter how large the array.
+        """
+        found = []
+        for path in sorted(self.tasks.glob("*.sqlite")):
+            parts = _TASK_FILE.fullmatch(path.name)
+            sibling = parts and parts["job"] == key.job_id and int(parts["index"]) != key.array_index
+            if not path.name.startswith(".") and path.name not in merged and not sibling:
+                found.append(path)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """One task's own folder on the node: its live databases, and scratch space for its workers."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, parent: str | None, key: TaskKey) -> LocalFolder:
+        """Make the folder below $SLURM_TMPDIR, $TMPDIR or /tmp."""
+        try:
+            return cls(Path(tempfile.mkdtemp(prefix=f"badcjobs-{key.name}-", dir=parent)))
+        except OSError as error:
+            raise BadInput(
+                f"there is no node-local folder to work in: {error.filename}",
+                why=error.strerror,
+                fix="export TMPDIR=/a/local/folder   (in the job script, before badcjobs)",
+            ) from error
+
+    @property
+    def wrapper_file(self) -> Path:
+        return self.path / "wrapper.sqlite"
+
+    @property
+    def recorder_file(self) -> Path:
+        return self.path / "recorder.sqlite"
+
+    @property
+    def scratch(self) -> Path:
+        return self.path / "scratch"
+
+    def remove(self) -> None:
+        """Remove the folder and everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)

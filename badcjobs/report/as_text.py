@@ -1,0 +1,139 @@
+"""The report as plain text: fits 100 columns and reads well in a Slurm log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from badcjobs.report.headlines import VERDICTS, headlines
+from badcjobs.report.summarize import DeviceSummary, Summary
+from badcjobs.report.words import UNKNOWN, count, duration, energy, memory, number, percent
+
+_WIDTH = 100
+_MOST_DEVICES = 16
+_MOST_FAILED = 10
+_MOST_LABELS = 8
+
+
+def summary_text(summary: Summary, title: str) -> str:
+    """Return the whole summary."""
+    lines = [f"{title}: {VERDICTS[summary.verdict]}", ""]
+    lines += [f"  {name:<11} {words}" for name, words in headlines(summary)]
+    lines += ["", *_device_table(summary.devices)]
+    lines += _gap_lines(summary)
+    lines += _label_lines(summary)
+    lines += _failed_lines(summary)
+    lines += [f"  not read: {path}: {reason}" for path, reason in summary.skipped_files]
+    return "\n".join(_fit(line) for line in lines).rstrip()
+
+
+def _device_table(devices: Sequence[DeviceSummary]) -> list[str]:
+    if not devices:
+        return []
+    rows = [("device", "task", "samples", "util", "p50", "p95", "max", "memory", "energy", "gaps")]
+    for d in devices[:_MOST_DEVICES]:
+        rows.append(
+            (
+                f"{d.token if d.index is None else d.index} {d.name or UNKNOWN}"[:22],
+                d.task[-28:],
+                f"{d.samples:,}",
+                percent(d.utilization_mean_percent),
+                percent(d.utilization_p50_percent),
+                percent(d.utilization_p95_percent),
+                percent(d.utilization_max_percent),
+                memory(d.memory_peak_bytes),
+                energy(None if d.energy_j is None else d.energy_j / 3600),
+                duration(d.gap_s) if d.gap_s else "none",
+            )
+        )
+    lines = table(rows, left=2)
+    if len(devices) > _MOST_DEVICES:
+        lines.append(f"  … and {len(devices) - _MOST_DEVICES:,} more (report.html and --json have them all)")
+    return [*lines, ""]
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Return rows as aligned lines; the first ``left`` columns are texts, the others numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _gap_lines(summary: Summary) -> list[str]:
+    lines = []
+    for gap in summary.gaps:
+        if gap.metric is None:
+            lines.append(f"  gap: {gap.reason} ({count(gap.gaps, 'time')}, {duration(gap.seconds)})")
+    missing = sorted({(gap.metric, gap.reason) for gap in summary.gaps if gap.metric is not None})
+    lines += [f"  not given: {metric}: {reason}" for metric, reason in missing]
+    return [*lines, ""] if lines else []
+
+
+def _label_lines(summary: Summary) -> list[str]:
+    if not summary.labels:
+        return []
+    shown = ", ".join(f"{label} {many:,}" for label, _, many in summary.labels[:_MOST_LABELS])
+    more = len(summary.labels) - _MOST_LABELS
+    return [f"  heard: {shown}" + (f", and {more} more labels" if more > 0 else ""), ""]
+
+
+def _failed_lines(summary: Summary) -> list[str]:
+    lines = []
+    for chunk in summary.failed_chunks[:_MOST_FAILED]:
+        said = chunk.error.strip().splitlines()
+        lines.append(f"  {chunk.status}: {chunk.recording_id} {chunk.chunk_id} ({chunk.error_class})"
+                     + (f": {said[-1]}" if said else ""))  # fmt: skip
+    if summary.failed > _MOST_FAILED:
+        lines.append(f"  … and {summary.failed - _MOST_FAILED:,} more failed chunks (in job.sqlite, table chunk)")
+    return [*lines, ""] if lines else []
+
+
+def _fit(line: str) -> str:
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+
+
+def task_end_text(end: Mapping[str, Any]) -> str:
+    """Return the short summary that ``badcjobs run`` ends with."""
+    chunks: Mapping[str, int] = end["chunks"]
+    total = sum(chunks.values())
+    settled = ", ".join(f"{many:,} {status}" for status, many in sorted(chunks.items())) or "none"
+    rate = f" ({number(end['audio_s'] / end['wall_s'])} × real time)" if end["audio_s"] and end["wall_s"] else ""
+    lines = [
+        f"task {end['task']}: {end['verdict']} (exit code {end['exit_code']})",
+        f"  chunks      {settled} of {total:,}",
+        f"  audio       {number(end['audio_s'] / 3600, 2)} hours in {duration(end['wall_s'])}{rate}",
+        f"  devices     {end['devices']}; telemetry {end['telemetry']}",
+        f"  database    {end['database']}",
+    ]
+    for chunk in end["failed"]:
+        said = chunk["error"].strip().splitlines()
+        name = f"{chunk['recording_id']} {chunk['chunk_id']}"
+        lines.append(f"  failed      {name} ({chunk['error_class']})" + (f": {said[-1]}" if said else ""))
+    if end["note"]:
+        lines.append(f"  note        {end['note']}")
+    lines.append(f"  next        badcjobs merge {end['out']}")
+    return "\n".join(lines)
+
+
+def devices_text(listing: Mapping[str, Any]) -> str:
+    """Return the table of ``badcjobs gpus``."""
+    rows = [("index", "name", "uuid", "memory", "free", "util")]
+    for d in listing["devices"]:
+        rows.append(
+            (
+                UNKNOWN if d["index"] is None else str(d["index"]),
+                d["name"] or UNKNOWN,
+                d["uuid"] or f"token {d['token']}",
+                memory(d["memory_total_bytes"]),
+                memory(d["memory_free_bytes"]),
+                percent(d["utilization_percent"]),
+            )
+        )
+    reasons = [f"  {d['why']}" for d in listing["devices"]]
+    return "\n".join([*table(rows, left=3), "", *reasons])

@@ -1,0 +1,168 @@
+"""Facts of a job → its summary. Pure; every number's meaning is one line in the guide (``badcjobs guide tables``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from badcjobs.model import DeviceFacts, FailedChunk, GapFacts, JobFacts, TaskFacts
+
+SUMMARY_VERSION = 1
+_COUNTER_COVERS = 0.9  # the counter is read every few seconds: short tasks end between two readings
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """One device of one task; None where nothing was read."""
+
+    task: str
+    node: str
+    index: int | None
+    uuid: str | None
+    token: str
+    name: str | None
+    backend: str
+    samples: int
+    utilization_mean_percent: float | None
+    utilization_p50_percent: int | None
+    utilization_p95_percent: int | None
+    utilization_max_percent: int | None
+    memory_peak_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_max_c: int | None
+    power_mean_w: float | None
+    energy_j: float | None
+    energy_source: str | None  # counter, or integrated power
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What ``badcjobs merge --json`` prints."""
+
+    version: int
+    verdict: str
+    tasks: int
+    tasks_by_verdict: Mapping[str, int]
+    tasks_missing: tuple[int, ...]
+    tasks_without_telemetry: int
+    chunks: int
+    done: int
+    failed: int
+    left: int
+    skipped: int
+    tries: int
+    audio_hours: float
+    wall_s: float
+    gpu_hours: float
+    audio_hours_per_gpu_hour: float | None
+    times_real_time: float | None
+    energy_wh: float | None
+    energy_devices: int
+    detections: int
+    devices: tuple[DeviceSummary, ...]
+    gaps: tuple[GapFacts, ...]
+    labels: tuple[tuple[str, str | None, int], ...]
+    failed_chunks: tuple[FailedChunk, ...]
+    skipped_files: tuple[tuple[str, str], ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document."""
+        return asdict(self)
+
+
+def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
+    """Say what a job's facts amount to; ``missing_indices`` are array tasks that left no database."""
+    devices = tuple(_summarize_device(device) for device in job.devices)
+    energies = [device.energy_j for device in devices if device.energy_j is not None]
+    gpu_s = sum(task.wall_s * task.devices for task in job.tasks)
+    wall_s = _span_s(job.tasks)
+    done, left = job.chunks.get("done", 0), job.chunks.get("pending", 0)
+    failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
+    return Summary(
+        version=SUMMARY_VERSION,
+        verdict="stopped" if left or missing_indices else "failed" if failed else "done",
+        tasks=len(job.tasks),
+        tasks_by_verdict=dict(Counter(task.verdict or "running" for task in job.tasks)),
+        tasks_missing=tuple(missing_indices),
+        tasks_without_telemetry=sum(not task.telemetry for task in job.tasks),
+        chunks=sum(job.chunks.values()),
+        done=done,
+        failed=failed,
+        left=left,
+        skipped=job.chunks.get("skipped", 0),
+        tries=job.tries,
+        audio_hours=job.audio_done_s / 3600,
+        wall_s=wall_s,
+        gpu_hours=gpu_s / 3600,
+        audio_hours_per_gpu_hour=_ratio(job.audio_done_s, gpu_s),
+        times_real_time=_ratio(job.audio_done_s, wall_s),
+        energy_wh=sum(energies) / 3600 if energies else None,
+        energy_devices=len(energies),
+        detections=sum(count for _, _, count in job.labels),
+        devices=devices,
+        gaps=job.gaps,
+        labels=job.labels,
+        failed_chunks=job.failed,
+        skipped_files=job.skipped_files,
+    )
+
+
+def _summarize_device(device: DeviceFacts) -> DeviceSummary:
+    counts = device.utilization_counts
+    total = sum(counts.values())
+    mean = sum(percent * count for percent, count in counts.items()) / total if total else None
+    energy_j, energy_source = _energy(device)
+    return DeviceSummary(
+        task=device.task,
+        node=device.node,
+        index=device.index,
+        uuid=device.uuid,
+        token=device.token,
+        name=device.name,
+        backend=device.backend,
+        samples=device.samples,
+        utilization_mean_percent=mean,
+        utilization_p50_percent=percentile(counts, 50),
+        utilization_p95_percent=percentile(counts, 95),
+        utilization_max_percent=max(counts, default=None),
+        memory_peak_bytes=device.memory_peak_bytes,
+        memory_total_bytes=device.memory_total_bytes,
+        temperature_max_c=device.temperature_max_c,
+        power_mean_w=device.power_mean_w,
+        energy_j=energy_j,
+        energy_source=energy_source,
+        gap_s=device.gap_s,
+    )
+
+
+def _energy(device: DeviceFacts) -> tuple[float | None, str | None]:
+    """Take the counter where it saw nearly the whole time, else power integrated over the samples."""
+    span_s = device.energy_counter_span_s
+    if device.energy_counter_j is not None and span_s and span_s >= _COUNTER_COVERS * (device.span_s or 0.0):
+        return device.energy_counter_j, "counter"
+    if device.energy_integrated_j is not None:
+        return device.energy_integrated_j, "integrated power"
+    return None, None
+
+
+def percentile(counts: Mapping[int, int], share_percent: int) -> int | None:
+    """Return the smallest value that at least this share of the samples does not exceed (nearest rank)."""
+    total = sum(counts.values())
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen * 100 >= total * share_percent:
+            return value
+    return None
+
+
+def _span_s(tasks: Sequence[TaskFacts]) -> float:
+    if not tasks:
+        return 0.0
+    return (max(task.last_sign_ms for task in tasks) - min(task.started_at_ms for task in tasks)) / 1000
+
+
+def _ratio(over: float, under: float) -> float | None:
+    return over / under if under > 0 else None

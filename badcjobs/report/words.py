@@ -1,0 +1,52 @@
+"""How numbers are said: the same in text and on the page, and '–' for what nobody knows."""
+
+from __future__ import annotations
+
+UNKNOWN = "–"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """Return a number with thousands separated; small ones keep two significant digits."""
+    if value is None:
+        return UNKNOWN
+    if value and abs(value) < 10**-digits:
+        return f"{value:.2g}"
+    return f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a whole percentage."""
+    return UNKNOWN if value is None else f"{value:.0f} %"
+
+
+def memory(value: int | None) -> str:
+    """Return bytes as GiB or MiB."""
+    if value is None:
+        return UNKNOWN
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span as people say it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d} h"
+
+
+def energy(watt_hours: float | None) -> str:
+    """Return an energy as Wh or kWh."""
+    if watt_hours is None:
+        return UNKNOWN
+    return f"{watt_hours / 1000:,.2f} kWh" if watt_hours >= 1000 else f"{number(watt_hours)} Wh"
+
+
+def count(many: int, one: str, more: str | None = None) -> str:
+    """Return '1 chunk', '2 chunks'."""
+    return f"{many:,} {one if many == 1 else more or one + 's'}"
+
+
+def indices(values: tuple[int, ...], most: int = 10) -> str:
+    """Return array indices as --array takes them."""
+    shown = ",".join(str(value) for value in values[:most])
+    return shown + (f",… ({len(values)} in all)" if len(values) > most else "")

@@ -1,0 +1,1 @@
+"""Arrays of tasks: emulated on this machine."""

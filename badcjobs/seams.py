@@ -1,0 +1,131 @@
+"""Where badcjobs meets the world: one Protocol per seam, one contract suite each in ``tests/contract``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Protocol
+
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, InventoryDevice, Reading, WorkerPlan
+
+
+class Clock(Protocol):
+    """UTC milliseconds that never run backwards, and a way to wait."""
+
+    def now_ms(self) -> int: ...
+
+    def monotonic_s(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class ReaderUnavailable(Exception):
+    """This way of reading GPUs does not work here; the text says why."""
+
+
+class DeviceUnreadable(Exception):
+    """One device gives no reading now; the text is the reason written into the gap."""
+
+
+class GpuReader(Protocol):
+    """Reads the devices of this machine.
+
+    ``inventory`` raises ReaderUnavailable; ``read`` raises only DeviceUnreadable, and leaves
+    a metric that the device does not give as None, with the reason in ``Reading.missing``.
+    """
+
+    backend: str
+
+    def inventory(self) -> Sequence[InventoryDevice]: ...
+
+    def read(self, uuid: str) -> Reading: ...
+
+    def close(self) -> None: ...
+
+
+class Process(Protocol):
+    """A running program, as much of ``subprocess.Popen`` as engines use."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Launcher(Protocol):
+    """Starts programs in a process group of their own and ends whole groups."""
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool = False
+    ) -> Process: ...
+
+    def signal(self, process: Process, signum: int) -> None: ...
+
+
+class SessionBroken(Exception):
+    """The engine process is gone or useless: open a new session.
+
+    The first chunk of the batch without a result is blamed, the others go back to the queue.
+    """
+
+    def __init__(self, error_class: str, message: str) -> None:
+        super().__init__(message)
+        self.error_class = error_class
+
+
+class Session(Protocol):
+    """One engine at work on one device.
+
+    ``process`` yields a result for every chunk of the batch (and ChunkStarted where the engine knows),
+    or fewer after ``interrupt``, or raises SessionBroken. ``interrupt`` and ``kill`` come from another thread.
+    """
+
+    pid: int | None  # None: a new process for each chunk
+
+    def process(self, batch: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]: ...
+
+    def interrupt(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> int | None: ...
+
+
+class Engine(Protocol):
+    """A way to analyse audio: knows how to start, and what its own success looks like."""
+
+    name: str
+    takes_whole_share: bool  # True: one process works off a long list; False: one chunk after the other
+
+    def check(self) -> None:
+        """Raise NotHere when this engine cannot run on this machine."""
+        ...
+
+    def open(self, plan: WorkerPlan, scratch: Path) -> Session:
+        """Start working on one device; ``scratch`` is an empty node-local folder."""
+        ...
+
+
+class Journal(Protocol):
+    """Where the supervisor writes down what happens; the task database, seen from the workers."""
+
+    def batch(self) -> AbstractContextManager[object]: ...
+
+    def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int: ...
+
+    def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None: ...
+
+    def attempt_started(
+        self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
+    ) -> None: ...
+
+    def attempt_ended(
+        self, result: ChunkResult, *, status: str, try_number: int, worker_id: int, device_id: int | None
+    ) -> None: ...
+
+    def next_pending(self, limit: int) -> Sequence[Chunk]: ...

@@ -1,0 +1,1 @@
+"""SQLite: the task database that a task writes and publishes, the job database that merge makes of many."""

@@ -1,0 +1,36 @@
+"""Reads the newest telemetry from the recorder's live file, for the heartbeat line."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from badcjobs.store.connect import read_only_uri
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The machine now; None where nobody knows."""
+
+    cpu_percent: float | None = None
+    memory_percent: float | None = None
+    gpu_percent: float | None = None
+
+
+def read_pulse(recorder_file: Path, since_ms: int) -> Pulse:
+    """Return means over the recent past; an unreadable file is an unknown pulse, not an error."""
+    if not recorder_file.exists():
+        return Pulse()
+    try:
+        with closing(sqlite3.connect(read_only_uri(recorder_file, sealed=False), uri=True)) as db:
+            host = db.execute(
+                """SELECT avg(cpu_percent), avg(100.0 * memory_used_bytes / memory_total_bytes)
+                   FROM host_sample WHERE at_ms >= ?""",
+                (since_ms,),
+            ).fetchone()
+            (gpu,) = db.execute("SELECT avg(utilization_percent) FROM sample WHERE at_ms >= ?", (since_ms,)).fetchone()
+    except sqlite3.Error:
+        return Pulse()
+    return Pulse(host[0], host[1], gpu)

@@ -1,0 +1,27 @@
+"""Looks into a run folder's databases for what earlier tasks have done."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from badcjobs.store.connect import complain_about, open_sealed
+
+
+def merged_files(job_database: Path) -> set[str]:
+    """Return the names of the task databases that job.sqlite holds already."""
+    if not job_database.exists():
+        return set()
+    with closing(open_sealed(job_database)) as db:
+        rows = db.execute("SELECT path FROM source_file WHERE status = 'merged'").fetchall()
+    return {Path(path).name for (path,) in rows}
+
+
+def readable(database: Path) -> str | None:
+    """Return why a database cannot be looked into; None: it can."""
+    try:
+        with closing(open_sealed(database)) as db:
+            return complain_about(database, db)
+    except (OSError, sqlite3.Error) as error:
+        return str(error)

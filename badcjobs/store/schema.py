@@ -1,0 +1,264 @@
+"""The tables, as data: the DDL, the guide's page and ``column_help`` all come from this one description.
+
+Every table except ``meta`` carries ``task_id``; a value that was not given is NULL, never 0; times are UTC ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x42414443  # "BADC": tells our files from other people's SQLite files
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: SQL type (with constraints) and what it means."""
+
+    name: str
+    sql: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table and what a row of it is; ``writer`` says which process owns it while a task runs."""
+
+    name: str
+    help: str
+    columns: tuple[Column, ...]
+    key: str | None = None
+    writer: str = "wrapper"
+
+    def ddl(self, ordered_by: str | None = None) -> str:
+        """Return the CREATE TABLE statement; ``ordered_by``, a key, also keeps the rows in that order."""
+        lines = [f"    {c.name} {c.sql}" for c in self.columns]
+        key = ordered_by or self.key
+        if key:
+            lines.append(f"    PRIMARY KEY ({key})")
+        kind = "STRICT, WITHOUT ROWID" if ordered_by else "STRICT"
+        return f"CREATE TABLE {self.name} (\n" + ",\n".join(lines) + f"\n) {kind}"
+
+
+_TASK_ID = Column("task_id", "INTEGER NOT NULL", "the array task attempt this row belongs to: task.task_id")
+_CHUNK = (
+    Column("recording_id", "TEXT NOT NULL", "the recording, as the source names it"),
+    Column("chunk_id", "TEXT NOT NULL", "the chunk; unique together with recording_id"),
+)
+
+TABLES = (
+    Table(
+        "meta",
+        "Facts about this file: versions, the settings of the run, the environment of the task.",
+        (Column("key", "TEXT NOT NULL", "name"), Column("value", "TEXT", "value; structured ones are JSON")),
+        key="key",
+    ),
+    Table(
+        "task",
+        "One attempt of one array task.",
+        (
+            Column("task_id", "INTEGER PRIMARY KEY", "a number made from the name; the same in every file"),
+            Column("name", "TEXT NOT NULL", "<job>_<index>.r<restart>.<node>, as in the file names"),
+            Column("job_id", "TEXT NOT NULL", "the array's job id, the job's, or local<start>-<pid> outside Slurm"),
+            Column("array_index", "INTEGER NOT NULL", "SLURM_ARRAY_TASK_ID; 0 without an array"),
+            Column("restart", "INTEGER NOT NULL", "how often it was started before"),
+            Column("node", "TEXT NOT NULL", "SLURMD_NODENAME, else the host name"),
+            Column("procid", "INTEGER", "SLURM_PROCID in a step of several tasks"),
+            Column("pid", "INTEGER", "process id of the wrapper on that node"),
+            Column("shard_index", "INTEGER", "which part of the source this task has, from 0"),
+            Column("shard_count", "INTEGER", "in how many parts the source is cut"),
+            Column("engine", "TEXT", "hawkears, command, demo; NULL: a recording without an engine"),
+            Column("telemetry", "INTEGER NOT NULL", "1: the recorder was asked for; 0: --no-emit-gpu-telemetry"),
+            Column("devices", "INTEGER", "how many devices were granted (not: used)"),
+            Column("workers", "INTEGER", "how many workers were planned"),
+            Column("cpus", "INTEGER", "cores of the allocation"),
+            Column("version", "TEXT NOT NULL", "badcjobs version that wrote it"),
+            Column("started_at_ms", "INTEGER NOT NULL", "when the wrapper started"),
+            Column("ended_at_ms", "INTEGER", "when it ended; NULL: it has not, or was killed"),
+            Column("exit_code", "INTEGER", "its exit code; NULL as above"),
+            Column("verdict", "TEXT", "done, failed, stopped or killed; NULL: still running when this was published"),
+        ),
+    ),
+    Table(
+        "device",
+        "One device granted to a task.",
+        (
+            Column("device_id", "INTEGER PRIMARY KEY", "a number made from task and UUID; the same in every file"),
+            _TASK_ID,
+            Column("uuid", "TEXT", "the device's UUID; NULL: no library to ask"),
+            Column("device_index", "INTEGER", "its index among the devices this task could see"),
+            Column("token", "TEXT NOT NULL", "its entry in CUDA_VISIBLE_DEVICES"),
+            Column("name", "TEXT", "model name"),
+            Column("memory_total_bytes", "INTEGER", "memory of the device"),
+            Column("power_limit_w", "REAL", "power limit"),
+            Column("pci_bus_id", "TEXT", "PCI address"),
+            Column("driver", "TEXT", "driver version"),
+            Column("backend", "TEXT NOT NULL", "what read it: nvml, simulated; none: nothing could"),
+            Column("why", "TEXT NOT NULL", "how it was chosen, in words"),
+        ),
+    ),
+    Table(
+        "sample",
+        "One reading of one device at one instant.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL", "device.device_id"),
+            Column("at_ms", "INTEGER NOT NULL", "when it was read"),
+            Column("utilization_percent", "INTEGER", "share of the last moments in which a kernel ran"),
+            Column("memory_utilization_percent", "INTEGER", "share in which device memory was read or written"),
+            Column("memory_used_bytes", "INTEGER", "memory in use, by anybody"),
+            Column("temperature_c", "INTEGER", "temperature of the chip"),
+            Column("power_w", "REAL", "power draw of the board"),
+            Column("energy_j", "REAL", "energy counter since the driver was loaded; every few seconds, else NULL"),
+            Column("sm_clock_mhz", "INTEGER", "clock of the multiprocessors"),
+            Column("memory_clock_mhz", "INTEGER", "clock of the memory"),
+            Column("throttle_reasons", "INTEGER", "NVML's bit mask of reasons for a lowered clock"),
+            Column("sm_activity_percent", "REAL", "share of multiprocessors at work; NULL where not measured"),
+            Column("sm_occupancy_percent", "REAL", "share of warps resident; NULL where not measured"),
+        ),
+        writer="recorder",
+    ),
+    Table(
+        "host_sample",
+        "The machine around the devices at one instant.",
+        (
+            _TASK_ID,
+            Column("at_ms", "INTEGER NOT NULL", "when it was read"),
+            Column("cpu_percent", "REAL", "all cores of the machine together, 100 = all busy"),
+            Column("memory_used_bytes", "INTEGER", "memory in use on the machine"),
+            Column("memory_total_bytes", "INTEGER", "memory of the machine"),
+        ),
+        writer="recorder",
+    ),
+    Table(
+        "gap",
+        "A stretch without readings, and why.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER", "device.device_id; NULL: all devices of the task"),
+            Column("metric", "TEXT", "the column that is missing; NULL: all of them"),
+            Column("from_ms", "INTEGER NOT NULL", "the last reading before it"),
+            Column("to_ms", "INTEGER NOT NULL", "the first reading after it, or the last moment known without one"),
+            Column("reason", "TEXT NOT NULL", "why, in words"),
+        ),
+        writer="both",
+    ),
+    Table(
+        "worker",
+        "One engine process (or, for engines that start one per chunk, one place for them).",
+        (
+            Column("worker_id", "INTEGER PRIMARY KEY", "a number made from task and sequence; the same in every file"),
+            _TASK_ID,
+            Column("device_id", "INTEGER", "device.device_id; NULL: on the CPU"),
+            Column("pid", "INTEGER", "process id; NULL: a new process for each chunk"),
+            Column("engine", "TEXT NOT NULL", "which engine"),
+            Column("started_at_ms", "INTEGER NOT NULL", "when it was started"),
+            Column("ended_at_ms", "INTEGER", "when it ended; NULL: with its task"),
+            Column("exit_code", "INTEGER", "its exit code, negative: the signal that ended it; NULL: not known"),
+        ),
+    ),
+    Table(
+        "chunk",
+        "One row of the source and its final state.",
+        (
+            _TASK_ID,
+            *_CHUNK,
+            Column("source_path", "TEXT NOT NULL", "its audio, as the source says"),
+            Column("audio_path", "TEXT NOT NULL", "its audio, as it was opened"),
+            Column("start_ms", "INTEGER NOT NULL", "where it starts in the recording"),
+            Column("end_ms", "INTEGER", "where it ends in the recording; NULL: not known"),
+            Column("status", "TEXT NOT NULL", "done, failed, poison, pending or skipped (found done elsewhere)"),
+            Column("attempts", "INTEGER NOT NULL", "tries so far in this task"),
+            Column("device_id", "INTEGER", "where the last try ran"),
+            Column("worker_id", "INTEGER", "which worker made the last try"),
+            Column("started_at_ms", "INTEGER", "when the last try started"),
+            Column("ended_at_ms", "INTEGER", "when the last try ended"),
+            Column("audio_s", "REAL", "seconds of audio; NULL: not known"),
+            Column("detections", "INTEGER", "how many were found; NULL: not done here"),
+            Column("error_class", "TEXT", "why it failed, as a class"),
+            Column("error", "TEXT", "why it failed, in the engine's words"),
+        ),
+        key="recording_id, chunk_id",
+    ),
+    Table(
+        "attempt",
+        "One try of one chunk.",
+        (
+            _TASK_ID,
+            Column("attempt_id", "INTEGER NOT NULL", "number of the try within its task"),
+            *_CHUNK,
+            Column("try_number", "INTEGER NOT NULL", "1 for the first try of this chunk in this task"),
+            Column("worker_id", "INTEGER", "worker.worker_id"),
+            Column("device_id", "INTEGER", "device.device_id"),
+            Column("started_at_ms", "INTEGER NOT NULL", "when it started"),
+            Column("ended_at_ms", "INTEGER", "when it ended; NULL: it never did"),
+            Column("outcome", "TEXT", "done, failed or lost (with its batch); NULL: cut short"),
+            Column("error_class", "TEXT", "why it failed, as a class"),
+            Column("error", "TEXT", "why it failed, in the engine's words"),
+        ),
+        key="task_id, attempt_id",
+    ),
+    Table(
+        "detection",
+        "Something heard in a chunk that is done; times count from the chunk's start.",
+        (
+            _TASK_ID,
+            *_CHUNK,
+            Column("start_ms", "INTEGER NOT NULL", "from the chunk's start"),
+            Column("end_ms", "INTEGER NOT NULL", "from the chunk's start"),
+            Column("label", "TEXT NOT NULL", "code of the species or sound"),
+            Column("label_name", "TEXT", "its name, where the engine gives one"),
+            Column("score", "REAL", "the engine's confidence"),
+        ),
+    ),
+    Table(
+        "alert",
+        "A threshold crossed, with begin, end and peak.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER", "device.device_id"),
+            Column("kind", "TEXT NOT NULL", "what crossed"),
+            Column("severity", "TEXT NOT NULL", "warning or critical"),
+            Column("started_at_ms", "INTEGER NOT NULL", "when it began"),
+            Column("ended_at_ms", "INTEGER", "when it ended; NULL: it had not"),
+            Column("peak", "REAL", "worst value"),
+            Column("threshold", "REAL", "the limit"),
+            Column("message", "TEXT NOT NULL", "in words"),
+        ),
+        writer="recorder",
+    ),
+    Table(
+        "process_sample",
+        "One process on one device at one instant.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL", "device.device_id"),
+            Column("at_ms", "INTEGER NOT NULL", "when it was read"),
+            Column("pid", "INTEGER NOT NULL", "process id on the host"),
+            Column("memory_used_bytes", "INTEGER", "device memory it held"),
+            Column("sm_percent", "INTEGER", "its share of the multiprocessors"),
+        ),
+        writer="recorder",
+    ),
+)
+
+SOURCE_FILE = Table(
+    "source_file",
+    "What merge found: one row per file, read or not.",
+    (
+        Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
+        Column("task_id", "INTEGER", "the task in it"),
+        Column("status", "TEXT NOT NULL", "merged, skipped"),
+        Column("reason", "TEXT", "why it was skipped"),
+        Column("size_bytes", "INTEGER", "its size when it was read"),
+        Column("mtime_ns", "INTEGER", "its time when it was read"),
+    ),
+    key="path",
+)
+
+TABLE_BY_NAME = {table.name: table for table in (*TABLES, SOURCE_FILE)}
+
+
+def columns_of(name: str) -> tuple[str, ...]:
+    """Return the column names of one table, in order."""
+    return tuple(column.name for column in TABLE_BY_NAME[name].columns)

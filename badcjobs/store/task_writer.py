@@ -1,0 +1,222 @@
+"""The wrapper's half of a task database: what was to do, who did it, and what came of it.
+
+One connection, one thread, one file on node-local disk. The recorder writes the other half (telemetry_writer.py);
+publish.py joins the two.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from badcjobs.model import Allocation, Chunk, ChunkResult, Device, TaskKey, stable_id
+from badcjobs.store.connect import create_live, read_only_uri
+
+_PENDING = """
+    SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms
+    FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
+_FILL = """
+    INSERT INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
+                       status, attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
+
+
+class TaskWriter:
+    """Writes one task's rows; every public method is one transaction unless ``batch`` holds it open."""
+
+    def __init__(self, path: Path, key: TaskKey) -> None:
+        self.path = path
+        self.task_id = key.task_id
+        self._key = key
+        self._db = create_live(path)
+        self._attempts = 0
+        self._workers = 0
+        self._open_attempts: dict[tuple[str, str], int] = {}
+        self._cursor = 0
+
+    # --- the task -------------------------------------------------------------------------------------------------
+
+    def begin_task(
+        self, allocation: Allocation, *, started_at_ms: int, pid: int, version: str, engine: str | None, telemetry: bool
+    ) -> None:
+        """Write the task's own row: from here on a published file says that it was there."""
+        key = self._key
+        self._insert(
+            "task", task_id=self.task_id, name=key.name, job_id=key.job_id, array_index=key.array_index,
+            restart=key.restart, node=key.node, procid=key.procid, pid=pid, engine=engine, telemetry=int(telemetry),
+            cpus=allocation.cpus, version=version, started_at_ms=started_at_ms,
+        )  # fmt: skip
+        self.write_meta({"environment": json.dumps(dict(allocation.facts))})
+
+    def set_shard(self, index: int, count: int) -> None:
+        """Write which part of the source is ours."""
+        self._db.execute("UPDATE task SET shard_index = ?, shard_count = ?", (index, count))
+
+    def set_plan(self, *, devices: int, workers: int) -> None:
+        """Write with how many devices and workers we go at it."""
+        self._db.execute("UPDATE task SET devices = ?, workers = ?", (devices, workers))
+
+    def end_task(self, *, ended_at_ms: int, exit_code: int, verdict: str) -> None:
+        """Write how it ended."""
+        self._db.execute(
+            "UPDATE task SET ended_at_ms = ?, exit_code = ?, verdict = ?", (ended_at_ms, exit_code, verdict)
+        )
+
+    def write_meta(self, values: Mapping[str, str]) -> None:
+        """Write facts about this file."""
+        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+
+    def device_id(self, device: Device) -> int:
+        """Return the id under which this task writes about a device."""
+        return stable_id(self._key.name, "device", device.pin)
+
+    def add_devices(self, devices: Sequence[Device]) -> None:
+        """Write the granted devices."""
+        for device in devices:
+            self._insert(
+                "device", device_id=self.device_id(device), task_id=self.task_id, uuid=device.uuid,
+                device_index=device.index, token=device.token, name=device.name,
+                memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w,
+                pci_bus_id=device.pci_bus_id, driver=device.driver, backend=device.backend, why=device.why,
+            )  # fmt: skip
+
+    def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
+        """Write a stretch without readings that only the wrapper knows of."""
+        self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
+
+    # --- the work -------------------------------------------------------------------------------------------------
+
+    def fill(self, chunks: Iterable[Chunk], progress: Callable[[int], None]) -> int:
+        """Write every chunk as pending, streaming; nothing is written when the source turns out to be wrong."""
+        rows = 0
+        self._db.execute("BEGIN")
+        try:
+            for chunk in chunks:
+                self._db.execute(
+                    _FILL,
+                    (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
+                     chunk.audio_s),
+                )  # fmt: skip
+                rows += 1
+                progress(rows)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+        return rows
+
+    def skip_done_in(self, database: Path) -> int:
+        """Mark as skipped what another (sealed) database has done; return how many that were."""
+        self._db.execute("ATTACH ? AS other", (read_only_uri(database, sealed=True),))
+        try:
+            cursor = self._db.execute(
+                """UPDATE chunk SET status = 'skipped' WHERE status = 'pending' AND EXISTS (
+                       SELECT 1 FROM other.chunk o
+                       WHERE o.recording_id = chunk.recording_id AND o.chunk_id = chunk.chunk_id
+                         AND o.status = 'done')"""
+            )
+            return cursor.rowcount
+        finally:
+            self._db.execute("DETACH other")
+
+    def next_pending(self, limit: int) -> list[Chunk]:
+        """Return the next chunks to do, in source order; each is returned once."""
+        rows = self._db.execute(_PENDING, (self._cursor, limit)).fetchall()
+        if rows:
+            self._cursor = rows[-1][0]
+        return [Chunk(*row[1:]) for row in rows]
+
+    def count_by_status(self) -> dict[str, int]:
+        """Return how many chunks are in each state."""
+        return dict(self._db.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
+
+    def audio_done_s(self) -> float:
+        """Return the seconds of audio analysed by this task so far."""
+        (seconds,) = self._db.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
+        return float(seconds)
+
+    def failed_chunks(self, limit: int) -> list[tuple[str, str, str, str]]:
+        """Return (recording, chunk, class, error) of what failed for good."""
+        return self._db.execute(
+            """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
+               WHERE status IN ('failed', 'poison') ORDER BY rowid LIMIT ?""",
+            (limit,),
+        ).fetchall()
+
+    # --- what the supervisor tells us (seams.Journal) -------------------------------------------------------------
+
+    def batch(self) -> sqlite3.Connection:
+        """Hold one transaction open over several calls: ``with writer.batch(): …``."""
+        self._db.execute("BEGIN")
+        return self._db  # commits on leaving the with block, rolls back on an exception
+
+    def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
+        """Write a new engine process and return its id."""
+        self._workers += 1
+        worker_id = stable_id(self._key.name, "worker", self._workers)
+        self._insert(
+            "worker", worker_id=worker_id, task_id=self.task_id, device_id=device_id, pid=pid, engine=engine,
+            started_at_ms=at_ms,
+        )  # fmt: skip
+        return worker_id
+
+    @property
+    def workers_started(self) -> int:
+        """How many engine processes there were."""
+        return self._workers
+
+    def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None:
+        """Write the end of an engine process."""
+        self._db.execute(
+            "UPDATE worker SET ended_at_ms = ?, exit_code = ? WHERE worker_id = ?", (at_ms, exit_code, worker_id)
+        )
+
+    def attempt_started(
+        self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
+    ) -> None:
+        """Write the start of a try; a kill then leaves a row that says what was running."""
+        self._attempts += 1
+        self._open_attempts[chunk.key] = self._attempts
+        self._insert(
+            "attempt", task_id=self.task_id, attempt_id=self._attempts, recording_id=chunk.recording_id,
+            chunk_id=chunk.chunk_id, try_number=try_number, worker_id=worker_id, device_id=device_id,
+            started_at_ms=at_ms,
+        )  # fmt: skip
+
+    def attempt_ended(
+        self, result: ChunkResult, *, status: str, try_number: int, worker_id: int, device_id: int | None
+    ) -> None:
+        """Write the end of a try, the chunk's new state, and what was heard."""
+        chunk = result.chunk
+        if chunk.key not in self._open_attempts:
+            self.attempt_started(
+                chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=result.started_at_ms
+            )
+        outcome = "done" if result.ok else "failed" if result.charged else "lost"
+        self._db.execute(
+            """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?
+               WHERE attempt_id = ?""",
+            (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error,
+             self._open_attempts.pop(chunk.key)),
+        )  # fmt: skip
+        self._db.execute(
+            """UPDATE chunk SET status = ?, attempts = ?, device_id = ?, worker_id = ?, started_at_ms = ?,
+                   ended_at_ms = ?, audio_s = coalesce(?, audio_s), detections = ?, error_class = ?, error = ?
+               WHERE recording_id = ? AND chunk_id = ?""",
+            (status, try_number, device_id, worker_id, result.started_at_ms, result.ended_at_ms, result.audio_s,
+             len(result.detections) if result.ok else None, result.error_class, result.error, *chunk.key),
+        )  # fmt: skip
+        self._db.executemany(
+            "INSERT INTO detection VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(self.task_id, *chunk.key, d.start_ms, d.end_ms, d.label, d.label_name, d.score)
+             for d in result.detections],
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _insert(self, table: str, **values: object) -> None:
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        self._db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))

@@ -1,0 +1,51 @@
+"""Turns what did not answer into gaps: one row per stretch and reason, stretched while it lasts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class GapWriter(Protocol):
+    """Where gaps are written."""
+
+    def open_gap(self, device_id: int | None, metric: str | None, from_ms: int, to_ms: int, reason: str) -> int: ...
+
+    def stretch_gap(self, gap: int, to_ms: int) -> None: ...
+
+
+_Place = tuple[int, str | None]  # device, metric (None: all of them)
+
+
+class Gaps:
+    """The gaps that are open now."""
+
+    def __init__(self, writer: GapWriter, started_at_ms: int) -> None:
+        self._writer = writer
+        self._started_at_ms = started_at_ms
+        self._last_good_ms: dict[_Place, int] = {}
+        self._open: dict[_Place, tuple[int, str]] = {}  # row, reason
+
+    def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
+        """Take note of a reading: an open gap ends with it."""
+        place = (device_id, metric)
+        if place in self._open:
+            self._writer.stretch_gap(self._open.pop(place)[0], at_ms)
+        self._last_good_ms[place] = at_ms
+
+    def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
+        """Take note that nothing was read; return whether this is news."""
+        place = (device_id, metric)
+        if place in self._open:
+            row, known_reason = self._open[place]
+            self._writer.stretch_gap(row, at_ms)
+            if known_reason == reason:
+                return False
+        # A metric that never came is missing since its device was first heard of.
+        since_ms = self._last_good_ms.get(place, self._started_at_ms)
+        from_ms = at_ms if place in self._open else since_ms
+        self._open[place] = (self._writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
+        return True
+
+    def forget(self) -> None:
+        """Treat every gap as not yet written."""
+        self._open.clear()

@@ -1,0 +1,1 @@
+"""Engines at work: planned one per device, fed from one queue, watched, tried again, stopped in order."""

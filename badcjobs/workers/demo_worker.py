@@ -1,0 +1,95 @@
+"""The process behind the demo engine: reads WAV with the standard library and reports loud stretches.
+
+Started as ``python -m badcjobs.workers.demo_worker``; a JSON line per chunk in, a JSON line per chunk out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import wave
+from array import array
+from collections.abc import Iterator, Sequence
+
+from badcjobs.errors import BadInput
+
+_WINDOW_S = 0.1
+_ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise BadInput(f"the demo engine does not understand its arguments: {message}", fix=self.format_usage().strip())
+
+
+def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
+    """Parse what --engine-arg gives to the demo engine."""
+    parser = _Parser(prog="--engine-arg", add_help=False)
+    parser.add_argument("--burn-s", type=float, default=0.0, help="seconds of work per chunk, so that demos look alive")
+    parser.add_argument("--threshold", type=float, default=0.25, help="loudness that counts, of full scale")
+    return parser.parse_args(args)
+
+
+def main(args: Sequence[str]) -> None:
+    """Answer questions until the input ends."""
+    options = parse_arguments(args)
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            answer = analyse(question["audio"], options.threshold)
+        except (OSError, EOFError, ValueError, wave.Error) as error:
+            answer = {"error_class": "bad_audio", "error": f"{question['audio']}: {error or type(error).__name__}"}
+        burn(options.burn_s)
+        print(json.dumps(answer), flush=True)
+
+
+def analyse(path: str, threshold: float) -> dict[str, object]:
+    """Return the length of a WAV file and its loud stretches as (start_ms, end_ms, score)."""
+    with wave.open(path, "rb") as audio:
+        rate, width, channels = audio.getframerate(), audio.getsampwidth(), audio.getnchannels()
+        audio_s = audio.getnframes() / rate
+        raw = audio.readframes(audio.getnframes())
+    if len(raw) < int(audio_s * rate) * width * channels:
+        raise ValueError("the audio ends before its header says")
+    window = max(1, int(_WINDOW_S * rate)) * channels
+    levels = list(_levels(raw, width, window))
+    return {"audio_s": audio_s, "detections": [list(d) for d in _stretches(levels, threshold, round(_WINDOW_S * 1000))]}
+
+
+def _levels(raw: bytes, width: int, window: int) -> Iterator[float]:
+    """Yield the peak of each window, 0 to 1 of full scale."""
+    if width == 3:
+        # Drop the lowest byte of each 24-bit sample: 16 bits tell loud from quiet.
+        high = bytearray(len(raw) // 3 * 2)
+        high[0::2], high[1::2] = raw[1::3], raw[2::3]
+        raw, width = bytes(high), 2
+    samples = array(_ARRAY_TYPE[width])
+    samples.frombytes(raw)
+    middle, full = (128, 128) if width == 1 else (0, 1 << (8 * width - 1))
+    for start in range(0, len(samples), window):
+        part = samples[start : start + window]
+        yield max(max(part) - middle, middle - min(part)) / full
+
+
+def _stretches(levels: Sequence[float], threshold: float, window_ms: int) -> Iterator[tuple[int, int, float]]:
+    start = None
+    for number, level in enumerate([*levels, 0.0]):
+        if level >= threshold:
+            start = number if start is None else start
+        elif start is not None:
+            yield start * window_ms, number * window_ms, round(max(levels[start:number]), 3)
+            start = None
+
+
+def burn(seconds: float) -> None:
+    """Work for a while: half of it computing, half of it waiting, as a real engine does."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s - seconds / 2:
+        sum(range(1000))
+    time.sleep(max(0.0, end_s - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

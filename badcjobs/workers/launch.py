@@ -1,0 +1,82 @@
+"""Starts engine programs so that none of them outlives the task, and ends whole process groups."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Process
+
+# Every process below a worker carries this variable: how the recorder finds them when the wrapper was killed.
+TASK_MARK = "BADCJOBS_TASK"
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def _obey_only_the_wrapper() -> None:
+    """Die when the wrapper is gone, even by SIGKILL; leave Slurm's signals to it.
+
+    Slurm sends its warnings and its TERM to every process of the job: a worker that obeyed would
+    drop the chunk that the wrapper still wants to finish. What is ignored here stays ignored after exec.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+class SubprocessLauncher:
+    """Starts programs as our own children, each in a process group of its own."""
+
+    def __init__(self, task_name: str) -> None:
+        self._task_name = task_name
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool = False
+    ) -> Process:
+        """Start a program; its stderr (and, without pipes, its stdout) is added to the file ``stderr``."""
+        with stderr.open("ab") as log:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else log,
+                stderr=log,
+                env={**env, TASK_MARK: self._task_name},
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=_obey_only_the_wrapper,  # a few system calls, no locks
+            )
+
+    def signal(self, process: Process, signum: int) -> None:
+        """Send a signal to the whole group of a program that may have ended."""
+        try:
+            os.killpg(process.pid, signum)
+        except (ProcessLookupError, PermissionError):
+            pass  # it is gone, and that is what we wanted
+
+
+def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str, str]:
+    """Return the environment of a worker: the task's own, but only one device in sight."""
+    device = plan.device
+    return {
+        **environ,
+        "CUDA_VISIBLE_DEVICES": device.pin if device else "",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "BADCJOBS_DEVICE_UUID": (device.uuid or "") if device else "",
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(plan.threads)),
+    }
+
+
+def last_lines(path: Path, limit: int = 2000) -> str:
+    """Return the end of a program's log: what it said before it failed."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - limit))
+            return log.read().decode(errors="replace").strip()
+    except OSError:
+        return ""

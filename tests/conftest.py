@@ -1,0 +1,31 @@
+"""Options and fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="turn the skip of tests that need NAME (slurm, cc, hawkears, wheel) into a failure; repeatable",
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test outside any allocation, wherever the suite itself was started."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SBATCH_", "CUDA_VISIBLE", "BADCJOBS_")) and not name.startswith("BADCJOBS_TEST"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"

@@ -1,0 +1,20 @@
+"""One real Slurm for all tests in this folder; where it is not installed they are skipped, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.slurm_cluster import INSTALL, SlurmCluster
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    """A running cluster of 2 nodes with 4 GPUs each; with ``--require slurm`` its absence is a failure."""
+    if missing := SlurmCluster.missing():
+        reason = f"no Slurm here, {', '.join(missing)} not found; try: {INSTALL}"
+        if "slurm" in request.config.getoption("--require"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with SlurmCluster(nodes=2, gpus=4) as cluster:
+        yield cluster

@@ -1,0 +1,68 @@
+"""A stand-in NVML library for tests, built from ``fake_nvml.c``, whose head tells how to steer it.
+
+``fake_nvml_environ`` is for a program in its own process; ``FakeNvml`` for a reader in this one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pynvml
+import pytest
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+@cache
+def fake_nvml_folder() -> Path:
+    """Build the library once per test session; return the folder for LD_LIBRARY_PATH."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler for the stand-in NVML library")
+    folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-std=gnu11", "-Wall", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
+    return folder
+
+
+def fake_nvml_environ(devices: int, **settings: object) -> dict[str, str]:
+    """Return what to add to a program's environment: ``lost=2`` stands for FAKE_NVML_LOST=2, and so on."""
+    search_path = [str(fake_nvml_folder()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    named = {f"FAKE_NVML_{name.upper()}": str(value) for name, value in settings.items()}
+    return {"LD_LIBRARY_PATH": ":".join(search_path), "FAKE_NVML_DEVICES": str(devices), **named}
+
+
+def fake_uuid(index: int) -> str:
+    return f"GPU-fa4e0000-0000-4000-8000-{index:012d}"
+
+
+class FakeNvml:
+    """The stand-in inside this process, until the test ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int, **settings: object) -> None:
+        self._monkeypatch = monkeypatch
+        self._library = ctypes.CDLL(str(fake_nvml_folder() / "libnvidia-ml.so.1"))
+        # The binding keeps the first library it loads; a test must neither meet that one nor leave ours behind.
+        monkeypatch.setattr(pynvml, "nvmlLib", self._library)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        self.set(devices=devices, **settings)
+
+    def set(self, **settings: object) -> None:
+        """Change how the library behaves from the next call on; None takes a setting away."""
+        for name, value in settings.items():
+            if value is None:
+                self._monkeypatch.delenv(f"FAKE_NVML_{name.upper()}", raising=False)
+            else:
+                self._monkeypatch.setenv(f"FAKE_NVML_{name.upper()}", str(value))
+
+    def calls(self, name: str, index: int) -> int:
+        """Tell how often a call reached a device since NVML was started."""
+        return int(self._library.fake_nvml_calls(name.encode(), index))
