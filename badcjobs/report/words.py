@@ -16,7 +16,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 def percent(value: float | None) -> str:
     """Return a whole percentage."""
-    return UNKNOWN if value is None else f"{value:.0f} %"
+    return UNKNOWN if value is None else f"{value:.0f}%"
 
 
 def memory(value: int | None) -> str:

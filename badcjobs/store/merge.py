@@ -151,7 +151,8 @@ def _copy(db: sqlite3.Connection) -> None:
             continue
         names = ", ".join(columns_of(table.name))
         order = _ORDERED_BY.get(table.name, "rowid")
-        db.execute(f"INSERT INTO main.{table.name} ({names}) SELECT {names} FROM source.{table.name} ORDER BY {order}")
+        rows = f"SELECT {names} FROM source.{table.name} ORDER BY {order}"
+        db.execute(f"INSERT OR REPLACE INTO main.{table.name} ({names}) {rows}")
     chunk_columns = columns_of("chunk")
     columns = ", ".join(chunk_columns)
     db.execute(

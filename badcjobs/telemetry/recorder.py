@@ -72,6 +72,8 @@ class Recorder:
     def tick(self) -> None:
         """Write one instant; a disk that refuses costs this instant, not the recorder."""
         at_ms = self._clock.now_ms()
+        if self._last_ms is not None:
+            at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow a tick at once; no two share an instant
         try:
             with self._writer.batch():
                 if self._unwritten is not None:
