@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -49,6 +50,11 @@ class RunSettings:
     shard: str | None = _setting("shard", None, kind=str)
     resume: bool = _setting("resume", True, kind=bool)
     telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
+
+    def to_json(self) -> str:
+        """Return the settings under their TOML names, to be kept with the results."""
+        values = {key: getattr(self, f.name) for key, f in settings_by_key().items()}
+        return json.dumps({"out": str(self.out), **values})
 
 
 _SMALLEST = {

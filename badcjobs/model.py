@@ -313,6 +313,7 @@ class JobFacts:
     devices: tuple[DeviceFacts, ...]
     chunks: Mapping[str, int]
     audio_done_s: float
+    done_of_unknown_length: int
     tries: int
     failed: tuple[FailedChunk, ...]
     labels: tuple[tuple[str, str | None, int], ...]

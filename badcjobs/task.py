@@ -240,6 +240,7 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
             engine=given.engine.name,
             telemetry=settings.telemetry,
         )
+        writer.write_meta({"settings": settings.to_json()})
         yield Task(settings, world, given, out, key, local, writer)
     except BadcjobsError:
         local.remove()

@@ -17,7 +17,7 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("tasks", _tasks(summary)),
         ("chunks", f"{_chunks(summary)} ({count(summary.tries, 'try', 'tries')})"),
-        ("audio", f"{number(summary.audio_hours, 2)} hours analysed in {duration(summary.wall_s)}"),
+        ("audio", _audio(summary)),
         ("speed", f"{number(summary.times_real_time)} × real time"),
         ("GPU time", _gpu_time(summary)),
         ("energy", _energy(summary)),
@@ -35,6 +35,12 @@ def _tasks(summary: Summary) -> str:
 def _chunks(summary: Summary) -> str:
     words = f"{summary.done:,} done, {summary.failed:,} failed, {summary.left:,} left of {summary.chunks:,}"
     return words + (f", {summary.skipped:,} done elsewhere" if summary.skipped else "")
+
+
+def _audio(summary: Summary) -> str:
+    unknown = summary.chunks_of_unknown_length
+    words = f"{number(summary.audio_hours, 2)} hours analysed in {duration(summary.wall_s)}"
+    return words + (f"; the length of {count(unknown, 'more chunk')} is not known" if unknown else "")
 
 
 def _gpu_time(summary: Summary) -> str:

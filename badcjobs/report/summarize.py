@@ -54,6 +54,7 @@ class Summary:
     skipped: int
     tries: int
     audio_hours: float
+    chunks_of_unknown_length: int
     wall_s: float
     gpu_hours: float
     audio_hours_per_gpu_hour: float | None
@@ -77,7 +78,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
     devices = tuple(_summarize_device(device) for device in job.devices)
     energies = [device.energy_j for device in devices if device.energy_j is not None]
     gpu_s = sum(task.wall_s * task.devices for task in job.tasks)
-    wall_s = _span_s(job.tasks)
+    wall_s = running_s(job.tasks)
     done, left = job.chunks.get("done", 0), job.chunks.get("pending", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
     return Summary(
@@ -94,6 +95,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
         skipped=job.chunks.get("skipped", 0),
         tries=job.tries,
         audio_hours=job.audio_done_s / 3600,
+        chunks_of_unknown_length=job.done_of_unknown_length,
         wall_s=wall_s,
         gpu_hours=gpu_s / 3600,
         audio_hours_per_gpu_hour=_ratio(job.audio_done_s, gpu_s),
@@ -158,10 +160,13 @@ def percentile(counts: Mapping[int, int], share_percent: int) -> int | None:
     return None
 
 
-def _span_s(tasks: Sequence[TaskFacts]) -> float:
-    if not tasks:
-        return 0.0
-    return (max(task.last_sign_ms for task in tasks) - min(task.started_at_ms for task in tasks)) / 1000
+def running_s(tasks: Sequence[TaskFacts]) -> float:
+    """Return for how long at least one task was running; the days between two submissions do not count."""
+    total_ms, until_ms = 0, 0
+    for start_ms, end_ms in sorted((task.started_at_ms, task.last_sign_ms) for task in tasks):
+        total_ms += max(0, end_ms - max(start_ms, until_ms))
+        until_ms = max(until_ms, end_ms)
+    return total_ms / 1000
 
 
 def _ratio(over: float, under: float) -> float | None:

@@ -49,6 +49,9 @@ def _read(db: sqlite3.Connection) -> JobFacts:
         devices=tuple(_devices(db)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall()),
         audio_done_s=db.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()[0],
+        done_of_unknown_length=db.execute(
+            "SELECT count(*) FROM chunk WHERE status = 'done' AND audio_s IS NULL"
+        ).fetchone()[0],
         tries=db.execute("SELECT count(*) FROM attempt").fetchone()[0],
         failed=tuple(
             FailedChunk(*row)
