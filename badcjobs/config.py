@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -126,13 +127,33 @@ def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[
             value = float(value)
         if kind is list and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             value = tuple(value)
-        elif type(value) is not kind:
-            mistakes.append(f"{label} = {value!r} must be {_KIND_NAMES[kind]}")
-            continue
-        if key in _SMALLEST and not value >= _SMALLEST[key]:
-            mistakes.append(f"{label} = {value} must be at least {_SMALLEST[key]}")
-        values[key] = value
+        if complaint := _complaint(key, kind, value):
+            mistakes.append(f"{label} = {value!r} {complaint}")
+        else:
+            values[key] = value
     return values
+
+
+def _complaint(key: str, kind: type, value: Any) -> str | None:
+    """Return what is wrong with a value; None: nothing."""
+    is_a = type(value)
+    if is_a is not (tuple if kind is list else kind):
+        return f"must be {_KIND_NAMES[kind]}"
+    if kind is float and not math.isfinite(value):
+        return "must be a finite number"
+    if key in _SMALLEST and value < _SMALLEST[key]:
+        return f"must be at least {_SMALLEST[key]}"
+    if kind in (str, list) and not _is_utf8(value):
+        return "is not UTF-8"  # neither TOML nor SQLite could hold it
+    return None
+
+
+def _is_utf8(value: str | tuple[str, ...]) -> bool:
+    try:
+        "".join(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _KIND_NAMES = {list: "a list of texts", str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

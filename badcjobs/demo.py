@@ -15,6 +15,7 @@ from pathlib import Path
 from badcjobs.errors import BadcjobsError
 from badcjobs.job import FinishedJob, finish_job
 from badcjobs.scheduler.local import EmulatedTask, run_array
+from badcjobs.seams import Clock
 
 _RATE = 8000
 _CHUNK_S = 30
@@ -32,7 +33,7 @@ class Demo:
     job: FinishedJob
 
 
-def run_demo(out: Path, environ: Mapping[str, str]) -> Demo:
+def run_demo(out: Path, environ: Mapping[str, str], clock: Clock) -> Demo:
     """Make audio, run a small array over it on simulated GPUs, merge and report."""
     manifest = make_audio(out / "audio")
     arguments = [
@@ -43,6 +44,7 @@ def run_demo(out: Path, environ: Mapping[str, str]) -> Demo:
     tasks = run_array(
         [sys.executable, "-m", "badcjobs", *arguments],
         environ=environ,
+        job_id=clock.now_ms() // 1000,
         tasks=_TASKS,
         device_sets=sets,
         logs=out / "logs",

@@ -36,8 +36,15 @@ class FrozenRun:
             return None
         document = read_toml(path)
         array = document.get("array")
-        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in document.get("run", {}).items()}
-        return cls(settings, ArrayShape(**array) if array else None)
+        try:
+            settings = {k: tuple(v) if isinstance(v, list) else v for k, v in document.get("run", {}).items()}
+            return cls(settings, None if array is None else _parse_array(array))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"{path} is not as the first task of the run wrote it",
+                why=str(error),
+                fix="put it back, or use another --out for a new run",
+            ) from error
 
     def to_toml(self, version: str) -> str:
         """Return the file's text."""
@@ -79,6 +86,13 @@ def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
     return frozen
 
 
+def _parse_array(table: dict[str, int]) -> ArrayShape:
+    shape = ArrayShape(**table)
+    if not (type(shape.first) is type(shape.step) is type(shape.count) is int and shape.step > 0):
+        raise ValueError("[array] must hold whole numbers")
+    return shape
+
+
 def _absolute(cwd: Path, path: str) -> str:
     return os.path.abspath(cwd / path)  # noqa: PTH100 - resolve() would turn a git-annex link into its key
 
@@ -89,4 +103,4 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     # JSON's texts, numbers, true and false are TOML's too.
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one letter that only TOML refuses

@@ -11,7 +11,7 @@ from pathlib import Path
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
 
-_TASK_FILE = re.compile(r"(?P<job>.+)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<rest>.+)\.sqlite")
+_TASK_FILE = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<rest>.+)\.sqlite")
 _MOST_RESTARTS = 10_000
 
 

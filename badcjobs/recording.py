@@ -20,7 +20,7 @@ from pathlib import Path
 from badcjobs.clock import SystemClock
 from badcjobs.gpu.choose import load_script, open_reader
 from badcjobs.seams import Clock
-from badcjobs.store.publish import publish
+from badcjobs.store.publish import publish, remove_unfinished
 from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.host import HostReader
@@ -94,6 +94,7 @@ def finish_for_the_wrapper(order: SidecarOrder, clock: Clock) -> None:
     for number in range(_LAST_PUBLICATION_TRIES):
         try:
             publish(files, Path(order.publish_to), closing=closing)
+            remove_unfinished(Path(order.publish_to))
         except (OSError, sqlite3.Error) as error:
             log.warning("publication %d failed: %s", number + 1, error)
             time.sleep(1)

@@ -58,10 +58,20 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts programs in a process group of their own and ends whole groups."""
+    """Starts programs in a process group of their own and ends whole groups.
+
+    Slurm's signals are the wrapper's business: a program hears none of them, or TERM alone with ``hears_term``.
+    """
 
     def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool = False
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        stderr: Path,
+        pipes: bool = False,
+        hears_term: bool = False,
     ) -> Process: ...
 
     def signal(self, process: Process, signum: int) -> None: ...

@@ -7,7 +7,6 @@ look around → take a name → list the work → one worker per device, one rec
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from badcjobs.allocation.place import Place, array_shape, find_place
 from badcjobs.allocation.slurm_variables import parse_allocation
 from badcjobs.allocation.visible_devices import Grant, resolve_devices
 from badcjobs.config import RunSettings
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
+from badcjobs.errors import BadcjobsError, BadInput, DatabaseProblem, ExitCode, NotHere
 from badcjobs.frozen_run import FrozenRun, check_against, freeze
 from badcjobs.gpu.choose import load_script, open_reader
 from badcjobs.heartbeat import Progress, heartbeat_line
@@ -27,10 +26,11 @@ from badcjobs.model import Allocation, TaskKey, WorkerPlan
 from badcjobs.paths import LocalFolder, RunFolder
 from badcjobs.seams import Clock, Engine, ReaderUnavailable
 from badcjobs.stop import StopRequest
-from badcjobs.store.live_readings import read_pulse
-from badcjobs.store.look_back import merged_files, readable
+from badcjobs.store.live_readings import last_reading_ms, read_pulse
+from badcjobs.store.look_back import merged_files
 from badcjobs.store.publisher import Publisher
 from badcjobs.store.task_writer import TaskWriter
+from badcjobs.telemetry.orphans import wait_for_orphans
 from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
 from badcjobs.workers.choose import choose_engine
 from badcjobs.workers.launch import SubprocessLauncher
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _NAMED_FAILURES = 20
 _SIDECAR_PATIENCE_S = 5.0
+_ORPHAN_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,19 @@ def make_engine(settings: RunSettings, world: World, allocation: Allocation, gra
         hawkears_root=None if settings.hawkears_root is None else world.cwd / settings.hawkears_root,
         allow_cpu=not grant.devices,
         environ=world.environ,
-        launcher=SubprocessLauncher(allocation.key.name),
+        launcher=SubprocessLauncher(mark_of(allocation, world)),
         clock=world.clock,
     )
     engine.check()
     return engine
+
+
+def mark_of(allocation: Allocation, world: World) -> str:
+    """Return what every process below our workers carries.
+
+    Not the name in the run folder: that is taken later, and ``badcjobs record`` in the same job has the same one.
+    """
+    return f"{allocation.key.name}-{world.pid}"
 
 
 # --- take a name, list the work ---------------------------------------------------------------------------------------
@@ -228,7 +237,11 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
     out = RunFolder(settings.out.absolute())
     out.create()
     key = out.claim(given.allocation.key)
-    local = LocalFolder.create(given.allocation.local_dir, key)
+    try:
+        local = LocalFolder.create(given.allocation.local_dir, key)
+    except BadcjobsError:
+        out.give_back(key)
+        raise
     writer = TaskWriter(local.wrapper_file, key)
     world.log_to(out.task_log(key))
     try:
@@ -266,16 +279,15 @@ def list_work(task: Task) -> None:
 
 def skip_what_is_done(task: Task) -> None:
     """Look into job.sqlite and the task databases it does not hold."""
+    wait_for_orphans(task.out.tasks, task.world.clock, _ORPHAN_PATIENCE_S)
     databases = [task.out.job_database] if task.out.job_database.exists() else []
-    merged = merged_files(task.out.job_database) if databases and readable(databases[0]) is None else set()
-    databases += task.out.earlier_databases(task.key, merged)
+    databases += task.out.earlier_databases(task.key, merged_files(task.out.job_database))
     skipped = 0
     for database in databases:
-        trouble = readable(database)
-        if trouble is None:
+        try:
             skipped += task.writer.skip_done_in(database)
-        else:
-            log.warning("%s cannot be looked into for finished chunks: %s", database.name, trouble)
+        except DatabaseProblem as problem:
+            log.warning("%s", problem.what)
     if skipped:
         log.info("%d chunks are done already and are skipped", skipped)
 
@@ -313,8 +325,9 @@ def start_recorder(task: Task) -> Sidecar:
     devices = task.given.grant.devices
     return Sidecar(
         SidecarOrder(
-            task_name=task.key.name,
+            task_name=mark_of(task.given.allocation, task.world),
             task_id=task.key.task_id,
+            wrapper_pid=task.world.pid,
             devices=[(task.writer.device_id(device), device.uuid) for device in devices],
             interval_s=settings.interval_s,
             simulate=settings.simulate,
@@ -339,7 +352,8 @@ def work_off(task: Task, plans: list[WorkerPlan], publisher: Publisher, sidecar:
         policy=RetryPolicy(settings.retries, settings.backoff_s),
         scratch=task.local.scratch,
     )
-    log.info("%d workers (%s) start", len(plans), task.given.engine.name)
+    if plans:
+        log.info("workers: %d, engine %s", len(plans), task.given.engine.name)
     supervisor.start()
     draining = killed = False
     next_heartbeat_s = clock.monotonic_s() + settings.heartbeat_every_s
@@ -356,7 +370,7 @@ def work_off(task: Task, plans: list[WorkerPlan], publisher: Publisher, sidecar:
                 log.warning("%s: ending what is still running", stop.name)
                 supervisor.kill()
             if sidecar is not None:
-                sidecar.check(clock.now_ms())
+                sidecar.check()
             if clock.monotonic_s() >= next_heartbeat_s:
                 next_heartbeat_s += settings.heartbeat_every_s
                 log.info("%s", heartbeat(task))
@@ -399,7 +413,8 @@ def judge(task: Task, tally: Tally) -> tuple[int, str, str | None]:
     if left and stop.requested:
         return ExitCode.RUN_ME_AGAIN, "stopped", again
     if left:
-        return ExitCode.NOT_HERE, "failed", tally.hopeless or "no worker could be started; the log says why"
+        no_worker = tally.retired[0] if tally.retired else "no worker could be started; the log says why"
+        return ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker
     if failed:
         return ExitCode.CHUNKS_FAILED, "failed", None
     return ExitCode.DONE, "done", None
@@ -409,13 +424,14 @@ def finish(
     task: Task, publisher: Publisher, sidecar: Sidecar | None, exit_code: int, verdict: str, note: str | None
 ) -> TaskEnd:
     """Stop the recorder, write the end, publish a last time."""
-    end_leftovers(task.key.name)
+    end_leftovers(mark_of(task.given.allocation, task.world))
     telemetry = "on" if sidecar else "off (--no-emit-gpu-telemetry)" if not task.settings.telemetry else "not needed"
     if sidecar is not None:
         sidecar.stop(_SIDECAR_PATIENCE_S)
         if sidecar.failure is not None:
             telemetry = f"incomplete: {sidecar.failure}"
-            task.writer.add_gap(None, sidecar.failed_at_ms, task.world.clock.now_ms(), sidecar.failure)
+            since_ms = last_reading_ms(task.local.recorder_file) or task.given.started_at_ms
+            task.writer.add_gap(None, since_ms, task.world.clock.now_ms(), sidecar.failure)
     task.writer.end_task(ended_at_ms=task.world.clock.now_ms(), exit_code=exit_code, verdict=verdict)
     publisher.stop()
     published = publisher.publish_now()
@@ -439,7 +455,7 @@ def summary_of(task: Task, exit_code: int, verdict: str, telemetry: str, note: s
         verdict=verdict,
         task=task.key.name,
         out=str(task.settings.out),
-        database=os.path.relpath(task.database, task.world.cwd),
+        database=str(task.settings.out / "tasks" / task.database.name),
         chunks=task.writer.count_by_status(),
         audio_s=task.writer.audio_done_s(),
         wall_s=task.elapsed_s,

@@ -16,6 +16,7 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.gpu.choose import load_script, open_reader
 from badcjobs.paths import LocalFolder
 from badcjobs.seams import ReaderUnavailable
+from badcjobs.store.live_readings import last_reading_ms
 from badcjobs.store.publisher import Publisher
 from badcjobs.store.sample_text import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
@@ -90,6 +91,7 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
         SidecarOrder(
             task_name=allocation.key.name,
             task_id=allocation.key.task_id,
+            wrapper_pid=world.pid,
             devices=[(writer.device_id(device), device.uuid) for device in grant.devices],
             interval_s=settings.interval_s,
             simulate=settings.simulate,
@@ -105,7 +107,8 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     sidecar.stop(_SIDECAR_PATIENCE_S)
     ended_at_ms = world.clock.now_ms()
     if sidecar.failure is not None:
-        writer.add_gap(None, sidecar.failed_at_ms, ended_at_ms, sidecar.failure)
+        since_ms = last_reading_ms(local.recorder_file) or started_at_ms
+        writer.add_gap(None, since_ms, ended_at_ms, sidecar.failure)
     writer.end_task(ended_at_ms=ended_at_ms, exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     publisher.stop()
     published = publisher.publish_now()
@@ -136,7 +139,7 @@ def _wait(settings: WatchSettings, world: World, sidecar: Sidecar) -> int:
     """Wait for the end of the time, or for a signal: both are good endings here."""
     end_s = None if settings.duration_s is None else world.clock.monotonic_s() + settings.duration_s
     while not world.stop.requested and (end_s is None or world.clock.monotonic_s() < end_s):
-        sidecar.check(world.clock.now_ms())
+        sidecar.check()
         left_s = 0.2 if end_s is None else min(0.2, end_s - world.clock.monotonic_s())
         world.clock.sleep(left_s)
     return 0
@@ -152,7 +155,7 @@ def _follow_command(settings: WatchSettings, world: World, sidecar: Sidecar) -> 
     end_s = None if settings.duration_s is None else world.clock.monotonic_s() + settings.duration_s
     passed_on: set[object] = set()
     while child.poll() is None:
-        sidecar.check(world.clock.now_ms())
+        sidecar.check()
         for number in _signals_to_pass_on(world, passed_on):
             child.send_signal(number)
         if end_s is not None and world.clock.monotonic_s() >= end_s and "time" not in passed_on:

@@ -39,7 +39,7 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> Place:
     if allocation.array_index is None:
         return Place(procid, tasks)
     if frozen is None:
-        raise _irregular(allocation)
+        raise _irregular(allocation) if array_shape(allocation) is None else _began_without_array(allocation)
     position = frozen.position_of(allocation.array_index)
     if position is None:
         raise BadInput(
@@ -48,6 +48,14 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> Place:
             fix=f"sbatch --array={frozen} …   (or a part of it), or use another --out for a new run",
         )
     return Place(position * tasks + procid, frozen.count * tasks, position, frozen.count, procid, tasks)
+
+
+def _began_without_array(allocation: Allocation) -> BadInput:
+    return BadInput(
+        f"array task {allocation.job_id}_{allocation.array_index} cannot join a run that began without an array",
+        why="the first task of a run decides the shards; run.toml says that it took the whole source",
+        fix="badcjobs run … --shard I/N   (I from 0), or another --out for a new run",
+    )
 
 
 def _irregular(allocation: Allocation) -> BadInput:

@@ -1,10 +1,13 @@
 """Decides which devices are ours: CUDA_VISIBLE_DEVICES alone grants, and is read the way CUDA reads it.
 
-SLURM_JOB_GPUS and its kin are physical numbers, stale in steps and wrong on other nodes: they never add a device.
+A list holds indices or UUIDs, as its first token does; it ends at the first token that is no device of that kind;
+a device named twice takes all of them away. SLURM_JOB_GPUS and its kin are physical numbers, stale in steps and wrong
+on other nodes: they never add a device.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +15,10 @@ from badcjobs.model import Device, InventoryDevice
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _NONE = ("", "-1", "NoDevFiles")
+
+# Seen on a real driver (580): 00, +0 and 0abc are index 0; GPU-D9CE finds GPU-d9ce…, but gpu-d9ce and GPU- do not.
+_INDEX = re.compile(r"\+?[0-9]+")
+_UUID = re.compile(r"(GPU|MIG)-.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,9 @@ def _without_variable(inventory: Sequence[InventoryDevice] | None, *, in_slurm: 
 def _unread(tokens: Sequence[str], value: str) -> Grant:
     granted: list[Device] = []
     for token in tokens:
-        if token in _NONE:
+        if not _same_kind(token, tokens[0]):
             break  # CUDA stops at the first token that is no device
-        if any(token == device.token for device in granted):
+        if any(_plain(token) == _plain(device.token) for device in granted):
             return _repeated(token, value)
         granted.append(Device(token, f"token {token}, from {VARIABLE}={value}; no driver library to look it up"))
     return Grant(tuple(granted), f"{VARIABLE}={value}; the devices cannot be read here, so tokens are used as they are")
@@ -63,7 +70,7 @@ def _unread(tokens: Sequence[str], value: str) -> Grant:
 def _match(tokens: Sequence[str], inventory: Sequence[InventoryDevice], value: str) -> Grant:
     granted: list[Device] = []
     for token in tokens:
-        found = _find(token, inventory)
+        found = _find(token, inventory) if _same_kind(token, tokens[0]) else None
         if found is None:
             rest = f"stops at {token!r}, which is no device here (CUDA stops there too)"
             return Grant(tuple(granted), f"{VARIABLE}={value} {rest}")
@@ -77,12 +84,26 @@ def _repeated(token: str, value: str) -> Grant:
     return Grant((), f"{VARIABLE}={value} names {token} twice: CUDA then shows no device at all")
 
 
+def _same_kind(token: str, first: str) -> bool:
+    """Say whether a token can stand in this list: the first one decides between indices and UUIDs."""
+    if _INDEX.match(first):
+        return _INDEX.match(token) is not None
+    return _UUID.match(first) is not None and _UUID.match(token) is not None
+
+
+def _plain(token: str) -> str:
+    """Return a token in its simplest form: 1 for +01."""
+    number = _INDEX.match(token)
+    return str(int(number[0])) if number else token.lower()
+
+
 def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice | None:
-    if token.isascii() and token.isdigit():
-        return next((device for device in inventory if device.index == int(token)), None)
-    if not token.startswith(("GPU-", "MIG-")):
-        return None
-    matches = [device for device in inventory if device.uuid.lower().startswith(token.lower())]
+    if number := _INDEX.match(token):
+        return next((device for device in inventory if device.index == int(number[0])), None)
+    kind, rest = token[:4], token[4:].lower()
+    matches = [
+        device for device in inventory if device.uuid.startswith(kind) and device.uuid[4:].lower().startswith(rest)
+    ]
     return matches[0] if len(matches) == 1 else None
 
 

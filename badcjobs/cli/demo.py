@@ -24,12 +24,13 @@ def demo(
     """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html."""
     from badcjobs.cli.output import print_json
     from badcjobs.cli.world import environ
+    from badcjobs.clock import SystemClock
     from badcjobs.demo import run_demo
     from badcjobs.report.as_text import summary_text
 
     folder = out or _new_folder()
     typer.echo("badcjobs: making audio, then an array of 4 tasks on 4 simulated GPUs (about 10 s) …", err=True)
-    done = run_demo(folder, environ())
+    done = run_demo(folder, environ(), SystemClock())
     if json_wanted:
         print_json(done.job.summary.to_dict())
         return 0

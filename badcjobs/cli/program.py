@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -58,34 +60,46 @@ def run_program() -> NoReturn:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
     except UsageError as error:
-        sys.exit(_complain(_as_ours(error)))
+        sys.exit(_complain(_as_ours(error), debug))
     except BadcjobsError as error:
-        if debug:
-            raise
-        sys.exit(_complain(error))
+        sys.exit(_complain(error, debug))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left: nothing more to say, and no complaint at exit
         sys.exit(141)
     except Exception as error:
-        if debug:
-            raise
         bug = BadcjobsError(
             f"{type(error).__name__}: {error}",
             why="this is a bug in badcjobs",
             fix="the same command with --debug:  badcjobs --debug " + " ".join(sys.argv[1:2]) + " …",
         )
-        sys.exit(_complain(bug))
+        sys.exit(_complain(bug, debug))
 
 
-def _complain(error: BadcjobsError) -> int:
+def _complain(error: BadcjobsError, debug: bool) -> int:
+    """Say what went wrong, after the traceback of what is being handled if that is wanted; return the exit code."""
+    if debug:
+        traceback.print_exc()
     print(error, file=sys.stderr)
     return int(error.exit_code)
 
 
 def _as_ours(error: Any) -> BadcjobsError:
     command = error.ctx.command_path if getattr(error, "ctx", None) else "badcjobs"
-    ours = BadcjobsError(error.format_message(), fix=f"{command} --help")
+    value = _given_for(getattr(error, "param", None))
+    message = error.format_message()
+    said = message if value is None or value in message else f"{message} (given: {value})"
+    ours = BadcjobsError(said, fix=f"{command} --help")
     ours.exit_code = ExitCode.USAGE
     return ours
+
+
+def _given_for(parameter: Any) -> str | None:
+    """Return what the command line gives for an option; None: nothing, or it is no option."""
+    names = tuple(getattr(parameter, "opts", ()))
+    for word, following in pairwise([*sys.argv[1:], ""]):
+        name, equals, value = word.partition("=")
+        if name.startswith("-") and name in names:
+            return value if equals else following
+    return None

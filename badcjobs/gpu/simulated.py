@@ -69,10 +69,12 @@ class SimulatedReader:
 
 
 def simulated_uuid(index: int) -> str:
+    """Return the UUID that the device of this index has on every machine."""
     return f"GPU-51a0d000-0000-4000-8000-{index:012d}"
 
 
 def is_lost(device: SimulatedDevice, at_s: float) -> bool:
+    """Say whether the script has taken the device away at this moment."""
     if device.lost_at_s is None or at_s < device.lost_at_s:
         return False
     return device.back_at_s is None or at_s < device.back_at_s

@@ -26,6 +26,7 @@ class NoAudio(Exception):
 
 
 def is_audio(name: str) -> bool:
+    """Say whether a name ends like audio that we take."""
     return name.lower().endswith(AUDIO_ENDINGS)
 
 
@@ -39,6 +40,7 @@ def search_folders(source: Path, root: Path | None) -> tuple[str, ...]:
 
 
 def with_slash(folder: Path | str) -> str:
+    """Return a folder as the beginning of a path: with one slash at its end."""
     return f"{str(folder).rstrip('/')}/"
 
 

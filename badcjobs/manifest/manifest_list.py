@@ -60,4 +60,5 @@ def read_manifest_list(path: Path, mistakes: Mistakes) -> ManifestList:
 
 
 def is_manifest(name: str) -> bool:
+    """Say whether a name ends like a manifest."""
     return name.lower().endswith(".csv")

@@ -41,7 +41,8 @@ class Mistakes:
     def _error(self) -> BadInput:
         source, line, text, why = self._first[0]
         if self.count == 1 and line == 0:
-            return BadInput(f"{self._names[source]} {text}", why=why or None, fix=self._fix)
+            look = f"ls -l {shlex.quote(self._names[source])}"
+            return BadInput(f"{self._names[source]} {text}", why=why or None, fix=self._fix or look)
         one = len(self._guilty) == 1
         who = f"{self._names[source]} has" if one else f"{len(self._guilty)} sources have"
         lines = [self._line(*mistake, named=not one) for mistake in self._first]

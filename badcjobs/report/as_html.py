@@ -15,7 +15,7 @@ _STYLE = """
         --bad: #b3261e; --wait: #9a6700 }
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e9ed; --soft: #9db0bc; --line: #33424c; --paper: #151c21;
         --good: #5fd39a; --bad: #ff8a80; --wait: #f0c060 } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 72rem;
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 88rem;
        margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2rem }
 .verdict { font-weight: 600 } .done { color: var(--good) } .failed { color: var(--bad) } .stopped { color: var(--wait) }
@@ -35,6 +35,7 @@ def page(summary: Summary, title: str) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="verdict {summary.verdict}">{escape(VERDICTS[summary.verdict])}</p>',
         "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{escape(w)}</dd>" for n, w in headlines(summary)) + "</dl>",
+        *_section("Tasks", _tasks(summary), empty="None."),
         *_section("Devices", _devices(summary.devices), empty="No device took part."),
         *_section("Gaps in the telemetry", _gaps(summary), empty="None."),
         *_section("What was heard", _labels(summary), empty="Nothing."),
@@ -68,9 +69,20 @@ def _table(rows: list[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
+def _tasks(summary: Summary) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [
+        ("<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio", "wall time"),
+    ]
+    for t in summary.task_list:
+        verdict, exit_code = t.verdict or "running", UNKNOWN if t.exit_code is None else str(t.exit_code)
+        counts = (f"{t.devices}", f"{t.done:,}", f"{t.failed:,}", f"{t.pending:,}")
+        rows.append((t.name, t.node, verdict, exit_code, *counts, duration(t.audio_s), duration(t.wall_s)))
+    return rows
+
+
 def _devices(devices: Sequence[DeviceSummary]) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [
-        ("<device", "<model", "<task", "samples", "utilization", "p50", "p95", "max", "memory peak", "temperature max",
+        ("<device", "<model", "<task", "samples", "utilization", "p50", "p95", "max", "memory peak", "hottest",
          "power mean", "energy", "gaps"),
     ]  # fmt: skip
     for d in devices:

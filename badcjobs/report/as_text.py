@@ -12,7 +12,9 @@ from badcjobs.report.words import UNKNOWN, count, duration, energy, memory, numb
 _WIDTH = 100
 _MOST_DEVICES = 16
 _MOST_FAILED = 10
+_MOST_TASKS = 10
 _MOST_LABELS = 8
+_LONGEST_MESSAGE = 200
 
 
 def summary_text(summary: Summary, title: str) -> str:
@@ -20,6 +22,7 @@ def summary_text(summary: Summary, title: str) -> str:
     lines = [f"{title}: {VERDICTS[summary.verdict]}", ""]
     lines += [f"  {name:<11} {words}" for name, words in headlines(summary)]
     lines += ["", *_device_table(summary.devices)]
+    lines += _task_lines(summary)
     lines += _gap_lines(summary)
     lines += _label_lines(summary)
     lines += _failed_lines(summary)
@@ -65,6 +68,19 @@ def table(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
     ]
 
 
+def _task_lines(summary: Summary) -> list[str]:
+    """Return the tasks that did not end well; the others are in report.html."""
+    worth_a_look = [task for task in summary.task_list if task.verdict != "done"]
+    lines = [
+        f"  task {task.name}: {task.verdict or 'running'}; {task.done:,} done, {task.failed:,} failed,"
+        f" {task.pending:,} left"
+        for task in worth_a_look[:_MOST_TASKS]
+    ]
+    if len(worth_a_look) > _MOST_TASKS:
+        lines.append(f"  … and {len(worth_a_look) - _MOST_TASKS:,} more tasks (report.html and --json have them all)")
+    return [*lines, ""] if lines else []
+
+
 def _gap_lines(summary: Summary) -> list[str]:
     lines = []
     for gap in summary.gaps:
@@ -84,14 +100,19 @@ def _label_lines(summary: Summary) -> list[str]:
 
 
 def _failed_lines(summary: Summary) -> list[str]:
-    lines = []
-    for chunk in summary.failed_chunks[:_MOST_FAILED]:
-        said = chunk.error.strip().splitlines()
-        lines.append(f"  {chunk.status}: {chunk.recording_id} {chunk.chunk_id} ({chunk.error_class})"
-                     + (f": {said[-1]}" if said else ""))  # fmt: skip
+    lines = [
+        f"  {chunk.status}: {_failure(chunk.recording_id, chunk.chunk_id, chunk.error_class, chunk.error)}"
+        for chunk in summary.failed_chunks[:_MOST_FAILED]
+    ]
     if summary.failed > _MOST_FAILED:
         lines.append(f"  … and {summary.failed - _MOST_FAILED:,} more failed chunks (in job.sqlite, table chunk)")
     return [*lines, ""] if lines else []
+
+
+def _failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> str:
+    name = recording_id if recording_id == chunk_id else f"{recording_id} {chunk_id}"
+    last = error.strip().rpartition("\n")[2][:_LONGEST_MESSAGE]
+    return f"{name} ({error_class})" + (f": {last}" if last else "")
 
 
 def _fit(line: str) -> str:
@@ -112,9 +133,9 @@ def task_end_text(end: Mapping[str, Any]) -> str:
         f"  database    {end['database']}",
     ]
     for chunk in end["failed"]:
-        said = chunk["error"].strip().splitlines()
-        name = f"{chunk['recording_id']} {chunk['chunk_id']}"
-        lines.append(f"  failed      {name} ({chunk['error_class']})" + (f": {said[-1]}" if said else ""))
+        lines.append(
+            f"  failed      {_failure(chunk['recording_id'], chunk['chunk_id'], chunk['error_class'], chunk['error'])}"
+        )
     if end["note"]:
         lines.append(f"  note        {end['note']}")
     lines.append(f"  next        badcjobs merge {end['out']}")

@@ -62,6 +62,7 @@ class Summary:
     energy_wh: float | None
     energy_devices: int
     detections: int
+    task_list: tuple[TaskFacts, ...]
     devices: tuple[DeviceSummary, ...]
     gaps: tuple[GapFacts, ...]
     labels: tuple[tuple[str, str | None, int], ...]
@@ -103,6 +104,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
         energy_wh=sum(energies) / 3600 if energies else None,
         energy_devices=len(energies),
         detections=sum(count for _, _, count in job.labels),
+        task_list=job.tasks,
         devices=devices,
         gaps=job.gaps,
         labels=job.labels,

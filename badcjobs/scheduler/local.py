@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,12 +39,12 @@ def run_array(
     argv: Sequence[str],
     *,
     environ: Mapping[str, str],
+    job_id: int,
     tasks: int,
     device_sets: Sequence[Sequence[str]],
     logs: Path,
 ) -> list[EmulatedTask]:
     """Run ``tasks`` copies of a command, one at a time per set of devices, and wait for all of them."""
-    job_id = int(time.time())
     free: SimpleQueue[tuple[str, ...]] = SimpleQueue()
     for devices in device_sets:
         free.put(tuple(devices))

@@ -1,4 +1,4 @@
-"""Reads the newest telemetry from the recorder's live file, for the heartbeat line."""
+"""Reads the newest telemetry from the recorder's live file, for the heartbeat line and the gap after its death."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ class Pulse:
     cpu_percent: float | None = None
     memory_percent: float | None = None
     gpu_percent: float | None = None
+
+
+def last_reading_ms(recorder_file: Path) -> int | None:
+    """Return when the recorder last wrote something; None when it never did, or its file cannot be read."""
+    try:
+        with closing(sqlite3.connect(read_only_uri(recorder_file, sealed=False), uri=True)) as db:
+            # Every instant is in host_sample, unless the machine did not say; then a device may have.
+            (at_ms,) = db.execute(
+                "SELECT max(at_ms) FROM (SELECT at_ms FROM host_sample UNION ALL SELECT at_ms FROM sample)"
+            ).fetchone()
+    except sqlite3.Error:
+        return None
+    return None if at_ms is None else int(at_ms)
 
 
 def read_pulse(recorder_file: Path, since_ms: int) -> Pulse:

@@ -10,15 +10,18 @@ from badcjobs.store.connect import complain_about, open_sealed
 
 
 def merged_files(job_database: Path) -> set[str]:
-    """Return the names of the task databases that job.sqlite holds already."""
-    if not job_database.exists():
+    """Return the names of the task databases that job.sqlite holds already; none if it cannot be read."""
+    if not job_database.exists() or complaint(job_database) is not None:
         return set()
-    with closing(open_sealed(job_database)) as db:
-        rows = db.execute("SELECT path FROM source_file WHERE status = 'merged'").fetchall()
+    try:
+        with closing(open_sealed(job_database)) as db:
+            rows = db.execute("SELECT path FROM source_file WHERE status = 'merged'").fetchall()
+    except sqlite3.Error:
+        return set()
     return {Path(path).name for (path,) in rows}
 
 
-def readable(database: Path) -> str | None:
+def complaint(database: Path) -> str | None:
     """Return why a database cannot be looked into; None: it can."""
     try:
         with closing(open_sealed(database)) as db:

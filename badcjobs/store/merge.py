@@ -67,11 +67,22 @@ def merge(files: Sequence[Path], target: Path, progress: Callable[[int, int], No
     outcome = []
     with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as folder:
         local = Path(folder) / "job.sqlite"
-        with closing(_create_job_database(local)) as db:
-            for number, path in enumerate(files, 1):
-                outcome.append(_merge_one(db, path, target.parent))
-                progress(number, len(files))
-            _settle(db)
+        try:
+            with closing(_create_job_database(local)) as db:
+                for number, path in enumerate(files, 1):
+                    outcome.append(_merge_one(db, path, target.parent))
+                    progress(number, len(files))
+                _settle(db)
+        except sqlite3.Error as error:
+            raise DatabaseProblem(
+                f"{target} cannot be made", why=f"{error}: {folder}", fix="TMPDIR=/a/folder/with/space badcjobs merge …"
+            ) from error
+        if not any(file.status == "merged" for file in outcome):
+            raise DatabaseProblem(
+                "none of the files given is a task database that can be read",
+                why="\n".join(f"{file.path}: {file.reason}" for file in outcome),
+                fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
+            )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             move_into_place(local, target)
@@ -92,12 +103,7 @@ def _create_job_database(path: Path) -> sqlite3.Connection:
     db.execute("BEGIN")
     for table in (*TABLES, SOURCE_FILE):
         db.execute(table.ddl(ordered_by=_ORDERED_BY.get(table.name)))
-    db.execute("CREATE TABLE column_help (table_name TEXT, column_name TEXT, help TEXT) STRICT")
-    db.executemany(
-        "INSERT INTO column_help VALUES (?, ?, ?)",
-        [(table.name, column.name, column.help) for table in (*TABLES, SOURCE_FILE) for column in table.columns],
-    )
-    for view in VIEWS.values():
+    for view in (*VIEWS.values(), _column_help()):
         db.execute(view)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -105,8 +111,16 @@ def _create_job_database(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _column_help() -> str:
+    """Return the view that says what every column means; a view, because every table carries ``task_id``."""
+    helps = [(t.name, column.name, column.help) for t in (*TABLES, SOURCE_FILE) for column in t.columns]
+    lines = ("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in helps)
+    return "CREATE VIEW column_help (table_name, column_name, help) AS VALUES\n" + ",\n".join(lines)
+
+
 def _merge_one(db: sqlite3.Connection, path: Path, folder: Path) -> SourceFile:
-    shown = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    place, folder = path.absolute(), folder.absolute()
+    shown = str(place.relative_to(folder)) if place.is_relative_to(folder) else str(path)
     reason = _trouble(db, path)
     task_id = None
     if reason is None:
@@ -117,16 +131,31 @@ def _merge_one(db: sqlite3.Connection, path: Path, folder: Path) -> SourceFile:
             _copy(db)
             db.execute("COMMIT")
         except (sqlite3.Error, TypeError) as error:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # a full disk has rolled it back already
+                db.execute("ROLLBACK")
+            if _is_our_own(error, path):
+                raise
             reason = f"damaged: {error}"
         db.execute("DETACH source")
     found = SourceFile(shown, "merged" if reason is None else "skipped", reason)
-    stat = path.stat()
+    stat = path.stat() if path.exists() else None  # None: a link to nothing, or gone since it was listed
+    seen = (None, None) if stat is None else (stat.st_size, stat.st_mtime_ns)
     db.execute(
         "INSERT OR REPLACE INTO source_file VALUES (?, ?, ?, ?, ?, ?)",
-        (found.path, task_id, found.status, found.reason, stat.st_size, stat.st_mtime_ns),
+        (found.path, task_id, found.status, found.reason, *seen),
     )
     return found
+
+
+def _is_our_own(error: Exception, path: Path) -> bool:
+    """Say whether our scratch file failed, not the file being read: then going on would lose every file after it."""
+    if "I/O" not in str(error):
+        return "disk is full" in str(error)
+    try:
+        with closing(open_sealed(path)) as source:
+            return bool(source.execute("PRAGMA quick_check").fetchone()[0] == "ok")
+    except sqlite3.Error:
+        return False
 
 
 def _trouble(db: sqlite3.Connection, path: Path) -> str | None:

@@ -6,6 +6,8 @@ sees the old file or the new one, whole, and the shared filesystem never needs t
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
 import shutil
 import sqlite3
@@ -16,6 +18,8 @@ from pathlib import Path
 from badcjobs.store.connect import create_tables, read_only_uri
 from badcjobs.store.sample_text import TEXT_FORMS, write_samples
 from badcjobs.store.schema import TABLES, columns_of
+
+log = logging.getLogger(__name__)
 
 _SLOW_BYTES_PER_S = 50_000  # keeps the traffic of a 24-hour task at about 4 GB
 
@@ -41,15 +45,23 @@ def publish(live_files: list[Path], target: Path, *, closing: Mapping[str, objec
 
 
 def join_files(live_files: list[Path], joined: Path, *, closing: Mapping[str, object] | None = None) -> None:
-    """Write a new database with the rows of all the live files that exist."""
+    """Write a new database with the rows of all the live files that exist.
+
+    The first is the wrapper's and must be readable; what cannot be read of the recorder's is a gap, not a failure.
+    """
     db = sqlite3.connect(joined, isolation_level=None, uri=True)
     try:
-        db.execute("PRAGMA journal_mode = OFF")  # a scratch file: when this dies, it is thrown away
+        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: only a rollback matters
         db.execute("PRAGMA synchronous = OFF")
         create_tables(db)
         for live in live_files:
-            if live.exists():
-                _copy_rows(db, live)
+            try:
+                if live.exists():
+                    _copy_rows(db, live)
+            except sqlite3.Error as error:
+                if live == live_files[0]:
+                    raise
+                _note_unreadable(db, live, error)
         for column, value in (closing or {}).items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
     finally:
@@ -58,12 +70,30 @@ def join_files(live_files: list[Path], joined: Path, *, closing: Mapping[str, ob
 
 def _copy_rows(db: sqlite3.Connection, live: Path) -> None:
     db.execute("ATTACH ? AS live", (read_only_uri(live, sealed=False),))
-    db.execute("BEGIN")  # one snapshot of the live file
-    for table in TABLES:
-        names = ", ".join(columns_of(table.name))
-        db.execute(f"INSERT INTO main.{table.name} ({names}) SELECT {names} FROM live.{table.name} ORDER BY rowid")
-    db.execute("COMMIT")
-    db.execute("DETACH live")
+    try:
+        if db.execute("PRAGMA live.user_version").fetchone() == (0,):
+            return  # just created: its tables come next
+        db.execute("BEGIN")  # one snapshot of the live file
+        try:
+            for table in TABLES:
+                into, names = f"main.{table.name}", ", ".join(columns_of(table.name))
+                db.execute(f"INSERT INTO {into} ({names}) SELECT {names} FROM live.{table.name} ORDER BY rowid")
+        except sqlite3.Error:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+    finally:
+        db.execute("DETACH live")
+
+
+def _note_unreadable(db: sqlite3.Connection, live: Path, error: sqlite3.Error) -> None:
+    log.warning("%s cannot be read, its readings are lost: %s", live.name, error)
+    db.execute(
+        """INSERT INTO gap (task_id, from_ms, to_ms, reason)
+           SELECT task_id, started_at_ms,
+                  coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task""",
+        (f"the recorder's file cannot be read: {error}",),
+    )
 
 
 def move_into_place(local: Path, target: Path) -> None:
@@ -79,6 +109,12 @@ def move_into_place(local: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove the copies that killed publishers of this file have left half done."""
+    for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        copy.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,14 +11,17 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Allocation, Chunk, ChunkResult, Device, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri
+from badcjobs.store.look_back import complaint
 
 _PENDING = """
     SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms
     FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
+# Repeated chunks are the source's to tell, at its end and with their lines; then nothing of this is kept.
 _FILL = """
-    INSERT INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
+    INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
                        status, attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
 
 
@@ -108,6 +111,15 @@ class TaskWriter:
 
     def skip_done_in(self, database: Path) -> int:
         """Mark as skipped what another (sealed) database has done; return how many that were."""
+        trouble = complaint(database)
+        if trouble is None:
+            try:
+                return self._skip_done_in(database)
+            except sqlite3.Error as error:
+                trouble = str(error)
+        raise DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
+
+    def _skip_done_in(self, database: Path) -> int:
         self._db.execute("ATTACH ? AS other", (read_only_uri(database, sealed=True),))
         try:
             cursor = self._db.execute(
@@ -196,9 +208,9 @@ class TaskWriter:
         outcome = "done" if result.ok else "failed" if result.charged else "lost"
         self._db.execute(
             """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?
-               WHERE attempt_id = ?""",
+               WHERE task_id = ? AND attempt_id = ?""",
             (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error,
-             self._open_attempts.pop(chunk.key)),
+             self.task_id, self._open_attempts.pop(chunk.key)),
         )  # fmt: skip
         self._db.execute(
             """UPDATE chunk SET status = ?, attempts = ?, device_id = ?, worker_id = ?, started_at_ms = ?,

@@ -24,6 +24,7 @@ class Gaps:
         self._started_at_ms = started_at_ms
         self._last_good_ms: dict[_Place, int] = {}
         self._open: dict[_Place, tuple[int, str]] = {}  # row, reason
+        self.remember()
 
     def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
         """Take note of a reading: an open gap ends with it."""
@@ -46,6 +47,10 @@ class Gaps:
         self._open[place] = (self._writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
         return True
 
+    def remember(self) -> None:
+        """Keep the state of this moment, for ``forget``."""
+        self._remembered = (dict(self._last_good_ms), dict(self._open))
+
     def forget(self) -> None:
-        """Treat every gap as not yet written."""
-        self._open.clear()
+        """Go back to the state that was remembered: the writer has rolled back what came after it."""
+        self._last_good_ms, self._open = self._remembered

@@ -28,6 +28,8 @@ class SampleWriter(GapWriter, Protocol):
 class Devices(Protocol):
     """What is sampled."""
 
+    def remember_gaps(self) -> None: ...
+
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]: ...
 
     def forget_gaps(self) -> None: ...
@@ -74,6 +76,7 @@ class Recorder:
         at_ms = self._clock.now_ms()
         if self._last_ms is not None:
             at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow a tick at once; no two share an instant
+        self._devices.remember_gaps()
         try:
             with self._writer.batch():
                 if self._unwritten is not None:
@@ -82,7 +85,7 @@ class Recorder:
                 self._writer.write_tick(at_ms, self._devices.sample(at_ms), self._read_host())
             self._unwritten = None
         except sqlite3.Error as error:
-            self._devices.forget_gaps()  # rolled back with the rest: they are opened again
+            self._devices.forget_gaps()  # rolled back with the rest
             if self._unwritten is None:
                 log.warning("readings cannot be written: %s", error)
                 self._unwritten = (self._last_ms or at_ms, str(error))
@@ -91,13 +94,17 @@ class Recorder:
 
     def _note_missed(self, ticks: int) -> None:
         """Write the hole left by a tick that took too long: a stopped or overloaded machine, a slow driver."""
-        now_ms = self._clock.now_ms()
         log.warning("the recorder was late and missed %d readings", ticks)
-        if self._last_ms is not None:
-            reason = f"the recorder was late: {ticks} readings missed"
-            self._writer.open_gap(None, None, self._last_ms, now_ms, reason)
+        if self._last_ms is not None and self._unwritten is None:  # what could not be written is a hole already
+            self._write_hole(self._last_ms, f"the recorder was late: {ticks} readings missed")
 
     def _note_earlier_recorder(self) -> None:
         last_ms = self._writer.last_sample_ms()
         if last_ms is not None:
-            self._writer.open_gap(None, None, last_ms, self._clock.now_ms(), "the recorder died and was started again")
+            self._write_hole(last_ms, "the recorder died and was started again")
+
+    def _write_hole(self, from_ms: int, reason: str) -> None:
+        try:
+            self._writer.open_gap(None, None, from_ms, self._clock.now_ms(), reason)
+        except sqlite3.Error as error:
+            self._unwritten = (from_ms, str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from badcjobs.model import Reading
+from badcjobs.model import METRICS, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
 from badcjobs.telemetry.gaps import Gaps
 
@@ -19,7 +19,6 @@ class Sampler:
         self._reader = reader
         self._devices = devices
         self._gaps = gaps
-        self._missing: dict[int, set[str]] = {}
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
         """Read all devices; what cannot be read becomes a gap, never an exception and never a zero."""
@@ -30,6 +29,10 @@ class Sampler:
                 self._note_metrics(device_id, reading, at_ms)
                 readings.append((device_id, reading))
         return readings
+
+    def remember_gaps(self) -> None:
+        """Keep the state of the gaps before an instant is written."""
+        self._gaps.remember()
 
     def forget_gaps(self) -> None:
         """Take back what the writer has rolled back."""
@@ -48,10 +51,9 @@ class Sampler:
         return reading
 
     def _note_metrics(self, device_id: int, reading: Reading, at_ms: int) -> None:
-        before = self._missing.get(device_id, set())
-        for metric in before - set(reading.missing):
-            self._gaps.good(device_id, metric, at_ms)
-        for metric, reason in reading.missing.items():
-            if self._gaps.missing(device_id, metric, at_ms, reason):
-                log.info("device %d does not give %s: %s", device_id, metric, reason)
-        self._missing[device_id] = set(reading.missing)
+        for metric in METRICS:
+            if metric in reading.missing:
+                if self._gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
+                    log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
+            elif getattr(reading, metric) is not None:  # None: not asked this time
+                self._gaps.good(device_id, metric, at_ms)

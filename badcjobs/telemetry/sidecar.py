@@ -19,6 +19,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+MODULE = "badcjobs.recording"
 STOP, STOPPED, PUBLISHED = "stop", "stopped", "published"
 
 
@@ -28,6 +29,7 @@ class SidecarOrder:
 
     task_name: str
     task_id: int
+    wrapper_pid: int
     devices: list[tuple[int, str | None]]
     interval_s: float
     simulate: int | None
@@ -45,45 +47,48 @@ class SidecarOrder:
 
 
 class Sidecar:
-    """One recorder process, or (after its first death) the second."""
+    """One recorder process, or (after its first death) the second; ``failure`` says why there is none any more."""
 
     def __init__(self, order: SidecarOrder) -> None:
         self._order_file = Path(order.local_folder) / "recorder.json"
         self._order_file.write_text(json.dumps(asdict(order)))
         self._log_file = Path(order.local_folder) / "recorder.log"
         self._restarts_left = 1
-        self._process = self._start()
         self.failure: str | None = None
-        self.failed_at_ms = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
 
-    def check(self, now_ms: int) -> None:
+    def check(self) -> None:
         """Restart a dead recorder once; after that, go on without."""
-        if self.failure is not None or self._process.poll() is None:
+        if self.failure is not None or self._is_alive():
             return
-        how = f"the recorder ended with {self._process.returncode}: {self._last_words()}"
         if self._restarts_left == 0:
-            self.failure, self.failed_at_ms = how, now_ms
-            log.warning("%s; the job goes on without telemetry", how)
+            self._give_up(self._obituary())
             return
         self._restarts_left -= 1
-        log.warning("%s; starting it again", how)
-        self._process = self._start()
+        log.warning("%s; starting it again", self._obituary())
+        self._start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ask for a last sample and wait until it is written."""
-        if self._process.poll() is None:
+        """Ask for a last sample and wait until it is written; a recorder that cannot give one has failed."""
+        if self.failure is None and self._is_alive():
             self._say(STOP)
             self._wait_for(STOPPED, timeout_s)
+        elif self.failure is None:
+            self._give_up(self._obituary())
 
     def release(self, timeout_s: float) -> None:
         """Tell the recorder that everything is published, and see it off."""
+        if self._process is None:
+            return
+        if self.failure is not None:
+            self._process.kill()  # it may hang in a driver; what it has written is published
         self._say(PUBLISHED)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             log.warning("the recorder did not end in %.0f s: killing it", timeout_s)
             self._process.kill()
-            self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 try:
@@ -91,44 +96,57 @@ class Sidecar:
                 except OSError:
                     pass  # it died with our word unread
 
-    @property
-    def pid(self) -> int:
-        """The recorder's process id."""
-        return self._process.pid
+    def _start(self) -> None:
+        try:
+            with self._log_file.open("ab") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "badcjobs.recording", str(self._order_file)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,  # a Ctrl-C in the terminal is the wrapper's business
+                )
+        except OSError as error:
+            self._give_up(f"the recorder cannot be started: {error}")
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._log_file.open("ab") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-m", "badcjobs.recording", str(self._order_file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,  # a Ctrl-C in the terminal is the wrapper's business
-            )
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _give_up(self, why: str) -> None:
+        self.failure = why
+        log.warning("%s; the job goes on without telemetry", why)
 
     def _say(self, word: str) -> None:
         try:
-            assert self._process.stdin is not None
+            assert self._process is not None and self._process.stdin is not None
             self._process.stdin.write(word.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             pass  # it is dead; check() or the last publication deals with that
 
     def _wait_for(self, word: str, timeout_s: float) -> None:
-        assert self._process.stdout is not None
+        assert self._process is not None and self._process.stdout is not None
         deadline_s = time.monotonic() + timeout_s
         heard = b""
         while word.encode() not in heard:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
-                log.warning("the recorder did not answer in %.0f s", timeout_s)
+                self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
                 return
             part = os.read(self._process.stdout.fileno(), 4096)
             if not part:
-                log.warning("the recorder ended before it was asked to: %s", self._last_words())
+                self._process.wait()
+                self._give_up(self._obituary())
                 return
             heard += part
 
+    def _obituary(self) -> str:
+        code = None if self._process is None else self._process.returncode
+        return f"the recorder ended with {code}: {self._last_words()}"
+
     def _last_words(self) -> str:
-        lines = self._log_file.read_text(errors="replace").strip().splitlines()
+        try:
+            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []  # somebody has tidied up our folder
         return lines[-1] if lines else "(it said nothing)"

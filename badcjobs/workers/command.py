@@ -13,6 +13,7 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Launcher, Process, SessionBroken
 from badcjobs.workers.detections import parse_detections_csv
+from badcjobs.workers.failures import BAD_OUTPUT, EXIT_CODE, NO_OUTPUT, NO_PROGRAM, TERMINATED, WORKER_DIED
 from badcjobs.workers.launch import last_lines, worker_environment
 
 PLACEHOLDERS = ("input", "output", "device", "device_index", "chunk_id", "recording_id")
@@ -22,7 +23,7 @@ def parse_command(template: str) -> list[str]:
     """Split a command into words and check its placeholders."""
     try:
         words = shlex.split(template)
-        fields = {name for word in words for _, name, _, _ in string.Formatter().parse(word) if name is not None}
+        fields = {field for word in words for field in _fields(word)}
     except ValueError as error:
         raise BadInput(f"--command {template!r} cannot be read", why=str(error)) from error
     unknown = sorted(fields - set(PLACEHOLDERS))
@@ -36,6 +37,13 @@ def parse_command(template: str) -> list[str]:
             fix="badcjobs run … --engine command --command 'program {input} {output}'",
         )
     return words
+
+
+def _fields(word: str) -> Iterator[str]:
+    """Yield what stands between braces; a format (``{input:>9}``) belongs to it, and makes it no placeholder."""
+    for _, name, form, conversion in string.Formatter().parse(word):
+        if name is not None:
+            yield name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
 
 
 class CommandEngine:
@@ -115,9 +123,9 @@ class CommandSession:
         argv = [word.format(**values) for word in self._words]
         env = {**self._env, "BADCJOBS_CHUNK_ID": chunk.chunk_id, "BADCJOBS_RECORDING_ID": chunk.recording_id}
         try:
-            self._running = self._launcher.start(argv, env=env, cwd=None, stderr=self._log)
+            self._running = self._launcher.start(argv, env=env, cwd=None, stderr=self._log, hears_term=True)
         except OSError as error:
-            raise SessionBroken("no_program", f"{argv[0]}: {error}") from error
+            raise SessionBroken(NO_PROGRAM, f"{argv[0]}: {error}") from error
         if self._killed:
             self.kill()
         code = self._running.wait()
@@ -132,17 +140,17 @@ class CommandSession:
             return ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=said)
 
         if code == -signal.SIGTERM:
-            raise SessionBroken("terminated", "the program was ended from outside (SIGTERM)")
+            raise SessionBroken(TERMINATED, "the program was ended from outside (SIGTERM)")
         if code < 0:
-            return failed("worker_died", f"the program was ended by {signal.Signals(-code).name}")
+            return failed(WORKER_DIED, f"the program was ended by {signal.Signals(-code).name}")
         if code > 0:
-            return failed("exit_code", f"the program ended with exit code {code}")
+            return failed(EXIT_CODE, f"the program ended with exit code {code}")
         try:
             detections = parse_detections_csv(self._output.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return failed("no_output", "the program ended with 0 but wrote no {output}")
+            return failed(NO_OUTPUT, "the program ended with 0 but wrote no {output}")
         except (ValueError, OSError) as error:
-            return failed("bad_output", f"{{output}} cannot be read: {error}")
+            return failed(BAD_OUTPUT, f"{{output}} cannot be read: {error}")
         return ChunkResult(chunk, started_at_ms, ended_at_ms, detections=tuple(detections))
 
     def interrupt(self) -> None:

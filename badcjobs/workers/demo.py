@@ -13,6 +13,7 @@ from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
 from badcjobs.seams import Clock, Launcher, SessionBroken
+from badcjobs.workers.failures import TERMINATED, WORKER_DIED
 from badcjobs.workers.launch import last_lines, worker_environment
 
 
@@ -77,8 +78,8 @@ class DemoSession:
         self._launcher.signal(self._process, signal.SIGKILL)
         code = self._process.wait()
         if code == -signal.SIGTERM:
-            return SessionBroken("terminated", "the worker was ended from outside (SIGTERM)")
-        return SessionBroken("worker_died", f"the worker ended with {code}\n{last_lines(self._log)}".strip())
+            return SessionBroken(TERMINATED, "the worker was ended from outside (SIGTERM)")
+        return SessionBroken(WORKER_DIED, f"the worker ended with {code}\n{last_lines(self._log)}".strip())
 
     def interrupt(self) -> None:
         """Finish the chunk at hand, then stop."""

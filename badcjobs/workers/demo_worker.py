@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from badcjobs.errors import BadInput
+from badcjobs.workers.failures import BAD_AUDIO
 
 _WINDOW_S = 0.1
 _ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
@@ -40,7 +41,7 @@ def main(args: Sequence[str]) -> None:
         try:
             answer = analyse(question["audio"], options.threshold)
         except (OSError, EOFError, ValueError, wave.Error) as error:
-            answer = {"error_class": "bad_audio", "error": f"{question['audio']}: {error or type(error).__name__}"}
+            answer = {"error_class": BAD_AUDIO, "error": f"{question['audio']}: {str(error) or type(error).__name__}"}
         burn(options.burn_s)
         print(json.dumps(answer), flush=True)
 
@@ -49,6 +50,8 @@ def analyse(path: str, threshold: float) -> dict[str, object]:
     """Return the length of a WAV file and its loud stretches as (start_ms, end_ms, score)."""
     with wave.open(path, "rb") as audio:
         rate, width, channels = audio.getframerate(), audio.getsampwidth(), audio.getnchannels()
+        if rate == 0 or width not in (*_ARRAY_TYPE, 3):
+            raise ValueError(f"audio with {8 * width} bits a sample at {rate} Hz is not understood")
         audio_s = audio.getnframes() / rate
         raw = audio.readframes(audio.getnframes())
     if len(raw) < int(audio_s * rate) * width * channels:

@@ -19,6 +19,9 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
 def _obey_only_the_wrapper() -> None:
     """Die when the wrapper is gone, even by SIGKILL; leave Slurm's signals to it.
 
@@ -26,7 +29,17 @@ def _obey_only_the_wrapper() -> None:
     drop the chunk that the wrapper still wants to finish. What is ignored here stays ignored after exec.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for signum in (signal.SIGTERM, *_WARNINGS):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _obey_the_wrapper_and_term() -> None:
+    """Do the same, but let TERM through, for programs that we do not know.
+
+    Theirs may be processes that are ended with TERM, such as those of a Python pool: deaf to it, they hang for ever.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for signum in _WARNINGS:
         signal.signal(signum, signal.SIG_IGN)
 
 
@@ -37,7 +50,14 @@ class SubprocessLauncher:
         self._task_name = task_name
 
     def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool = False
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        stderr: Path,
+        pipes: bool = False,
+        hears_term: bool = False,
     ) -> Process:
         """Start a program; its stderr (and, without pipes, its stdout) is added to the file ``stderr``."""
         with stderr.open("ab") as log:
@@ -49,7 +69,7 @@ class SubprocessLauncher:
                 env={**env, TASK_MARK: self._task_name},
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=_obey_only_the_wrapper,  # a few system calls, no locks
+                preexec_fn=_obey_the_wrapper_and_term if hears_term else _obey_only_the_wrapper,  # no locks
             )
 
     def signal(self, process: Process, signum: int) -> None:

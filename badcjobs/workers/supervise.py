@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, Journal, Session, SessionBroken
+from badcjobs.seams import Clock, Engine, Journal, SessionBroken
+from badcjobs.workers.failures import CONFIGURATION, DEATHS, RAN_ON_CPU, TERMINATED
 from badcjobs.workers.work_queue import WorkQueue
+from badcjobs.workers.worker_thread import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
 
 log = logging.getLogger(__name__)
 
-WORKER_DIED = "worker_died"
-CONFIGURATION = "configuration"  # nothing this engine tries can work: stop at once
-TERMINATED = "terminated"  # somebody outside ended the process: nobody's fault, at first
 _TERMINATIONS_FORGIVEN = 3
 
 
@@ -48,17 +44,7 @@ class Tally:
     failed: int = 0
     tries: int = 0
     hopeless: str | None = None  # why nothing more was tried
-
-
-@dataclass
-class _Slot:
-    """One worker's place: its thread, its session now, and the row it writes under."""
-
-    plan: WorkerPlan
-    thread: threading.Thread | None = None
-    session: Session | None = None
-    worker_id: int = 0
-    openings_failed: int = 0
+    retired: list[str] = field(default_factory=list)  # why workers ended before the work did
 
 
 @dataclass
@@ -69,44 +55,6 @@ class _Tries:
     failures: int = 0
     deaths: int = 0
     terminations: int = 0
-
-
-@dataclass(frozen=True)
-class _Opened:
-    pid: int | None
-    at_ms: int
-
-
-@dataclass(frozen=True)
-class _Closed:
-    exit_code: int | None
-    at_ms: int
-
-
-@dataclass(frozen=True)
-class _NotOpened:
-    batch: list[Chunk]
-    error: BadcjobsError | OSError
-
-
-@dataclass(frozen=True)
-class _BatchOver:
-    """A batch has come to its end; these chunks have no result of their own."""
-
-    unanswered: list[Chunk]
-    lost: list[ChunkResult]
-    broken: SessionBroken | None
-    at_ms: int
-
-
-@dataclass(frozen=True)
-class _Crashed:
-    """A bug of ours in a worker's thread; raised again where the CLI can see it."""
-
-    error: BaseException
-
-
-_Event = _Opened | _Closed | _NotOpened | _BatchOver | _Crashed | ChunkStarted | ChunkResult
 
 
 class Supervisor:
@@ -127,30 +75,38 @@ class Supervisor:
         self._journal = journal
         self._clock = clock
         self._policy = policy
-        self._scratch = scratch
         self._queue = WorkQueue(clock, workers=len(plans), whole_share=engine.takes_whole_share)
-        self._events: queue.SimpleQueue[tuple[_Slot, _Event]] = queue.SimpleQueue()
-        self._slots = [_Slot(plan) for plan in plans]
+        self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
+        self._threads = [
+            WorkerThread(
+                plan,
+                engine,
+                self._queue,
+                lambda plan, event: self._events.put((plan, event)),
+                clock=clock,
+                scratch=scratch / f"worker-{plan.slot}",
+                openings=policy.retries + 1,
+            )
+            for plan in plans
+        ]
+        self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
+        self._failed_openings: dict[int, int] = {}
         self._tries: dict[tuple[str, str], _Tries] = {}
         self._started_ms: dict[tuple[str, str], int] = {}
-        self._draining = threading.Event()
-        self._killed = threading.Event()
+        self._killed = False
 
     # --- called by the task ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start every worker's thread; engines start when the first chunk comes."""
         self._top_up()
-        for slot in self._slots:
-            slot.thread = threading.Thread(
-                target=self._work, args=(slot,), name=f"worker-{slot.plan.slot}", daemon=True
-            )
-            slot.thread.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def busy(self) -> bool:
         """Whether a worker is still at it, or has news that are not yet written down."""
-        return any(slot.thread and slot.thread.is_alive() for slot in self._slots) or not self._events.empty()
+        return any(thread.alive for thread in self._threads) or not self._events.empty()
 
     def handle_events(self, timeout_s: float) -> None:
         """Wait for news and write all there is in one transaction."""
@@ -161,21 +117,22 @@ class Supervisor:
         while not self._events.empty():
             news.append(self._events.get())
         with self._journal.batch():
-            for slot, event in news:
-                self._handle(slot, event)
+            for plan, event in news:
+                self._handle(plan, event)
         self._top_up()
 
     def drain(self) -> None:
         """Start nothing new; let what is running come to its end."""
-        self._draining.set()
         self._queue.drain()
-        self._each_session(lambda session: session.interrupt())
+        for thread in self._threads:
+            thread.interrupt()
 
     def kill(self) -> None:
         """End every engine process now; what was running stays pending."""
-        self._killed.set()
+        self._killed = True
         self.drain()
-        self._each_session(lambda session: session.kill())
+        for thread in self._threads:
+            thread.kill()
 
     # --- in the task's thread -------------------------------------------------------------------------------------
 
@@ -185,37 +142,37 @@ class Supervisor:
             chunks = self._journal.next_pending(room)
             self._queue.add(chunks, complete=len(chunks) < room)
 
-    def _handle(self, slot: _Slot, event: _Event) -> None:
+    def _handle(self, plan: WorkerPlan, event: Event) -> None:
         if isinstance(event, ChunkStarted):
-            self._on_started(slot, event)
+            self._on_started(plan, event)
         elif isinstance(event, ChunkResult):
-            self._on_result(slot, event)
-        elif isinstance(event, _BatchOver):
-            self._on_batch_over(slot, event)
-        elif isinstance(event, _Opened):
-            slot.openings_failed = 0
-            slot.worker_id = self._journal.worker_started(
-                device_id=slot.plan.device_id, pid=event.pid, engine=self._engine.name, at_ms=event.at_ms
+            self._on_result(plan, event)
+        elif isinstance(event, BatchOver):
+            self._on_batch_over(plan, event)
+        elif isinstance(event, Opened):
+            self._failed_openings.pop(plan.slot, None)
+            self._worker_ids[plan.slot] = self._journal.worker_started(
+                device_id=plan.device_id, pid=event.pid, engine=self._engine.name, at_ms=event.at_ms
             )
-        elif isinstance(event, _Closed):
-            self._journal.worker_ended(slot.worker_id, exit_code=event.exit_code, at_ms=event.at_ms)
-        elif isinstance(event, _NotOpened):
-            self._on_not_opened(slot, event)
+        elif isinstance(event, Closed):
+            self._journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
+        elif isinstance(event, NotOpened):
+            self._on_not_opened(plan, event)
         else:
             raise event.error
 
-    def _on_started(self, slot: _Slot, event: ChunkStarted) -> None:
+    def _on_started(self, plan: WorkerPlan, event: ChunkStarted) -> None:
         self._started_ms[event.chunk.key] = event.at_ms
         self._journal.attempt_started(
             event.chunk,
             try_number=self._try_number(event.chunk),
-            worker_id=slot.worker_id,
-            device_id=slot.plan.device_id,
+            worker_id=self._worker_ids[plan.slot],
+            device_id=plan.device_id,
             at_ms=event.at_ms,
         )
 
-    def _on_result(self, slot: _Slot, result: ChunkResult) -> None:
-        if self._killed.is_set() and not result.ok:
+    def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
+        if self._killed and not result.ok:
             self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
             return
         self._started_ms.pop(result.chunk.key, None)
@@ -225,8 +182,8 @@ class Supervisor:
             result,
             status=status,
             try_number=self._try_number(result.chunk),
-            worker_id=slot.worker_id,
-            device_id=slot.plan.device_id,
+            worker_id=self._worker_ids[plan.slot],
+            device_id=plan.device_id,
         )
         if status == "pending":
             self._tries[result.chunk.key].total += 1
@@ -250,7 +207,7 @@ class Supervisor:
         if not result.charged:
             return "pending", 0.0
         tries.failures += 1
-        tries.deaths += result.error_class == WORKER_DIED
+        tries.deaths += result.error_class in DEATHS
         if tries.failures <= self._policy.retries:
             rest_s = self._policy.rest_s(tries.failures)
             log.warning(
@@ -264,14 +221,17 @@ class Supervisor:
         tries = self._tries.get(chunk.key)
         return 1 if tries is None else tries.total + 1
 
-    def _on_batch_over(self, slot: _Slot, event: _BatchOver) -> None:
+    def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [result.chunk for result in event.lost]
         unanswered = event.unanswered
-        if event.broken is not None and not self._killed.is_set():
+        if event.broken is not None and not self._killed:
             if event.broken.error_class == CONFIGURATION:
                 self._give_up(str(event.broken))
+            elif event.broken.error_class == RAN_ON_CPU:
+                self.tally.retired.append(str(event.broken))
+                log.error("worker %d retires: %s", plan.slot, event.broken)
             elif unanswered and not self._forgiven(unanswered[0], event.broken):
-                self._on_result(slot, self._blame(unanswered.pop(0), event.broken, event.at_ms))
+                self._on_result(plan, self._blame(unanswered.pop(0), event.broken, event.at_ms))
         # Nobody knows which of these took the others down: halves tell, in a few rounds.
         for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
             if half:
@@ -291,10 +251,10 @@ class Supervisor:
         started_at_ms = self._started_ms.get(chunk.key, at_ms)
         return ChunkResult(chunk, started_at_ms, at_ms, error_class=broken.error_class, error=str(broken))
 
-    def _on_not_opened(self, slot: _Slot, event: _NotOpened) -> None:
-        slot.openings_failed += 1
-        log.error("worker %d could not start %s: %s", slot.plan.slot, self._engine.name, event.error)
-        self._queue.put_back(event.batch, rest_s=self._policy.rest_s(slot.openings_failed))
+    def _on_not_opened(self, plan: WorkerPlan, event: NotOpened) -> None:
+        failures = self._failed_openings[plan.slot] = self._failed_openings.get(plan.slot, 0) + 1
+        log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, event.error)
+        self._queue.put_back(event.batch, rest_s=self._policy.rest_s(failures))
 
     def _give_up_if_hopeless(self, result: ChunkResult) -> None:
         if self.tally.done == 0 and self.tally.failed >= self._policy.hopeless_after:
@@ -308,69 +268,6 @@ class Supervisor:
             self.tally.hopeless = reason
             log.error("giving up: %s", reason)
             self.kill()
-
-    def _each_session(self, act: Callable[[Session], None]) -> None:
-        for slot in self._slots:
-            if (session := slot.session) is not None:
-                act(session)
-
-    # --- in a worker's thread -------------------------------------------------------------------------------------
-
-    def _work(self, slot: _Slot) -> None:
-        try:
-            self._work_off(slot)
-        except BaseException as error:
-            self._events.put((slot, _Crashed(error)))
-
-    def _work_off(self, slot: _Slot) -> None:
-        openings_failed = 0
-        while (batch := self._queue.take()) is not None:
-            if slot.session is None:
-                try:
-                    self._open(slot)
-                except (BadcjobsError, OSError) as error:
-                    openings_failed += 1
-                    self._events.put((slot, _NotOpened(batch, error)))
-                    if openings_failed > self._policy.retries:
-                        break  # the other workers go on without this one
-                    continue
-            openings_failed = 0
-            if not self._process(slot, batch):
-                self._close(slot)
-        self._close(slot)
-
-    def _open(self, slot: _Slot) -> None:
-        scratch = self._scratch / f"worker-{slot.plan.slot}"
-        scratch.mkdir(parents=True, exist_ok=True)
-        slot.session = session = self._engine.open(slot.plan, scratch)
-        self._events.put((slot, _Opened(session.pid, self._clock.now_ms())))
-        if self._killed.is_set():
-            session.kill()  # the stop came while we were starting
-
-    def _process(self, slot: _Slot, batch: list[Chunk]) -> bool:
-        """Feed one batch to the session; return whether the session can take another."""
-        session = slot.session
-        assert session is not None
-        unanswered = {chunk.key: chunk for chunk in batch}
-        lost: list[ChunkResult] = []
-        broken: SessionBroken | None = None
-        try:
-            for news in session.process(batch):
-                if isinstance(news, ChunkResult):
-                    unanswered.pop(news.chunk.key, None)
-                    if not news.charged:
-                        lost.append(news)
-                self._events.put((slot, news))
-        except SessionBroken as error:
-            broken = error
-        self._events.put((slot, _BatchOver(list(unanswered.values()), lost, broken, self._clock.now_ms())))
-        return broken is None
-
-    def _close(self, slot: _Slot) -> None:
-        session, slot.session = slot.session, None
-        if session is not None:
-            exit_code = session.close()
-            self._events.put((slot, _Closed(exit_code, self._clock.now_ms())))
 
 
 def _last_line(text: str | None) -> str:

@@ -14,4 +14,4 @@ class HandClock:
         return self._now_ms / 1000
 
     def sleep(self, seconds: float) -> None:
-        self._now_ms += round(seconds * 1000)
+        self._now_ms += max(0, round(seconds * 1000))

@@ -1,0 +1,416 @@
+"""What every Engine promises; each implementation brings a bench with audio that it can hear and audio that it cannot.
+
+HawkEars runs as a stand-in program here; ``tests/flow/test_hawkears_engine.py`` holds the same against the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import pytest
+from support.audio import make_wav
+from support.fake_hawkears import install_fake_hawkears, make_fake_root
+
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadcjobsError, ExitCode
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
+from badcjobs.seams import Engine, Session, SessionBroken
+from badcjobs.workers.command import CommandEngine
+from badcjobs.workers.demo import DemoEngine
+from badcjobs.workers.detections import parse_scores_csv
+from badcjobs.workers.hawkears2 import HawkEarsEngine
+from badcjobs.workers.launch import TASK_MARK, SubprocessLauncher
+
+CLOCK = SystemClock()
+DEVICE = Device("1", "test", index=1, uuid="GPU-1b2c", name="Tesla V100", backend="nvml")
+ON_GPU = WorkerPlan(slot=0, device=DEVICE, device_id=7, threads=2)
+ON_CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
+
+PROGRAM = """\
+import os, sys, time, wave
+source, target = sys.argv[1:]
+try:
+    wave.open(source).close()
+except Exception as error:
+    sys.exit(f"cannot hear {source}: {error!r}")
+time.sleep(float(os.environ.get("SLOW_S", "0")))
+with open(target, "w") as table:
+    table.write("start_time,end_time,label,score\\n0.3,0.6,LOUD,0.9\\n")
+"""
+
+
+class Bench(Protocol):
+    """How to make one kind of engine, and what it hears."""
+
+    bad_class: str
+
+    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine: ...
+
+    def broken_engine(self, launcher: SubprocessLauncher) -> Engine: ...
+
+    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+        """Return (start_ms, end_ms) of what there is to hear."""
+        ...
+
+
+def environment(**others: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821", **others}
+
+
+class DemoBench:
+    bad_class = "bad_audio"
+
+    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+        return DemoEngine([f"--burn-s={slow_s}"], environ=environment(), launcher=launcher, clock=CLOCK)
+
+    def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
+        return DemoEngine(["--no-such-option"], environ=environment(), launcher=launcher, clock=CLOCK)
+
+    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+        return {(300, 600)}
+
+
+class CommandBench:
+    bad_class = "exit_code"
+
+    def __init__(self, folder: Path) -> None:
+        self._program = folder / "listen.py"
+        self._program.write_text(PROGRAM)
+
+    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+        template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{input}} {{output}}"
+        return CommandEngine(template, environ=environment(SLOW_S=str(slow_s)), launcher=launcher, clock=CLOCK)
+
+    def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
+        template = "/no/such/program {input} {output}"
+        return CommandEngine(template, environ=environment(), launcher=launcher, clock=CLOCK)
+
+    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+        return {(300, 600)}
+
+
+class HawkEarsBench:
+    bad_class = "bad_audio"
+
+    def __init__(self, folder: Path) -> None:
+        self._program = install_fake_hawkears(folder / "bin")
+        self._root = make_fake_root(folder / "root")
+
+    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+        return self._make(self._root, launcher, slow_s)
+
+    def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
+        return self._make(self._root / "no-models-here", launcher, 0.0)
+
+    def _make(self, root: Path, launcher: SubprocessLauncher, slow_s: float) -> Engine:
+        return HawkEarsEngine(
+            [str(self._program)],
+            root=root,
+            extra_args=["--threads", "1"],
+            environ=environment(FAKE_HAWKEARS_S=str(slow_s)),
+            launcher=launcher,
+            clock=CLOCK,
+            allow_cpu=True,
+        )
+
+    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+        table = parse_scores_csv((scratch / "out-1" / "scores.csv").read_text())
+        [found] = [rows for stem, rows in table.items() if stem.endswith(Path(chunk.audio_path).stem)]
+        return {(detection.start_ms, detection.end_ms) for detection in found}
+
+
+@pytest.fixture(params=["demo", "command", "hawkears"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    if request.param == "demo":
+        return DemoBench()
+    return CommandBench(tmp_path) if request.param == "command" else HawkEarsBench(tmp_path)
+
+
+@dataclass
+class Workplace:
+    """Sessions, audio, and a look at the processes that carry this test's mark."""
+
+    folder: Path
+    bench: Bench
+    mark: str
+    sessions: list[Session] = field(default_factory=list)
+
+    @property
+    def launcher(self) -> SubprocessLauncher:
+        return SubprocessLauncher(self.mark)
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "scratch" / "worker-0"
+
+    def open(self, plan: WorkerPlan = ON_GPU, *, slow_s: float = 0.0) -> Session:
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        session = self.bench.engine(self.launcher, slow_s=slow_s).open(plan, self.scratch)
+        self.sessions.append(session)
+        return session
+
+    def good(self, *names: str) -> list[Chunk]:
+        return [
+            chunk(name, make_wav(self.folder / "audio" / f"{name}.wav", 1, loud=[(0.3, 0.6)], tone_hz=900 + number))
+            for number, name in enumerate(names)
+        ]
+
+    def bad(self, name: str, content: bytes = b"this is not audio" * 20) -> Chunk:
+        path = self.folder / "audio" / f"{name}.wav"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        return chunk(name, path)
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue  # gone meanwhile, or somebody else's
+        return found
+
+
+@pytest.fixture
+def work(bench: Bench, tmp_path: Path) -> Iterator[Workplace]:
+    place = Workplace(tmp_path, bench, f"contract-{os.getpid()}-{tmp_path.name}")
+    yield place
+    for session in place.sessions:
+        session.kill()
+        session.close()
+    assert place.processes() == [], "something is still running"
+
+
+def chunk(name: str, path: Path) -> Chunk:
+    return Chunk(name, name, path.name, str(path), 0, 1000)
+
+
+class Feeding(threading.Thread):
+    """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
+
+    def __init__(self, session: Session, batch: Sequence[Chunk]) -> None:
+        super().__init__(daemon=True)
+        self._session = session
+        self._batch = batch
+        self.started: list[str] = []
+        self.results: list[ChunkResult] = []
+        self.broken: SessionBroken | None = None
+        self.bug: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for news in self._session.process(self._batch):
+                if isinstance(news, ChunkStarted):
+                    self.started.append(news.chunk.chunk_id)
+                else:
+                    self.results.append(news)
+        except SessionBroken as error:
+            self.broken = error
+        except BaseException as error:
+            self.bug = error
+
+    def end(self, within_s: float) -> Feeding:
+        self.join(within_s)
+        assert not self.is_alive(), f"still at it after {within_s} s"
+        assert self.bug is None, self.bug
+        return self
+
+    @property
+    def answered(self) -> list[str]:
+        return [result.chunk.chunk_id for result in self.results]
+
+
+def feed(session: Session, batch: Sequence[Chunk]) -> list[ChunkResult]:
+    feeding = Feeding(session, batch).end(30)
+    assert feeding.broken is None, feeding.broken
+    return feeding.results
+
+
+def wait_until(happens: Callable[[], bool], timeout_s: float = 10) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not happens():
+        assert time.monotonic() < end_s, "it never happened"
+        time.sleep(0.02)
+
+
+# --- before the work --------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_can_run_passes_its_check_and_has_a_name(work: Workplace) -> None:
+    engine = work.bench.engine(work.launcher)
+    engine.check()
+    assert engine.name in ("demo", "command", "hawkears")
+    assert isinstance(engine.takes_whole_share, bool)
+
+
+def test_an_engine_that_cannot_run_says_so_before_the_first_chunk_with_a_line_to_paste(work: Workplace) -> None:
+    engine = work.bench.broken_engine(work.launcher)
+    with pytest.raises(BadcjobsError) as refused:
+        engine.check()
+    assert refused.value.exit_code in (ExitCode.USAGE, ExitCode.NOT_HERE)
+    assert refused.value.fix
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_chunk_of_a_batch_gets_exactly_one_result_in_both_batches_of_a_session(work: Workplace) -> None:
+    session = work.open()
+    for names in (["a", "b", "c", "d"], ["e", "f"]):
+        before_ms = CLOCK.now_ms()
+        results = feed(session, work.good(*names))
+        assert sorted(result.chunk.chunk_id for result in results) == names
+        for result in results:
+            assert result.ok and result.error is None
+            assert before_ms <= result.started_at_ms <= result.ended_at_ms <= CLOCK.now_ms()
+            assert result.audio_s is None or result.audio_s == 1.0
+
+
+def test_detections_are_in_milliseconds_from_the_chunks_start(work: Workplace) -> None:
+    [chunk] = work.good("a")
+    [result] = feed(work.open(), [Chunk("a", "a", "a.wav", chunk.audio_path, start_ms=60_000, end_ms=61_000)])
+    assert {(d.start_ms, d.end_ms) for d in result.detections} == work.bench.expected(chunk, work.scratch)
+    for detection in result.detections:
+        assert type(detection.start_ms) is type(detection.end_ms) is int
+        assert detection.label
+        assert detection.score is None or 0 <= detection.score <= 1
+
+
+BAD = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_bad_audio_fails_only_its_own_chunk_with_class_and_message(work: Workplace, content: bytes) -> None:
+    session = work.open()
+    batch = [*work.good("a", "b"), work.bad("x", content), *work.good("c")]
+    results = {result.chunk.chunk_id: result for result in feed(session, batch)}
+    assert set(results) == {"a", "b", "c", "x"}
+    assert results["x"].error_class == work.bench.bad_class
+    assert results["x"].charged
+    assert "x.wav" in (results["x"].error or "")
+    # Others may have been lost in its company, but none is blamed; alone they are fine.
+    lost = [result.chunk for name, result in results.items() if name != "x" and not result.ok]
+    assert not any(results[chunk.chunk_id].charged for chunk in lost)
+    assert all(result.ok for result in feed(session, lost))
+
+
+def test_audio_that_is_gone_fails_only_its_own_chunk(work: Workplace) -> None:
+    gone = chunk("x", work.folder / "gone.wav")
+    results = {result.chunk.chunk_id: result for result in feed(work.open(), [*work.good("a"), gone])}
+    assert results["a"].ok
+    assert results["x"].error_class == work.bench.bad_class
+    assert "gone.wav" in (results["x"].error or "")
+
+
+def test_names_with_anything_in_them_come_back_as_they_went_in(work: Workplace) -> None:
+    names = ["two words", "it's {braces} $HOME", "été ☃", "-dash", "100%"]
+    results = feed(work.open(), work.good(*names))
+    assert sorted(result.chunk.chunk_id for result in results) == sorted(names)
+    assert all(result.ok for result in results), [result.error for result in results]
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("plan", "visible"), [(ON_GPU, "GPU-1b2c"), (ON_CPU, "")], ids=["GPU", "CPU"])
+def test_a_workers_environment_shows_only_its_device(work: Workplace, plan: WorkerPlan, visible: str) -> None:
+    feeding = Feeding(work.open(plan, slow_s=20), work.good("a"))
+    wait_until(lambda: bool(work.processes()))
+    environ = work.processes()[0].environ()
+    assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == (visible, visible)
+    assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environ["SLURM_JOB_ID"] == "4821"
+    work.sessions[0].kill()
+    feeding.end(5)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_interrupting_finishes_what_runs_and_leaves_the_rest_unanswered(work: Workplace) -> None:
+    session = work.open(slow_s=0.3)
+    feeding = Feeding(session, work.good(*"abcdefghijkl"))
+    wait_until(lambda: bool(feeding.results))
+    session.interrupt()
+    session.interrupt()
+    feeding.end(5)
+    assert feeding.broken is None
+    assert 1 <= len(feeding.answered) < 12
+    assert len(set(feeding.answered)) == len(feeding.answered)
+    assert all(result.ok for result in feeding.results), [result.error for result in feeding.results]
+
+
+def test_a_session_that_was_interrupted_before_its_first_batch_does_nothing(work: Workplace) -> None:
+    session = work.open()
+    session.interrupt()
+    assert feed(session, work.good("a", "b")) == []
+
+
+def test_killing_ends_quickly_and_nothing_that_ran_counts_as_done(work: Workplace) -> None:
+    session = work.open(slow_s=30)
+    feeding = Feeding(session, work.good("a", "b", "c"))
+    wait_until(lambda: bool(work.processes()))
+    time.sleep(0.3)
+    start_s = time.monotonic()
+    session.kill()
+    feeding.end(5)
+    session.close()
+    assert time.monotonic() - start_s < 3
+    assert not any(result.ok for result in feeding.results)
+    assert len(feeding.answered) <= 1
+    assert work.processes() == []
+
+
+def test_a_session_that_was_killed_before_its_first_batch_does_nothing(work: Workplace) -> None:
+    session = work.open(slow_s=30)
+    session.kill()
+    feeding = Feeding(session, work.good("a", "b")).end(5)
+    assert not any(result.ok for result in feeding.results)
+
+
+def test_a_new_session_works_where_another_was_killed(work: Workplace) -> None:
+    first = work.open(slow_s=30)
+    feeding = Feeding(first, work.good("a"))
+    wait_until(lambda: bool(work.processes()))
+    first.kill()
+    feeding.end(5)
+    first.close()
+    [result] = feed(work.open(), work.good("a"))
+    assert result.ok
+
+
+def test_closing_twice_or_without_any_work_does_no_harm(work: Workplace) -> None:
+    idle, busy = work.open(), work.open()
+    feed(busy, work.good("a"))
+    for session in (idle, busy):
+        first = session.close()
+        assert session.close() == first
+        assert first in (None, 0)
+    assert work.processes() == []
+
+
+def test_a_worker_that_is_killed_from_outside_breaks_the_session_or_fails_its_chunk(work: Workplace) -> None:
+    session = work.open(slow_s=30)
+    feeding = Feeding(session, work.good("a"))
+    wait_until(lambda: bool(work.processes()))
+    time.sleep(0.3)
+    for process in work.processes():
+        process.kill()
+    feeding.end(5)
+    if feeding.broken is None:
+        [result] = feeding.results
+        assert result.error_class in ("worker_died", "engine_crash")
+    else:
+        assert feeding.broken.error_class in ("worker_died", "engine_crash")
+        assert feeding.results == []

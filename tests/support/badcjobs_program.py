@@ -1,0 +1,250 @@
+"""Runs the badcjobs program as a shell would, and looks at what it leaves: files, databases, processes.
+
+A ``Site`` is the world of one test: audio, a run folder, a node-local folder, and an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from support.audio import make_wav
+
+Found = TypeVar("Found")
+
+# Every process of a test carries this variable, so that none can hide, whoever its parent is.
+MARK = "BADCJOBS_TEST_SITE"
+MANIFEST_HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
+CHUNK_S = 0.6
+QUICK = ("--interval", "0.1", "--publish-every", "0.1", "--backoff", "0.05")
+ON_CPU = ("--engine", "demo", "--cpu-workers", "1", "--no-emit-gpu-telemetry")  # the quickest way through a task
+_KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 30) -> Found:
+    """Look again and again until there is something to see, and return it."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it said."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout; a second one, or a stray line, is an error."""
+        return json.loads(self.stdout)
+
+
+class Program:
+    """A badcjobs that runs; what it says goes to files, which never block it and can be read meanwhile."""
+
+    def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: Path, said: Path) -> None:
+        self._stdout, self._stderr = said.with_suffix(".stdout"), said.with_suffix(".stderr")
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+        self.pid = self._process.pid
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, signum: signal.Signals) -> None:
+        self._process.send_signal(signum)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout_s: float = 60) -> Outcome:
+        """Wait for the end; a program that does not come to one is killed, and that is a failure."""
+        try:
+            exit_code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"still running after {timeout_s} s; it said:\n{self.stderr}") from None
+        return Outcome(exit_code, self._stdout.read_text(), self.stderr)
+
+
+class Site:
+    """A place for one test: nothing in it comes from outside, and nothing may stay when the test is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "run"
+        self.local = folder / "node-local"
+        self.local.mkdir(parents=True)
+        self._mark = uuid.uuid4().hex
+        self._said = folder / "said"
+        self._said.mkdir()
+        self._started = 0
+
+    # --- programs -------------------------------------------------------------------------------------------------
+
+    def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        return {**kept, "LANG": "C.UTF-8", "TMPDIR": str(self.local), MARK: self._mark, **(changes or {})}
+
+    def start(self, *args: object, env: dict[str, str] | None = None) -> Program:
+        self._started += 1
+        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
+        return Program(argv, self.environ(env), self.folder, self._said / str(self._started))
+
+    def badcjobs(self, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
+        return self.start(*args, env=env).wait(timeout_s)
+
+    def start_run(self, source: Path, *args: object, env: dict[str, str] | None = None) -> Program:
+        return self.start("run", source, "--out", self.out, *QUICK, *args, env=env)
+
+    def run(self, source: Path, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
+        return self.start_run(source, *args, env=env).wait(timeout_s)
+
+    # --- what goes in ---------------------------------------------------------------------------------------------
+
+    def manifest(self, chunks: int = 6, *, name: str = "manifest.csv", prefix: str = "c") -> Path:
+        """Write a manifest and its audio: three chunks to a recording, chunk i with i % 3 loud stretches."""
+        sounds = [
+            make_wav(self.folder / "sounds" / f"{n}.wav", CHUNK_S, 1000, loud=loud(n), tone_hz=100) for n in range(3)
+        ]
+        lines = [MANIFEST_HEADER]
+        for i in range(chunks):
+            audio = self.folder / "audio" / f"{prefix}{i:03d}.wav"
+            audio.parent.mkdir(exist_ok=True)
+            audio.write_bytes(sounds[i % 3].read_bytes())
+            start_ms = i % 3 * 600
+            lines.append(f"rec{i // 3},{prefix}{i:03d},{audio},{start_ms},{start_ms + 600},0,,")
+        path = self.folder / name
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def script(self, name: str, text: str) -> Path:
+        """Write a shell script; commands of a shell are the quickest programs there are."""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    # --- what comes out -------------------------------------------------------------------------------------------
+
+    def task_databases(self) -> list[Path]:
+        return sorted(self.out.glob("tasks/*.sqlite"))
+
+    def task_database(self) -> Path:
+        (database,) = self.task_databases()
+        return database
+
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Ask every task database; a folder without any has no rows."""
+        return [row for database in self.task_databases() for row in rows(database, sql, *values)]
+
+    def count(self, table: str, where: str = "1") -> int:
+        return sum(many for (many,) in self.rows(f"SELECT count(*) FROM {table} WHERE {where}"))
+
+    def now(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Ask the node-local files of a task that runs; what is published is always a little older."""
+        found = []
+        for live in sorted(self.local.glob("*/*.sqlite")):
+            try:
+                found += rows(live, sql, *values)
+            except sqlite3.OperationalError:
+                continue  # it has no tables yet, or is gone already
+        return found
+
+    def count_now(self, table: str, where: str = "1") -> int:
+        return sum(many for (many,) in self.now(f"SELECT count(*) FROM {table} WHERE {where}"))
+
+    def merged(self) -> Path:
+        """Merge the run and return its job database."""
+        done = self.badcjobs("merge", self.out)
+        assert done.exit_code == 0, done.stderr
+        return self.out / "job.sqlite"
+
+    # --- who is there ---------------------------------------------------------------------------------------------
+
+    def processes(self, doing: str = "") -> list[psutil.Process]:
+        """Return the processes of this test, or those with a word in their command line."""
+        return [process for process in psutil.process_iter() if self._is_ours(process, doing)]
+
+    def recorders(self) -> list[psutil.Process]:
+        return self.processes("badcjobs.recording")
+
+    def workers(self) -> list[psutil.Process]:
+        return self.processes("badcjobs.workers.demo_worker")
+
+    def close(self) -> None:
+        """See everybody off; whoever is still there after a while is ended, and the test has failed."""
+        try:
+            wait_for(lambda: not self.processes(), "every process has ended", timeout_s=10)
+        finally:
+            for process in self.processes():
+                process.kill()
+
+    def _is_ours(self, process: psutil.Process, doing: str) -> bool:
+        try:
+            if process.environ().get(MARK) != self._mark or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return doing in " ".join(process.cmdline())
+        except psutil.Error:
+            return False  # gone meanwhile, or somebody else's
+
+
+def loud(stretches: int) -> list[tuple[float, float]]:
+    """Return where a chunk with so many loud stretches has them, in seconds."""
+    return [(0.1, 0.2), (0.3, 0.5)][:stretches]
+
+
+def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    """Ask one database."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+        return db.execute(sql, values).fetchall()
+
+
+def array_task(index: int, indices: Sequence[int], *, step: int = 1, job_id: int = 4821) -> dict[str, str]:
+    """Return the variables that Slurm sets for one task of an array; a list of indices has step 1."""
+    return {
+        "SLURM_JOB_ID": str(job_id + 1 + index),
+        "SLURM_ARRAY_JOB_ID": str(job_id),
+        "SLURM_ARRAY_TASK_ID": str(index),
+        "SLURM_ARRAY_TASK_MIN": str(min(indices)),
+        "SLURM_ARRAY_TASK_MAX": str(max(indices)),
+        "SLURM_ARRAY_TASK_STEP": str(step),
+        "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+        "SLURMD_NODENAME": "gpu-01",
+    }
+
+
+def assert_refused(outcome: Outcome, exit_code: int, *words: str) -> None:
+    """Check that a command said no in our way: what, why or a line to paste, no traceback, nothing on stdout."""
+    assert outcome.exit_code == exit_code, outcome.stderr
+    assert "badcjobs: error: " in outcome.stderr
+    assert "\n  try: " in outcome.stderr or "\n  why: " in outcome.stderr, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert outcome.stdout == ""
+    for word in words:
+        assert word in outcome.stderr

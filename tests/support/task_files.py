@@ -1,0 +1,112 @@
+"""Task databases for tests, written and published by the same hands as in a real task."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from badcjobs.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
+from badcjobs.store.publish import publish
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
+
+START_MS = 1_800_000_000_000
+LOUD = Detection(100, 600, "LOUD", 0.9, "Loud sound")
+
+
+def make_chunk(chunk_id: str, recording_id: str = "rec", seconds: float | None = 30) -> Chunk:
+    end_ms = None if seconds is None else round(seconds * 1000)
+    return Chunk(recording_id, chunk_id, f"{chunk_id}.wav", f"/data/{chunk_id}.wav", 0, end_ms)
+
+
+def make_device(index: int = 0) -> Device:
+    return Device(str(index), "test", index, f"GPU-{index}", "Tesla V100", "nvml", 16 * 2**30, 300.0)
+
+
+@dataclass
+class TaskFile:
+    """One attempt of one array task; ``write`` makes its database in ``folder``/tasks."""
+
+    folder: Path
+    index: int = 0
+    job_id: str = "4821"
+    restart: int = 0
+    node: str = "gpu1"
+    states: Mapping[str, str] = field(default_factory=dict)  # chunk → its final state
+    labels: Sequence[str] = ("LOUD",)  # what every chunk that is done has heard
+    devices: int = 1
+    samples: int = 3
+    reading: Reading = field(default_factory=lambda: Reading(utilization_percent=80, power_w=250.0))
+    gaps: Sequence[tuple[int, int, str]] = ()  # from, to (ms from the start), reason
+    started_at_ms: int = START_MS
+    ended_at_ms: int | None = START_MS + 10_000
+    chunk_ended_at_ms: int = START_MS + 5_000
+    verdict: str = "done"
+    telemetry: bool = True
+
+    @property
+    def key(self) -> TaskKey:
+        return TaskKey(self.job_id, self.index, self.restart, self.node)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "tasks" / f"{self.key.name}.sqlite"
+
+    def write(self) -> Path:
+        """Write both live files as a task does, publish them, and return the published file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as local:
+            wrapper, recorder = Path(local) / "wrapper.sqlite", Path(local) / "recorder.sqlite"
+            with closing(TaskWriter(wrapper, self.key)) as writer:
+                self._write_work(writer)
+                with closing(TelemetryWriter(recorder, self.key.task_id)) as telemetry:
+                    self._write_telemetry(telemetry, [writer.device_id(d) for d in self._granted])
+                publish([wrapper, recorder], self.path)
+        return self.path
+
+    @property
+    def _granted(self) -> list[Device]:
+        return [make_device(index) for index in range(self.devices)]
+
+    def _write_work(self, writer: TaskWriter) -> None:
+        allocation = Allocation(True, self.job_id, self.node, array_index=self.index, cpus=4)
+        writer.begin_task(
+            allocation,
+            started_at_ms=self.started_at_ms,
+            pid=42,
+            version="0.1.0",
+            engine="demo",
+            telemetry=self.telemetry,
+        )
+        writer.add_devices(self._granted)
+        writer.set_plan(devices=self.devices, workers=self.devices)
+        writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
+        worker_id = writer.worker_started(device_id=None, pid=7, engine="demo", at_ms=self.started_at_ms)
+        for name, state in self.states.items():
+            if state == "skipped":
+                with closing(sqlite3.connect(writer.path)) as db, db:
+                    db.execute("UPDATE chunk SET status = 'skipped' WHERE chunk_id = ?", (name,))
+            elif state != "pending":
+                result = self._result(name, state)
+                writer.attempt_ended(result, status=state, try_number=1, worker_id=worker_id, device_id=None)
+        if self.ended_at_ms is not None:
+            writer.end_task(ended_at_ms=self.ended_at_ms, exit_code=0, verdict=self.verdict)
+
+    def _result(self, name: str, state: str) -> ChunkResult:
+        times = (self.chunk_ended_at_ms - 1000, self.chunk_ended_at_ms)
+        if state == "done":
+            heard = tuple(Detection(100, 600, label, 0.9, f"{label} sound") for label in self.labels)
+            return ChunkResult(make_chunk(name), *times, heard, audio_s=30.0)
+        return ChunkResult(make_chunk(name), *times, error_class="bad_audio", error=f"{name}: no luck")
+
+    def _write_telemetry(self, telemetry: TelemetryWriter, device_ids: list[int]) -> None:
+        for tick in range(self.samples):
+            at_ms = self.started_at_ms + tick * 1000
+            host = HostReading(12.5, 4 * 2**30, 16 * 2**30)
+            telemetry.write_tick(at_ms, [(device_id, self.reading) for device_id in device_ids], host)
+        for from_ms, to_ms, reason in self.gaps:
+            telemetry.open_gap(None, None, self.started_at_ms + from_ms, self.started_at_ms + to_ms, reason)

@@ -1,0 +1,84 @@
+"""The template of --command: its words and placeholders, checked before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.workers.command import PLACEHOLDERS, CommandEngine, parse_command
+from badcjobs.workers.launch import SubprocessLauncher
+
+
+def refusal(template: str) -> BadInput:
+    with pytest.raises(BadInput) as refused:
+        parse_command(template)
+    assert refused.value.exit_code == 2
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("prog {input} {output}", ["prog", "{input}", "{output}"]),
+        ("prog --in={input} -o{output}", ["prog", "--in={input}", "-o{output}"]),
+        ("'my prog' \"{input}\" {output}", ["my prog", "{input}", "{output}"]),
+        ("sh -c 'cat {input} > {output}'", ["sh", "-c", "cat {input} > {output}"]),
+        (r"prog {input} {output} a\ b", ["prog", "{input}", "{output}", "a b"]),
+    ],
+)
+def test_a_command_is_split_as_a_shell_splits_it(template: str, words: list[str]) -> None:
+    assert parse_command(template) == words
+
+
+def test_every_placeholder_of_the_contract_is_known() -> None:
+    assert set(PLACEHOLDERS) == {"input", "output", "device", "device_index", "chunk_id", "recording_id"}
+    parse_command(" ".join(["prog", *(f"{{{name}}}" for name in PLACEHOLDERS)]))
+
+
+@pytest.mark.parametrize(
+    ("template", "faults"),
+    [
+        ("prog", ["{input} is missing", "{output} is missing"]),
+        ("prog {input}", ["{output} is missing"]),
+        ("prog {inputs} {output}", ["{inputs} is not a placeholder", "{input} is missing"]),
+        ("prog {input} {output} {}", ["{} is not a placeholder"]),
+        ("prog {input} {output} {0}", ["{0} is not a placeholder"]),
+        ("prog {input} {output} {device.uuid}", ["{device.uuid} is not a placeholder"]),
+        ("", ["{input} is missing", "{output} is missing"]),
+    ],
+)
+def test_all_faults_of_a_template_are_named_at_once(template: str, faults: list[str]) -> None:
+    refused = refusal(template)
+    assert refused.what == f"--command {template!r}: " + ", ".join(faults)
+    assert "{input} {output} {device}" in (refused.why or "")
+    assert "--command 'program {input} {output}'" in (refused.fix or "")
+
+
+@pytest.mark.parametrize("template", ["prog {input} {output", "prog {input} {output} }", "prog '{input} {output}"])
+def test_a_template_that_cannot_be_read_is_refused_with_the_reason(template: str) -> None:
+    refused = refusal(template)
+    assert refused.what == f"--command {template!r} cannot be read"
+    assert refused.why
+
+
+@pytest.mark.parametrize("template", ["prog {input} {output:>9q}", "prog {input!x} {output}", "prog {input:{output}}"])
+def test_a_placeholder_with_a_format_of_its_own_is_refused_now_not_at_the_first_chunk(template: str) -> None:
+    assert refusal(template).what.startswith(f"--command {template!r}")
+
+
+def test_braces_are_written_twice() -> None:
+    assert parse_command("awk '{{print $1}}' {input} {output}")[1] == "{{print $1}}"
+
+
+def test_a_program_that_is_not_there_is_found_out_before_the_first_chunk() -> None:
+    engine = CommandEngine(
+        "no-such-program {input} {output}",
+        environ={"PATH": "/usr/bin:/bin"},
+        launcher=SubprocessLauncher("test"),
+        clock=SystemClock(),
+    )
+    with pytest.raises(NotHere) as refused:
+        engine.check()
+    assert "'no-such-program'" in refused.value.what
+    assert refused.value.exit_code == 3

@@ -1,0 +1,160 @@
+"""The demo engine's ears: every plain kind of WAV, and honest about the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import subprocess
+import sys
+import time
+import wave
+from pathlib import Path
+
+import pytest
+from support.audio import make_wav
+
+from badcjobs.errors import BadInput
+from badcjobs.workers.demo_worker import analyse, parse_arguments
+
+RATE = 8000
+
+
+def write(path: Path, levels: list[tuple[float, float]], *, width: int = 2, channels: int = 1) -> str:
+    """Write stretches of (seconds, loudness of full scale) in any sample width."""
+    full = (1 << (8 * width - 1)) - 1
+    raw = bytearray()
+    for seconds, loudness in levels:
+        for number in range(round(seconds * RATE)):
+            value = round(full * loudness) * (1 if number % 2 else -1)
+            sample = (value + 128).to_bytes(1, "little") if width == 1 else value.to_bytes(width, "little", signed=True)
+            raw += sample * channels
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(RATE)
+        file.writeframes(bytes(raw))
+    return str(path)
+
+
+def ask(*questions: str, args: tuple[str, ...] = ()) -> list[dict[str, object]]:
+    """Put the questions to a real worker process and return its answers."""
+    lines = "".join(json.dumps({"audio": path}) + "\n" for path in questions)
+    done = subprocess.run(
+        [sys.executable, "-m", "badcjobs.workers.demo_worker", *args],
+        input=lines, capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4], ids=["8 bit", "16 bit", "24 bit", "32 bit"])
+@pytest.mark.parametrize("channels", [1, 2], ids=["mono", "stereo"])
+def test_loud_stretches_are_found_at_their_times_in_every_width(tmp_path: Path, width: int, channels: int) -> None:
+    path = write(tmp_path / "a.wav", [(0.5, 0.01), (0.3, 0.8), (0.7, 0.02), (0.5, 0.4)], width=width, channels=channels)
+    answer = analyse(path, 0.25)
+    assert answer["audio_s"] == 2.0
+    found = answer["detections"]
+    assert isinstance(found, list)
+    assert [row[:2] for row in found] == [[500, 800], [1500, 2000]]
+    assert [row[2] for row in found] == [pytest.approx(0.8, abs=0.01), pytest.approx(0.4, abs=0.01)]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_silence_has_its_length_and_nothing_in_it(tmp_path: Path, width: int) -> None:
+    assert analyse(write(tmp_path / "a.wav", [(1, 0.0)], width=width), 0.25) == {"audio_s": 1.0, "detections": []}
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_full_scale_is_one(tmp_path: Path, width: int) -> None:
+    [[start_ms, end_ms, score]] = analyse(write(tmp_path / "a.wav", [(0.5, 1.0)], width=width), 0.25)["detections"]  # type: ignore[misc]
+    assert (start_ms, end_ms) == (0, 500)
+    assert 0.98 <= score <= 1.0
+
+
+def test_one_loud_channel_of_two_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(struct.pack("<2h", 0, 20_000) * RATE)
+    assert [row[:2] for row in analyse(str(path), 0.25)["detections"]] == [[0, 1000]]  # type: ignore[attr-defined]
+
+
+def test_the_threshold_decides_what_is_loud(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", [(0.5, 0.3), (0.5, 0.6)])
+    assert len(analyse(path, 0.7)["detections"]) == 0  # type: ignore[arg-type]
+    assert [row[:2] for row in analyse(path, 0.5)["detections"]] == [[500, 1000]]  # type: ignore[attr-defined]
+    assert [row[:2] for row in analyse(path, 0.2)["detections"]] == [[0, 1000]]  # type: ignore[attr-defined]
+
+
+def test_a_header_without_audio_is_a_recording_of_no_length(tmp_path: Path) -> None:
+    assert analyse(write(tmp_path / "a.wav", []), 0.25) == {"audio_s": 0.0, "detections": []}
+
+
+def header(*, rate: int = RATE, bits: int = 16, channels: int = 1, kind: int = 1, data: bytes = b"\0" * 64) -> bytes:
+    frame = max(1, channels * ((bits + 7) // 8))
+    fmt = struct.pack("<HHIIHH", kind, channels, rate, rate * frame, frame, bits)
+    body = b"WAVEfmt " + struct.pack("<I", 16) + fmt + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def good() -> bytes:
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(b"\1\2" * RATE)
+    return stream.getvalue()
+
+
+BAD = {
+    "zero bytes": b"",
+    "text": b"this is not audio at all" * 9,
+    "cut in the header": good()[:30],
+    "cut in the audio": good()[:-RATE],
+    "cut in a sample": good()[:-3],
+    "floating point": header(kind=3, bits=32),
+    "64 bit": header(bits=64),
+    "40 bit": header(bits=40),
+    "no rate": header(rate=0),
+    "no channel": header(channels=0),
+    "a header for audio without an end": good()[:40] + b"\xff\xff\xff\xff" + good()[44:],
+}
+
+
+def test_bad_audio_is_told_with_path_and_reason_and_the_worker_goes_on(tmp_path: Path) -> None:
+    fine = write(tmp_path / "fine.wav", [(0.2, 0.9)])
+    bad = []
+    for name, content in BAD.items():
+        bad.append(tmp_path / f"{name}.wav")
+        bad[-1].write_bytes(content)
+    bad.append(tmp_path / "gone.wav")
+    bad.append(tmp_path)
+    answers = ask(fine, *(question for path in bad for question in (str(path), fine)))
+    assert answers[::2] == [{"audio_s": 0.2, "detections": [[0, 200, 0.9]]}] * (len(bad) + 1)
+    for path, answer in zip(bad, answers[1::2], strict=True):
+        assert answer["error_class"] == "bad_audio", path
+        said = str(answer["error"])
+        assert said.startswith(f"{path}: ") and len(said) > len(f"{path}: ") + 3, said
+
+
+def test_a_file_name_with_anything_in_it_comes_through(tmp_path: Path) -> None:
+    [answer] = ask(str(make_wav(tmp_path / 'été "x"\n☃.wav', 0.5)))
+    assert answer["audio_s"] == 0.5
+
+
+def test_burning_takes_the_time_it_was_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", [(0.1, 0.0)])
+    start_s = time.monotonic()
+    ask(path, path, args=("--burn-s=0.2",))
+    assert time.monotonic() - start_s >= 0.4
+
+
+@pytest.mark.parametrize("args", [["--burn-s=much"], ["--unknown"], ["extra"], ["--threshold"]])
+def test_wrong_arguments_are_refused_before_any_worker_starts(args: list[str]) -> None:
+    with pytest.raises(BadInput, match="the demo engine does not understand its arguments") as refused:
+        parse_arguments(args)
+    assert "--burn-s" in (refused.value.fix or "")

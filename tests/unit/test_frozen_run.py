@@ -1,0 +1,133 @@
+"""run.toml: frozen by the first task, and binding for all the others."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from badcjobs.config import RunSettings, make_settings
+from badcjobs.errors import BadInput
+from badcjobs.frozen_run import FrozenRun, check_against, freeze
+from badcjobs.model import ArrayShape
+
+SETTINGS = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def frozen(chosen: RunSettings = SETTINGS, array: ArrayShape | None = None, cwd: str = "/data") -> FrozenRun:
+    return FrozenRun.of(chosen, array, Path(cwd))
+
+
+def test_the_first_task_writes_the_file_and_a_later_one_reads_what_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    assert FrozenRun.read(path) is None
+    first = frozen(array=ArrayShape(1, 4, 3))
+    assert freeze(path, first, "0.1.0") == first
+    assert freeze(path, frozen(replace(SETTINGS, retries=9)), "0.2.0") == first
+    assert FrozenRun.read(path) == first
+    assert 'written_by = "badcjobs 0.1.0"' in path.read_text()
+    assert names_in(tmp_path) == ["run.toml"]
+
+
+def test_of_many_tasks_that_start_together_exactly_one_is_first(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    fork = multiprocessing.get_context("fork")
+    barrier, answers = fork.Barrier(6), fork.SimpleQueue()
+
+    def start(retries: int) -> None:
+        barrier.wait()
+        answers.put(freeze(path, frozen(replace(SETTINGS, retries=retries)), "0.1.0").settings["retries"])
+
+    tasks = [fork.Process(target=start, args=(number,)) for number in range(6)]
+    for task in tasks:
+        task.start()
+    seen = {answers.get() for _ in tasks}
+    for task in tasks:
+        task.join()
+    assert seen == {FrozenRun.read(path).settings["retries"]}  # type: ignore[union-attr]
+    assert names_in(tmp_path) == ["run.toml"]
+
+
+def test_paths_are_absolute_but_links_stay_links(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "key.csv").touch()
+    (tmp_path / "m.csv").symlink_to("data/key.csv")
+    run = frozen(replace(SETTINGS, source=("m.csv", "/abs/x.csv", "../y.csv"), root="audio"), cwd=str(tmp_path))
+    assert run.settings["source"] == (f"{tmp_path}/m.csv", "/abs/x.csv", f"{tmp_path.parent}/y.csv")
+    assert run.settings["root"] == f"{tmp_path}/audio"
+
+
+def test_tasks_that_say_the_same_from_different_folders_agree() -> None:
+    here = frozen(replace(SETTINGS, source=("july/m.csv",)), cwd="/data")
+    there = frozen(replace(SETTINGS, source=("m.csv",)), cwd="/data/july")
+    check_against(here, there, Path("run.toml"))
+
+
+def test_what_may_differ_between_tasks_is_not_frozen() -> None:
+    one = frozen(replace(SETTINGS, simulate=2, max_gpus=1, grace_s=5.0, shard="0/2", resume=False, telemetry=False))
+    check_against(one, frozen(), Path("run.toml"))
+    assert set(one.settings) == {"source", "engine", "engine_arg", "interval", "retries"}
+
+
+def test_every_setting_that_differs_is_named_with_both_values() -> None:
+    now = frozen(replace(SETTINGS, retries=5, engine_args=("--burn-s=1",), root="audio", interval_s=0.5))
+    with pytest.raises(BadInput) as refused:
+        check_against(frozen(), now, Path("runs/july/run.toml"))
+    assert refused.value.what == "engine_arg, interval, retries, root: not as in runs/july/run.toml"
+    assert (refused.value.why or "").splitlines() == [
+        'engine_arg was [], now ["--burn-s=1"]',
+        "interval was 1.0, now 0.5",
+        "retries was 2, now 5",
+        'root was (not set), now "/data/audio"',
+    ]
+    assert refused.value.exit_code == 2
+
+
+def test_a_whole_number_written_by_hand_for_a_fraction_is_no_difference(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(frozen().to_toml("0.1.0").replace("interval = 1.0", "interval = 1"))
+    written = FrozenRun.read(path)
+    assert written is not None
+    check_against(written, frozen(), path)
+
+
+def test_the_file_can_be_given_as_config(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    chosen = replace(SETTINGS, source=("/data/m.csv",), engine_args=("--burn-s=0.1",), interval_s=0.25, retries=4)
+    freeze(path, frozen(chosen, ArrayShape(0, 1, 4)), "0.1.0")
+    assert make_settings(chosen.out, {}, path) == chosen
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(args=st.lists(texts, max_size=3), command=st.none() | texts, interval_s=st.floats(0.01, 1e6))
+def test_any_text_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, args: list[str], command: str | None, interval_s: float
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-run.toml"
+    run = frozen(replace(SETTINGS, engine_args=tuple(args), command=command, interval_s=interval_s))
+    path.write_text(run.to_toml("0.1.0"), encoding="utf-8")
+    assert FrozenRun.read(path) == run
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no toml at all", "[array]\nfirst = 0\n", "[array]\nfirst = 0\nstep = 1\ncount = 2\nlast = 3\n", "run = 3\n",
+     "array = 7\n", '[array]\nfirst = "a"\nstep = 1\ncount = 2\n'],
+)  # fmt: skip
+def test_a_file_that_somebody_broke_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as refused:
+        FrozenRun.read(path)
+    assert str(path) in refused.value.what

@@ -1,0 +1,231 @@
+"""Engine programs as processes: deaf to Slurm's signals, gone with their wrapper, one device in sight."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from badcjobs.model import Device, WorkerPlan
+from badcjobs.seams import Process
+from badcjobs.workers.launch import TASK_MARK, SubprocessLauncher, last_lines, worker_environment
+from badcjobs.workers.leftovers import end_leftovers
+
+SLEEP = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
+ENVIRON = {"PATH": os.environ["PATH"]}
+
+
+def is_running(pid: int) -> bool:
+    """Say whether a process is there; in a container nobody may come to bury the dead."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(happens: Callable[[], bool], timeout_s: float = 5) -> bool:
+    end_s = time.monotonic() + timeout_s
+    while not happens():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def launcher() -> SubprocessLauncher:
+    return SubprocessLauncher(f"4821_7.r0.test-{os.getpid()}")
+
+
+@pytest.fixture
+def start(launcher: SubprocessLauncher, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start_one(argv: list[str] = SLEEP, **options: bool) -> Process:
+        log = tmp_path / f"{len(started)}.log"
+        process = launcher.start(argv, env=ENVIRON, cwd=None, stderr=log, **options)
+        started.append(process)
+        if argv is SLEEP:
+            assert wait_until(lambda: "ready" in log.read_text())
+        return process
+
+    yield start_one
+    for process in started:
+        launcher.signal(process, signal.SIGKILL)
+        process.wait()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_a_worker_is_deaf_to_the_signals_that_slurm_sends_to_everybody(
+    start: Callable[..., Process], signum: int
+) -> None:
+    worker = start()
+    os.kill(worker.pid, signum)
+    time.sleep(0.1)
+    assert worker.poll() is None
+
+
+def test_a_program_we_do_not_know_hears_term_but_no_warning(start: Callable[..., Process]) -> None:
+    program = start(hears_term=True)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        os.kill(program.pid, signum)
+    time.sleep(0.1)
+    assert program.poll() is None
+    os.kill(program.pid, signal.SIGTERM)
+    assert program.wait(5) == -signal.SIGTERM
+
+
+def test_the_launcher_ends_the_whole_group(start: Callable[..., Process], launcher: SubprocessLauncher) -> None:
+    shell = start(["sh", "-c", "sleep 60 & sleep 60"])
+    assert wait_until(lambda: len(psutil.Process(shell.pid).children()) == 2)
+    children = [child.pid for child in psutil.Process(shell.pid).children()]
+    launcher.signal(shell, signal.SIGKILL)
+    assert shell.wait(5) == -signal.SIGKILL
+    assert wait_until(lambda: not any(map(is_running, children)))
+
+
+def test_signalling_a_program_that_has_ended_does_no_harm(
+    start: Callable[..., Process], launcher: SubprocessLauncher
+) -> None:
+    ended = start(["true"])
+    assert ended.wait(5) == 0
+    launcher.signal(ended, signal.SIGKILL)
+
+
+def test_a_ctrl_c_in_our_own_group_does_not_reach_a_worker(start: Callable[..., Process]) -> None:
+    assert os.getpgid(start().pid) != os.getpgid(0)
+
+
+@pytest.mark.parametrize("hears_term", [False, True])
+def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path, hears_term: bool) -> None:
+    wrapper_code = f"""
+import sys, time
+from pathlib import Path
+from badcjobs.workers.launch import SubprocessLauncher
+launcher = SubprocessLauncher("doomed")
+worker = launcher.start(["sleep", "60"], env={{"PATH": {ENVIRON["PATH"]!r}}}, cwd=None,
+                        stderr=Path({str(tmp_path / "log")!r}), hears_term={hears_term})
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+    wrapper = subprocess.Popen([sys.executable, "-c", wrapper_code], stdout=subprocess.PIPE)
+    assert wrapper.stdout is not None
+    worker_pid = int(wrapper.stdout.readline())
+    assert is_running(worker_pid)
+    wrapper.kill()
+    wrapper.wait()
+    wrapper.stdout.close()
+    assert wait_until(lambda: not is_running(worker_pid))
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def test_leftovers_are_found_even_when_they_left_their_group_and_lost_their_parent(
+    start: Callable[..., Process], launcher: SubprocessLauncher, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    daemon = f"(setsid sh -c 'echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file} && exec sleep 60' &)"
+    start(["sh", "-c", daemon]).wait(5)
+    assert wait_until(pid_file.exists)
+    orphan = int(pid_file.read_text())
+    mark = psutil.Process(orphan).environ()[TASK_MARK]
+    assert end_leftovers(mark + "x") == 0
+    assert is_running(orphan)
+    assert end_leftovers(mark) == 1
+    assert wait_until(lambda: not is_running(orphan))
+    assert end_leftovers(mark) == 0
+
+
+def test_the_leftovers_of_other_tasks_are_left_alone(start: Callable[..., Process], tmp_path: Path) -> None:
+    other = start()
+    mine = SubprocessLauncher("mine").start(["sleep", "60"], env=ENVIRON, cwd=None, stderr=tmp_path / "mine.log")
+    assert end_leftovers("mine") == 1
+    assert mine.wait(5) == -signal.SIGKILL
+    assert other.poll() is None
+
+
+# --- pipes, folders, logs ---------------------------------------------------------------------------------------------
+
+
+def test_without_pipes_both_outputs_go_to_the_log_and_there_is_no_input(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    program = start(["sh", "-c", "echo out; echo err >&2; cat; echo end"])
+    assert program.wait(5) == 0
+    assert (tmp_path / "0.log").read_text() == "out\nerr\nend\n"
+
+
+def test_with_pipes_only_errors_go_to_the_log(start: Callable[..., Process], tmp_path: Path) -> None:
+    program = start(["sh", "-c", "echo err >&2; cat"], pipes=True)
+    assert program.stdin is not None and program.stdout is not None
+    program.stdin.write(b"question\n")
+    program.stdin.close()
+    assert program.stdout.read() == b"question\n"
+    assert program.wait(5) == 0
+    assert (tmp_path / "0.log").read_text() == "err\n"
+    program.stdout.close()
+
+
+def test_a_program_that_cannot_be_started_is_an_os_error(launcher: SubprocessLauncher, tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        launcher.start(["/no/such/program"], env=ENVIRON, cwd=None, stderr=tmp_path / "log")
+
+
+def test_the_last_lines_of_a_log_are_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log) == ""
+    log.write_bytes(b"x" * 5000 + "\nfür\n".encode() + b"\xff\n")
+    assert last_lines(log, limit=10) == "xx\nfür\n\ufffd"
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
+
+DEVICE = Device("1", "test", index=1, uuid="GPU-aaaa", name="Tesla V100", backend="nvml")
+
+
+def test_a_worker_sees_only_its_own_device_and_the_rest_as_it_was() -> None:
+    given = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821", "HOME": "/home/b"}
+    env = worker_environment(given, WorkerPlan(0, DEVICE, 7, 3))
+    assert env == {
+        "CUDA_VISIBLE_DEVICES": "GPU-aaaa",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "BADCJOBS_DEVICE_UUID": "GPU-aaaa",
+        "OMP_NUM_THREADS": "3",
+        "SLURM_JOB_ID": "4821",
+        "HOME": "/home/b",
+    }
+    assert given["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_a_device_without_a_uuid_is_shown_by_its_token() -> None:
+    env = worker_environment({}, WorkerPlan(0, Device("2", "no driver library"), 7, 1))
+    assert (env["CUDA_VISIBLE_DEVICES"], env["BADCJOBS_DEVICE_UUID"]) == ("2", "")
+
+
+def test_a_worker_on_the_cpu_sees_no_device_at_all() -> None:
+    env = worker_environment({"CUDA_VISIBLE_DEVICES": "0"}, WorkerPlan(0, None, None, 2))
+    assert (env["CUDA_VISIBLE_DEVICES"], env["BADCJOBS_DEVICE_UUID"]) == ("", "")
+
+
+def test_threads_that_the_user_chose_stay() -> None:
+    assert worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"
+
+
+def test_every_program_carries_the_name_of_its_task(launcher: SubprocessLauncher, tmp_path: Path) -> None:
+    program = launcher.start(["env"], env={**ENVIRON, "A": "b"}, cwd=tmp_path, stderr=tmp_path / "log")
+    assert program.wait(5) == 0
+    told = dict(line.split("=", 1) for line in (tmp_path / "log").read_text().splitlines())
+    assert told[TASK_MARK] == f"4821_7.r0.test-{os.getpid()}"
+    assert told["A"] == "b"
+    assert told.get("PWD", str(tmp_path)) == str(tmp_path)

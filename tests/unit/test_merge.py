@@ -1,0 +1,357 @@
+"""Merging: every attempt is history, a chunk has one final state, and no file is left out unnamed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.databases import query
+from support.powerless import powerless_folder
+from support.task_files import START_MS, TaskFile, make_device
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import Reading
+from badcjobs.store.merge import SourceFile, find_task_databases, merge
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "july"
+
+
+def merged(run: Path, *files: Path) -> list[SourceFile]:
+    """Merge these files, or the whole folder."""
+    target = run / "job.sqlite"
+    return merge(list(files) or find_task_databases([run], target), target, lambda done, of: None)
+
+
+def chunk_states(run: Path) -> dict[str, tuple[str, int]]:
+    """Map a chunk to its final state and the array index it comes from."""
+    sql = "SELECT chunk_id, status, array_index FROM chunk JOIN task USING (task_id)"
+    return {str(name): (str(status), int(str(index))) for name, status, index in query(run / "job.sqlite", sql)}
+
+
+def unread(outcome: list[SourceFile]) -> dict[str, str | None]:
+    return {Path(file.path).name: file.reason for file in outcome if file.status != "merged"}
+
+
+# --- who wins ---------------------------------------------------------------------------------------------------------
+
+ORDER = ["skipped", "pending", "failed", "poison", "done"]
+
+
+@pytest.mark.parametrize(("loser", "winner"), list(itertools.combinations(ORDER, 2)))
+@pytest.mark.parametrize("winner_first", [True, False])
+def test_the_stronger_state_wins_in_either_order(run: Path, loser: str, winner: str, winner_first: bool) -> None:
+    strong = TaskFile(run, index=0, states={"a": winner}, samples=0).write()
+    # The weaker one ended later: that does not help it.
+    weak = TaskFile(run, index=1, states={"a": loser}, samples=0, chunk_ended_at_ms=START_MS + 99_000).write()
+    merged(run, *([strong, weak] if winner_first else [weak, strong]))
+    assert chunk_states(run) == {"a": (winner, 0)}
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "poison"])
+def test_among_equals_the_one_that_ended_last_wins(run: Path, state: str) -> None:
+    late = TaskFile(run, index=0, states={"a": state}, samples=0, chunk_ended_at_ms=START_MS + 9000).write()
+    early = TaskFile(run, index=1, states={"a": state}, samples=0, chunk_ended_at_ms=START_MS + 8000).write()
+    for files in ((late, early), (early, late)):
+        merged(run, *files)
+        assert chunk_states(run) == {"a": (state, 0)}
+
+
+def test_a_tie_is_settled_the_same_way_in_every_order(run: Path) -> None:
+    files = [TaskFile(run, index=index, states={"a": "done", "b": "pending"}, samples=0).write() for index in range(4)]
+    outcomes = set()
+    for seed in range(6):
+        random.Random(seed).shuffle(files)
+        merged(run, *files)
+        outcomes.add(str(chunk_states(run)))
+    assert len(outcomes) == 1
+
+
+def test_only_the_winners_detections_are_kept(run: Path) -> None:
+    TaskFile(run, restart=0, states={"a": "done"}, labels=["OLD", "OLD"], chunk_ended_at_ms=START_MS + 1000).write()
+    TaskFile(run, restart=1, states={"a": "done"}, labels=["NEW"], chunk_ended_at_ms=START_MS + 2000).write()
+    TaskFile(run, restart=2, states={"a": "failed"}, chunk_ended_at_ms=START_MS + 3000).write()
+    merged(run)
+    assert query(run / "job.sqlite", "SELECT label FROM detection") == [("NEW",)]
+    assert query(run / "job.sqlite", "SELECT status, detections FROM chunk") == [("done", 1)]
+
+
+def test_every_attempt_stays_as_history(run: Path) -> None:
+    for restart, state in enumerate(["failed", "failed", "done"]):
+        TaskFile(run, restart=restart, states={"a": state}, samples=0).write()
+    merged(run)
+    assert query(run / "job.sqlite", "SELECT outcome, count(*) FROM attempt GROUP BY 1 ORDER BY 1") == [
+        ("done", 1),
+        ("failed", 2),
+    ]
+    assert query(run / "job.sqlite", "SELECT count(*) FROM task") == [(3,)]
+
+
+def test_a_chunk_that_was_skipped_because_it_was_done_earlier_counts_where_it_was_done(run: Path) -> None:
+    TaskFile(run, index=0, states={"a": "done"}, samples=0).write()
+    TaskFile(run, job_id="4900", index=3, states={"a": "skipped", "b": "done"}, samples=0).write()
+    merged(run)
+    assert chunk_states(run) == {"a": ("done", 0), "b": ("done", 3)}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_merging_twice_gives_the_same_rows(run: Path) -> None:
+    for index in range(3):
+        TaskFile(run, index=index, states={f"c{index}": "done"}).write()
+    merged(run)
+    tables = ("task", "chunk", "attempt", "sample", "host_sample", "detection", "device", "worker", "source_file")
+    before = {table: query(run / "job.sqlite", f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables}
+    merged(run)
+    assert before == {table: query(run / "job.sqlite", f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables}
+
+
+def test_a_copy_of_a_task_is_named_and_counted_once(run: Path) -> None:
+    original = TaskFile(run, states={"a": "done"}).write()
+    shutil.copy(original, original.with_name("copy.sqlite"))
+    assert unread(merged(run)) == {"copy.sqlite": "the same task (4821_0.r0.gpu1) as tasks/4821_0.r0.gpu1.sqlite"}
+    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(3,)]
+    assert query(run / "job.sqlite", "SELECT path, status FROM source_file ORDER BY path") == [
+        ("tasks/4821_0.r0.gpu1.sqlite", "merged"),
+        ("tasks/copy.sqlite", "skipped"),
+    ]
+
+
+def damage(path: Path) -> dict[str, bytes]:
+    good = path.read_bytes()
+    newer = bytearray(good)
+    newer[60:64] = (99).to_bytes(4, "big")
+    foreign = bytearray(good)
+    foreign[68:72] = b"\0\0\0\0"
+    torn = bytearray(good)
+    torn[4096 : len(good) - 4096] = b"\xa5" * (len(good) - 8192)
+    return {
+        "empty": b"",
+        "text": b"this is no database\n" * 300,
+        "garbage": bytes(range(256)) * 64,
+        "half": good[: len(good) // 2],
+        "one-page": good[:4096],
+        "header-only": good[:50],
+        "torn": bytes(torn),
+        "foreign": bytes(foreign),
+        "newer": bytes(newer),
+    }
+
+
+def test_every_damaged_file_is_named_with_its_reason_and_the_others_are_merged(run: Path) -> None:
+    good = TaskFile(run, index=0, states={"a": "done", "b": "failed"}).write()
+    donor = TaskFile(run, index=1, states={f"c{n}": "done" for n in range(100)}, samples=300).write()
+    bad = damage(donor)
+    for name, content in bad.items():
+        (run / "tasks" / f"{name}.sqlite").write_bytes(content)
+    donor.unlink()
+    outcome = merged(run)
+    reasons = unread(outcome)
+    assert set(reasons) == {f"{name}.sqlite" for name in bad}
+    assert all(reasons.values())
+    assert reasons["empty.sqlite"] == "the file is empty"
+    assert reasons["foreign.sqlite"] == "not a badcjobs database"
+    assert reasons["newer.sqlite"] == "schema 99; this badcjobs reads up to 1"
+    assert [file.path for file in outcome if file.status == "merged"] == [f"tasks/{good.name}"]
+    assert query(run / "job.sqlite", "SELECT chunk_id FROM chunk ORDER BY 1") == [("a",), ("b",)]
+    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(3,)]
+    assert query(run / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_file_that_breaks_in_the_middle_leaves_none_of_its_rows(run: Path) -> None:
+    TaskFile(run, index=0, states={"a": "done"}, samples=1).write()
+    broken = TaskFile(run, index=1, states={f"c{n}": "done" for n in range(400)}, samples=2000).write()
+    [(root,)] = query(broken, "SELECT rootpage FROM sqlite_master WHERE name = 'detection'")
+    content = bytearray(broken.read_bytes())
+    start = (int(str(root)) - 1) * 4096
+    content[start : start + 4096] = b"\xff" * 4096
+    broken.write_bytes(content)
+    reasons = unread(merged(run))
+    assert set(reasons) == {broken.name}
+    assert "malformed" in str(reasons[broken.name])
+    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(1,)]
+    assert chunk_states(run) == {"a": ("done", 0)}
+
+
+def test_a_link_to_nothing_and_a_folder_are_named(run: Path) -> None:
+    TaskFile(run, states={"a": "done"}).write()
+    (run / "tasks" / "gone.sqlite").symlink_to("nowhere")
+    (run / "tasks" / "folder.sqlite").mkdir()
+    reasons = unread(merged(run))
+    assert set(reasons) == {"gone.sqlite", "folder.sqlite"}
+    assert all(reasons.values())
+    assert chunk_states(run) == {"a": ("done", 0)}
+
+
+def test_a_file_we_may_not_read_is_named() -> None:
+    with powerless_folder() as folder:
+        TaskFile(folder / "july", index=0, states={"a": "done"}).write()
+        closed = TaskFile(folder / "july", index=1, states={"b": "done"}).write()
+        closed.chmod(0)
+        assert unread(merged(folder / "july")) == {closed.name: "unable to open database file"}
+
+
+def test_two_readings_of_one_instant_do_not_cost_the_task(run: Path) -> None:
+    task = TaskFile(run, states={"a": "done"}, samples=2)
+    path = task.write()
+    with closing(sqlite3.connect(path)) as db, db:
+        for table in ("sample", "host_sample"):
+            db.execute(f"INSERT INTO {table} SELECT * FROM {table} LIMIT 1")
+    assert unread(merged(run)) == {}
+    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(2,)]
+    assert query(run / "job.sqlite", "SELECT count(*) FROM host_sample") == [(2,)]
+
+
+def test_the_inputs_are_never_touched(run: Path) -> None:
+    path = TaskFile(run, states={"a": "done"}).write()
+    before = (path.read_bytes(), path.stat().st_mtime_ns)
+    merged(run)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name]
+
+
+def test_a_job_database_that_readers_have_open_is_replaced_not_changed(run: Path) -> None:
+    TaskFile(run, index=0, states={"a": "done"}).write()
+    merged(run)
+    with closing(sqlite3.connect(f"file:{run}/job.sqlite?mode=ro&immutable=1", uri=True)) as reader:
+        assert reader.execute("SELECT count(*) FROM chunk").fetchone() == (1,)
+        TaskFile(run, index=1, states={"b": "done"}).write()
+        merged(run)
+        assert reader.execute("SELECT count(*) FROM chunk").fetchone() == (1,)
+    assert query(run / "job.sqlite", "SELECT count(*) FROM chunk") == [(2,)]
+    assert sorted(path.name for path in run.iterdir()) == ["job.sqlite", "tasks"]
+
+
+def test_a_target_that_cannot_be_written_is_a_database_problem(run: Path) -> None:
+    path = TaskFile(run, states={"a": "done"}).write()
+    (run / "file").touch()
+    with pytest.raises(DatabaseProblem, match="cannot be written") as refused:
+        merge([path], run / "file" / "job.sqlite", lambda done, of: None)
+    assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_a_disk_too_full_for_the_merge_is_a_database_problem_and_the_old_file_stays(run: Path, share: float) -> None:
+    for index in range(3):
+        TaskFile(run, index=index, states={f"c{n}": "done" for n in range(500)}, samples=4000).write()
+    merged(run)
+    room = int(share * (run / "job.sqlite").stat().st_size)
+    (run / "job.sqlite").write_bytes(b"old")
+    code = f"""
+import resource
+from pathlib import Path
+from badcjobs.errors import DatabaseProblem
+from badcjobs.store.merge import find_task_databases, merge
+run = Path({str(run)!r})
+files = find_task_databases([run], run / "job.sqlite")
+resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))  # no file may grow beyond this, as on a full disk
+try:
+    merge(files, run / "job.sqlite", lambda done, of: None)
+except DatabaseProblem as problem:
+    print(problem)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert "job.sqlite cannot be made" in done.stdout
+    assert (run / "job.sqlite").read_bytes() == b"old"
+
+
+# --- which files ------------------------------------------------------------------------------------------------------
+
+
+def test_files_and_folders_may_be_given_in_any_mixture_and_are_found_once(run: Path) -> None:
+    files = [TaskFile(run, index=index, states={"a": "done"}).write() for index in range(3)]
+    other = TaskFile(run.with_name("august"), states={"b": "done"}).write()
+    target = run / "job.sqlite"
+    assert find_task_databases([run], target) == files
+    assert find_task_databases([run / "tasks"], target) == files
+    assert find_task_databases([files[1], run, other], target) == sorted([*files, other])
+
+
+def test_unfinished_copies_and_job_databases_are_no_task_databases(run: Path) -> None:
+    path = TaskFile(run, states={"a": "done"}).write()
+    (run / "tasks" / f".{path.name}.gpu1.99.tmp").touch()
+    (run / "tasks" / ".hidden.sqlite").touch()
+    (run / "job.sqlite").touch()
+    (run / "other-job.sqlite").touch()
+    assert find_task_databases([run], run / "other-job.sqlite") == [path]
+
+
+@pytest.mark.parametrize("what", ["missing", "empty"])
+def test_a_folder_without_task_databases_is_a_problem_with_a_line_to_paste(run: Path, what: str) -> None:
+    if what == "empty":
+        run.mkdir()
+    with pytest.raises(DatabaseProblem) as refused:
+        find_task_databases([run], run / "job.sqlite")
+    assert str(run) in refused.value.what
+    assert (refused.value.fix or "").startswith("badcjobs merge ")
+
+
+def test_progress_is_told_file_by_file(run: Path) -> None:
+    files = [TaskFile(run, index=index, states={"a": "done"}).write() for index in range(3)]
+    told: list[tuple[int, int]] = []
+    merge(files, run / "job.sqlite", lambda done, of: told.append((done, of)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_nothing_is_left_in_the_scratch_space(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    merged(run, TaskFile(run, states={"a": "done"}).write())
+    assert os.listdir(scratch) == []  # noqa: PTH208
+
+
+# --- the views --------------------------------------------------------------------------------------------------------
+
+
+def test_the_views_answer_the_common_questions(run: Path) -> None:
+    TaskFile(
+        run, index=0, states={"a": "done", "b": "failed", "c": "poison"}, devices=2, samples=5,
+        reading=Reading(utilization_percent=60, memory_used_bytes=2**30, temperature_c=55, power_w=100.0, energy_j=9.0),
+        gaps=[(1000, 3000, "the recorder was late")],
+    ).write()  # fmt: skip
+    TaskFile(run, index=1, states={"d": "done", "e": "pending"}, ended_at_ms=None, samples=0).write()
+    merged(run)
+    job = run / "job.sqlite"
+    columns = "array_index, verdict, devices, wall_s, done, failed, pending, audio_s"
+    assert query(job, f"SELECT {columns} FROM task_summary ORDER BY array_index") == [
+        (0, "done", 2, 10.0, 1, 2, 0, 30.0),
+        (1, None, 1, 5.0, 1, 0, 1, 30.0),  # killed: until the last word that was heard of it
+    ]
+    columns = (
+        "device_index, samples, utilization_mean_percent, utilization_max_percent, memory_peak_bytes, span_s, gap_s"
+    )
+    assert query(job, f"SELECT {columns} FROM device_summary WHERE samples > 0 ORDER BY device_index") == [
+        (0, 5, 60.0, 60, 2**30, 4.0, 2.0),
+        (1, 5, 60.0, 60, 2**30, 4.0, 2.0),
+    ]
+    assert query(job, "SELECT status, error_class, chunks, audio_s, detections FROM chunk_summary ORDER BY 1, 2") == [
+        ("done", None, 2, 60.0, 2),
+        ("failed", "bad_audio", 1, 30.0, None),
+        ("pending", None, 1, 30.0, None),
+        ("poison", "bad_audio", 1, 30.0, None),
+    ]
+    columns = "tasks, chunks, done, failed, pending, skipped, audio_hours, gpu_hours, detections"
+    assert query(job, f"SELECT {columns} FROM job_summary") == [(2, 5, 2, 2, 1, 0, 60 / 3600, 25 / 3600, 2)]
+
+
+def test_a_device_without_samples_is_unknown_in_its_view_not_zero(run: Path) -> None:
+    TaskFile(run, samples=0).write()
+    merged(run)
+    columns = "samples, utilization_mean_percent, memory_peak_bytes, power_mean_w, energy_j, span_s, gap_s"
+    assert query(run / "job.sqlite", f"SELECT {columns} FROM device_summary") == [
+        (0, None, None, None, None, None, None)
+    ]
+    assert make_device().uuid == "GPU-0"

@@ -1,0 +1,380 @@
+"""The recorder's grid and its gaps, on a clock that only moves when it is told to."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.databases import query
+from support.hand_clock import HandClock
+
+from badcjobs.gpu.script import SimulatedDevice, SimulationScript
+from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
+from badcjobs.model import HostReading, InventoryDevice, Reading
+from badcjobs.seams import DeviceUnreadable, GpuReader
+from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.gaps import Gaps
+from badcjobs.telemetry.recorder import Recorder
+from badcjobs.telemetry.sampler import Sampler
+
+TASK = 77
+
+
+class ScriptedReader:
+    """Answers for every device what its script says at this second; a text is a reason for not answering."""
+
+    backend = "scripted"
+
+    def __init__(self, clock: HandClock, scripts: Mapping[str, Callable[[float], Reading | str]]) -> None:
+        self._clock = clock
+        self._scripts = scripts
+        self._start_s = clock.monotonic_s()
+
+    def inventory(self) -> Sequence[InventoryDevice]:
+        return []
+
+    def read(self, uuid: str) -> Reading:
+        answer = self._scripts[uuid](self._clock.monotonic_s() - self._start_s)
+        if isinstance(answer, str):
+            raise DeviceUnreadable(answer)
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+class SickWriter(TelemetryWriter):
+    """A file on a disk that refuses some things for some time."""
+
+    def __init__(self, path: Path, clock: HandClock) -> None:
+        super().__init__(path, TASK)
+        self._clock = clock
+        self._start_s = clock.monotonic_s()
+        self._illness = (0.0, 0.0, "")
+
+    def fall_ill(self, from_s: float, until_s: float, what: str) -> None:
+        self._illness = (from_s, until_s, what)
+
+    def batch(self) -> AbstractContextManager[object]:  # type: ignore[override]
+        self._refuse("begin")
+        return super().batch()
+
+    def write_tick(self, at_ms: int, readings: Sequence[tuple[int, Reading]], host: HostReading | None) -> None:
+        super().write_tick(at_ms, readings, host)
+        self._refuse("write")
+
+    def open_gap(self, device_id: int | None, metric: str | None, from_ms: int, to_ms: int, reason: str) -> int:
+        self._refuse("note gaps")
+        return super().open_gap(device_id, metric, from_ms, to_ms, reason)
+
+    def _refuse(self, deed: str) -> None:
+        from_s, until_s, what = self._illness
+        if deed in what and from_s <= self._clock.monotonic_s() - self._start_s < until_s:
+            raise sqlite3.OperationalError("database or disk is full")
+
+
+class Bench:
+    """A recorder over a real file; ``at`` holds what happens during the tick of that second."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = HandClock()
+        self.start_ms = self.clock.now_ms()
+        self.path = path
+        self.writer = SickWriter(path, self.clock)
+        self.at: dict[float, Callable[[], object]] = {}
+        self.cost_s = 0.0
+
+    def run(
+        self,
+        ticks: int,
+        reader: GpuReader | None = None,
+        devices: int = 1,
+        *,
+        interval_s: float = 1.0,
+        last_s: float = 0.5,
+    ) -> Bench:
+        """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
+        reader = reader or self.simulated()
+        known = [(number, simulated_uuid(number)) for number in range(devices)]
+        sampler = Sampler(reader, known, Gaps(self.writer, self.clock.now_ms()))
+        left = iter(range(ticks))
+
+        def wait(seconds: float) -> bool:
+            if next(left, None) is None:
+                self.clock.sleep(last_s)
+                return True
+            self.clock.sleep(seconds)
+            return False
+
+        Recorder(sampler, self.read_host, self.writer, clock=self.clock, interval_s=interval_s).run(wait)
+        return self
+
+    def read_host(self) -> HostReading:
+        """Let the tick cost its time and the scripted moment happen."""
+        second = (self.clock.now_ms() - self.start_ms) / 1000
+        self.clock.sleep(self.cost_s)
+        self.at.get(second, lambda: None)()
+        return HostReading(10.0, 2**30, 2**34)
+
+    def simulated(self, *devices: SimulatedDevice, count: int = 1) -> SimulatedReader:
+        return SimulatedReader(count, SimulationScript(devices), clock=self.clock, started_at_ms=self.clock.now_ms())
+
+    def scripted(self, *scripts: Callable[[float], Reading | str]) -> ScriptedReader:
+        return ScriptedReader(self.clock, {simulated_uuid(number): script for number, script in enumerate(scripts)})
+
+    def seconds(self, device: int = 0) -> list[float]:
+        """Return when there are samples of a device, from the start."""
+        found = query(
+            self.path, "SELECT at_ms - ? FROM sample WHERE device_id = ? ORDER BY rowid", self.start_ms, device
+        )
+        return [int(str(at_ms)) / 1000 for (at_ms,) in found]
+
+    def gaps(self) -> list[tuple[object, ...]]:
+        """Return (device, metric, from, to, reason), in seconds from the start."""
+        sql = """SELECT device_id, metric, (from_ms - ?1) / 1000.0, (to_ms - ?1) / 1000.0, reason
+                   FROM gap ORDER BY rowid"""
+        return query(self.path, sql, self.start_ms)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "recorder.sqlite")
+    with closing(bench.writer):
+        yield bench
+
+
+def steady(second: float) -> Reading:
+    return Reading(utilization_percent=50, power_w=100.0)
+
+
+# --- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_sample_at_every_point_of_the_grid_and_a_last_one_at_the_end(bench: Bench) -> None:
+    bench.run(5, last_s=0.4)
+    assert bench.seconds() == [0, 1, 2, 3, 4, 5, 5.4]
+    assert bench.gaps() == []
+
+
+@pytest.mark.parametrize("cost_s", [0.001, 0.3, 0.95])
+def test_the_grid_does_not_drift_however_much_a_tick_costs(bench: Bench, cost_s: float) -> None:
+    bench.cost_s = cost_s
+    bench.run(50)
+    assert bench.seconds()[:51] == list(range(51))
+    assert bench.gaps() == []
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 0.2, 0.3, 0.7, 1.1, 2.5])
+def test_any_interval_gives_its_own_grid_without_doubles_or_holes(bench: Bench, interval_s: float) -> None:
+    bench.cost_s = 0.002
+    bench.run(100, interval_s=interval_s)
+    assert bench.seconds()[:101] == pytest.approx([number * interval_s for number in range(101)], abs=0.0015)
+    assert bench.gaps() == []
+
+
+def test_the_end_at_the_very_moment_of_a_tick_has_an_instant_of_its_own(bench: Bench) -> None:
+    bench.run(3, last_s=0)
+    assert bench.seconds() == [0, 1, 2, 3, 3.001]
+
+
+def test_every_device_and_the_machine_are_sampled_at_the_same_instants(bench: Bench) -> None:
+    bench.run(3, bench.simulated(count=3), devices=3)
+    assert bench.seconds(0) == bench.seconds(1) == bench.seconds(2) == [0, 1, 2, 3, 3.5]
+    assert query(bench.path, "SELECT count(*), min(cpu_percent) FROM host_sample") == [(5, 10.0)]
+    assert query(bench.path, "SELECT DISTINCT task_id FROM sample") == [(TASK,)]
+
+
+# --- missed points ----------------------------------------------------------------------------------------------------
+
+
+def test_points_that_were_missed_become_a_gap_and_the_grid_goes_on(bench: Bench) -> None:
+    bench.at[2.0] = lambda: bench.clock.sleep(3.5)
+    bench.run(6)
+    assert bench.seconds() == [0, 1, 2, 6, 7, 8, 9, 9.5]
+    assert bench.gaps() == [(None, None, 2.0, 5.5, "the recorder was late: 3 readings missed")]
+
+
+def test_a_tick_that_is_late_but_misses_no_point_is_no_gap(bench: Bench) -> None:
+    bench.at[2.0] = lambda: bench.clock.sleep(0.999)
+    bench.run(4)
+    assert bench.gaps() == []
+
+
+def test_a_machine_that_sleeps_through_the_night_leaves_one_gap(bench: Bench) -> None:
+    bench.at[1.0] = lambda: bench.clock.sleep(8 * 3600)
+    bench.run(2)
+    [(_, _, from_s, to_s, _)] = bench.gaps()
+    assert (from_s, to_s) == (1.0, 28801.0)
+
+
+# --- a disk that refuses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["begin", "write"])
+def test_an_instant_that_cannot_be_written_becomes_a_gap_when_it_can_again(bench: Bench, what: str) -> None:
+    bench.writer.fall_ill(2, 4, what)
+    bench.run(6)
+    assert bench.seconds() == [0, 1, 4, 5, 6, 6.5]
+    assert bench.gaps() == [(None, None, 1.0, 4.0, "could not be written: database or disk is full")]
+
+
+def test_the_first_instant_of_all_may_be_refused(bench: Bench) -> None:
+    bench.writer.fall_ill(0, 1, "write")
+    bench.run(2)
+    assert bench.seconds() == [1, 2, 2.5]
+    assert bench.gaps() == [(None, None, 0.0, 1.0, "could not be written: database or disk is full")]
+
+
+@pytest.mark.parametrize("what", ["begin", "write", "note gaps", "begin write note gaps"])
+def test_a_disk_that_refuses_and_a_tick_that_is_late_do_not_end_the_recorder(bench: Bench, what: str) -> None:
+    bench.at[2.0] = lambda: bench.clock.sleep(5.5)
+    bench.writer.fall_ill(2.5, 9.5, what)
+    bench.run(12)
+    seconds = bench.seconds()
+    assert seconds[:2] == [0, 1]
+    assert seconds[-1] > 12
+    for before, after in pairwise(seconds):
+        told = [(gap[2], gap[3]) for gap in bench.gaps()]
+        assert after - before <= 1 or (before, after) in told, f"nobody tells what happened from {before} to {after}"
+
+
+def test_the_hole_of_an_earlier_recorder_is_told_later_when_it_cannot_be_told_now(bench: Bench) -> None:
+    bench.run(1)
+    bench.clock.sleep(4)
+    bench.writer.fall_ill(0, 6, "note gaps")
+    bench.run(2)
+    assert bench.gaps() == [(None, None, 1.5, 6.5, "could not be written: database or disk is full")]
+
+
+@pytest.mark.parametrize("what", ["begin", "write"])
+def test_gaps_that_were_open_before_the_refusal_stay_one_gap_each(bench: Bench, what: str) -> None:
+    lost = SimulatedDevice(0, lost_at_s=1, back_at_s=8)
+    poor = SimulatedDevice(1, unsupported=("power_w",))
+    bench.writer.fall_ill(3, 5, what)
+    bench.run(10, bench.simulated(lost, poor, count=2), devices=2)
+    assert sorted(bench.gaps(), key=str) == [
+        (0, None, 0.0, 8.0, "GPU is lost (simulated)"),
+        (1, "power_w", 0.0, 10.5, "Not Supported (simulated)"),
+        (None, None, 2.0, 5.0, "could not be written: database or disk is full"),
+    ]
+
+
+def test_a_device_that_comes_back_while_the_disk_refuses_has_its_gap_closed_afterwards(bench: Bench) -> None:
+    bench.writer.fall_ill(4, 6, "write")
+    bench.run(8, bench.simulated(SimulatedDevice(0, lost_at_s=2, back_at_s=4)))
+    assert sorted(bench.gaps(), key=str) == [
+        (0, None, 1.0, 6.0, "GPU is lost (simulated)"),
+        (None, None, 3.0, 6.0, "could not be written: database or disk is full"),
+    ]
+
+
+# --- devices that do not answer ---------------------------------------------------------------------------------------
+
+
+def test_a_lost_device_is_a_gap_from_its_last_reading_to_its_next_and_the_others_go_on(bench: Bench) -> None:
+    bench.run(8, bench.simulated(SimulatedDevice(1, lost_at_s=2.5, back_at_s=5.5), count=2), devices=2)
+    assert bench.seconds(0) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8.5]
+    assert bench.seconds(1) == [0, 1, 2, 6, 7, 8, 8.5]
+    assert bench.gaps() == [(1, None, 2.0, 6.0, "GPU is lost (simulated)")]
+
+
+def test_a_device_that_never_comes_back_has_a_gap_until_the_last_moment_known(bench: Bench) -> None:
+    bench.run(5, bench.simulated(SimulatedDevice(0, lost_at_s=2)))
+    assert bench.seconds() == [0, 1]
+    assert bench.gaps() == [(0, None, 1.0, 5.5, "GPU is lost (simulated)")]
+
+
+def test_the_gap_stands_in_the_file_while_it_lasts(bench: Bench) -> None:
+    seen: list[list[tuple[object, ...]]] = []
+    bench.at[4.0] = lambda: seen.append(bench.gaps())
+    bench.run(5, bench.simulated(SimulatedDevice(0, lost_at_s=2)))
+    assert seen == [[(0, None, 1.0, 3.0, "GPU is lost (simulated)")]]
+
+
+def test_a_device_that_never_answered_is_a_gap_from_the_start(bench: Bench) -> None:
+    bench.run(3, bench.scripted(lambda second: "no permission"))
+    assert bench.seconds() == []
+    assert bench.gaps() == [(0, None, 0.0, 3.5, "no permission")]
+
+
+def test_a_new_reason_is_a_new_gap_that_begins_where_the_old_one_ends(bench: Bench) -> None:
+    def script(second: float) -> Reading | str:
+        return steady(second) if second < 2 or second >= 6 else "GPU is lost" if second < 4 else "reset required"
+
+    bench.run(8, bench.scripted(script))
+    assert bench.gaps() == [(0, None, 1.0, 4.0, "GPU is lost"), (0, None, 4.0, 6.0, "reset required")]
+
+
+def test_a_device_lost_twice_has_two_gaps(bench: Bench) -> None:
+    bench.run(8, bench.scripted(lambda second: "lost" if second in (2, 5, 6) else steady(second)))
+    assert bench.gaps() == [(0, None, 1.0, 3.0, "lost"), (0, None, 4.0, 7.0, "lost")]
+
+
+def test_a_device_that_nothing_can_read_is_a_gap_with_its_reason(bench: Bench) -> None:
+    sampler = Sampler(bench.simulated(), [(9, None)], Gaps(bench.writer, bench.clock.now_ms()))
+    assert sampler.sample(bench.clock.now_ms()) == []
+    assert bench.gaps() == [(9, None, 0.0, 0.0, "no driver library to read it with")]
+
+
+# --- metrics that are not given ---------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_is_never_given_is_one_gap_over_the_whole_time(bench: Bench) -> None:
+    device = SimulatedDevice(0, unsupported=("power_w", "energy_j"))
+    bench.run(4, bench.simulated(device))
+    assert bench.seconds() == [0, 1, 2, 3, 4, 4.5]
+    assert sorted(bench.gaps(), key=str) == [
+        (0, "energy_j", 0.0, 4.5, "Not Supported (simulated)"),
+        (0, "power_w", 0.0, 4.5, "Not Supported (simulated)"),
+    ]
+
+
+def test_a_metric_that_stops_is_a_gap_from_its_last_value_to_its_next(bench: Bench) -> None:
+    def script(second: float) -> Reading:
+        if 3 <= second < 6:
+            return Reading(utilization_percent=50, missing={"power_w": "Unknown Error"})
+        return steady(second)
+
+    bench.run(8, bench.scripted(script))
+    assert bench.gaps() == [(0, "power_w", 2.0, 6.0, "Unknown Error")]
+
+
+def test_a_metric_that_is_only_asked_now_and_then_is_not_missing_in_between(bench: Bench) -> None:
+    def script(second: float) -> Reading:
+        due = second % 5 == 0
+        failed = {"energy_j": "Unknown Error"} if second == 5 else {}
+        energy_j = 1000.0 + second if due and not failed else None
+        return Reading(utilization_percent=50, energy_j=energy_j, missing=failed)
+
+    bench.run(12, bench.scripted(script))
+    assert bench.gaps() == [(0, "energy_j", 0.0, 10.0, "Unknown Error")]
+
+
+def test_a_device_that_loses_a_metric_and_then_itself_has_both_gaps(bench: Bench) -> None:
+    def script(second: float) -> Reading | str:
+        if second < 2:
+            return steady(second)
+        return "lost" if second >= 4 else Reading(utilization_percent=1, missing={"power_w": "Unknown Error"})
+
+    bench.run(6, bench.scripted(script))
+    assert bench.gaps() == [(0, "power_w", 1.0, 3.0, "Unknown Error"), (0, None, 3.0, 6.5, "lost")]
+
+
+# --- a second recorder ------------------------------------------------------------------------------------------------
+
+
+def test_a_second_recorder_on_the_same_file_writes_the_hole_and_goes_on(bench: Bench) -> None:
+    bench.run(3)
+    bench.clock.sleep(4)
+    bench.run(2)
+    assert bench.seconds() == [0, 1, 2, 3, 3.5, 7.5, 8.5, 9.5, 10]
+    assert bench.gaps() == [(None, None, 3.5, 7.5, "the recorder died and was started again")]
+
+
+def test_a_first_recorder_writes_no_hole(bench: Bench) -> None:
+    bench.run(1)
+    assert bench.gaps() == []

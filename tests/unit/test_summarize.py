@@ -1,0 +1,246 @@
+"""What a job's facts amount to: percentiles, energy, the verdict, and None for what nobody knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.task_files import START_MS, TaskFile
+
+from badcjobs.job import finish_job
+from badcjobs.model import DeviceFacts, GapFacts, JobFacts, Reading, TaskFacts
+from badcjobs.report.as_text import summary_text
+from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
+
+TASK = TaskFacts(
+    "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0
+)
+DEVICE = DeviceFacts(
+    task="4821_0.r0.gpu1", node="gpu1", index=0, uuid="GPU-0", token="0", name="Tesla V100", backend="nvml",
+    memory_total_bytes=16 * 2**30, samples=4, memory_peak_bytes=2**30, temperature_max_c=60, power_mean_w=200.0,
+    energy_counter_j=720_000.0, energy_counter_span_s=3590.0, span_s=3600.0, gap_s=0.0, energy_integrated_j=700_000.0,
+    utilization_counts={50: 2, 90: 2},
+)  # fmt: skip
+UNKNOWN = replace(
+    DEVICE, samples=0, memory_peak_bytes=None, temperature_max_c=None, power_mean_w=None, energy_counter_j=None,
+    energy_counter_span_s=None, span_s=None, energy_integrated_j=None, utilization_counts={},
+)  # fmt: skip
+JOB = JobFacts(
+    tasks=(TASK,), devices=(DEVICE,),
+    chunks={"done": 3}, audio_done_s=7200.0, done_of_unknown_length=0, tries=3, failed=(),
+    labels=(("LOUD", "Loud sound", 5), ("SOFT", None, 2)), gaps=(), skipped_files=(),
+)  # fmt: skip
+
+
+def device(**changes: object) -> DeviceSummary:
+    [summary] = summarize(replace(JOB, devices=(replace(DEVICE, **changes),))).devices  # type: ignore[arg-type]
+    return summary
+
+
+# --- percentiles ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "p50", "p95"),
+    [
+        ({}, None, None),
+        ({0: 1}, 0, 0),
+        ({70: 1}, 70, 70),
+        ({0: 1, 100: 1}, 0, 100),
+        ({10: 1, 20: 1, 30: 1}, 20, 30),
+        ({10: 1, 20: 1, 30: 1, 40: 1}, 20, 40),
+        ({0: 95, 100: 5}, 0, 0),
+        ({0: 94, 100: 6}, 0, 100),
+        (dict.fromkeys(range(1, 101), 1), 50, 95),
+        ({80: 0, 90: 1}, 90, 90),
+    ],
+)
+def test_percentiles_are_values_that_were_measured_by_nearest_rank(
+    counts: dict[int, int], p50: int | None, p95: int | None
+) -> None:
+    assert (percentile(counts, 50), percentile(counts, 95)) == (p50, p95)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=200), st.integers(1, 100))
+def test_a_percentile_is_the_sample_at_its_rank(values: list[int], share: int) -> None:
+    expected = sorted(values)[math.ceil(len(values) * share / 100) - 1]
+    assert percentile(Counter(values), share) == expected
+
+
+def test_utilization_is_weighted_by_how_often_it_was_measured() -> None:
+    summary = device(utilization_counts={0: 1, 100: 3})
+    assert (summary.utilization_mean_percent, summary.utilization_max_percent) == (75.0, 100)
+    assert (summary.utilization_p50_percent, summary.utilization_p95_percent) == (100, 100)
+
+
+# --- energy -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_counter_is_taken_where_it_saw_nearly_the_whole_time() -> None:
+    summary = device()
+    assert (summary.energy_j, summary.energy_source) == (720_000.0, "counter")
+    assert device(energy_counter_span_s=0.9 * 3600).energy_source == "counter"
+
+
+@pytest.mark.parametrize("span_s", [0.0, None, 1.0, 0.89 * 3600])
+def test_power_is_integrated_where_the_counter_saw_too_little(span_s: float | None) -> None:
+    summary = device(energy_counter_span_s=span_s)
+    assert (summary.energy_j, summary.energy_source) == (700_000.0, "integrated power")
+
+
+def test_a_device_without_counter_and_power_has_no_energy() -> None:
+    summary = device(energy_counter_j=None, energy_integrated_j=None)
+    assert (summary.energy_j, summary.energy_source) == (None, None)
+
+
+def test_the_jobs_energy_is_that_of_the_devices_that_said_and_counts_them() -> None:
+    summary = summarize(replace(JOB, devices=(DEVICE, UNKNOWN, DEVICE)))
+    assert summary.energy_wh == pytest.approx(400.0)
+    assert summary.energy_devices == 2
+    assert "known for 2 of 3 devices" in summary_text(summary, "july")
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chunks", "missing", "verdict"),
+    [
+        ({"done": 3}, [], "done"),
+        ({"done": 3, "skipped": 2}, [], "done"),
+        ({}, [], "done"),
+        ({"done": 3, "failed": 1}, [], "failed"),
+        ({"done": 3, "poison": 1}, [], "failed"),
+        ({"done": 3, "pending": 1}, [], "stopped"),
+        ({"done": 3, "pending": 1, "failed": 1}, [], "stopped"),
+        ({"done": 3}, [2], "stopped"),
+        ({"done": 3, "failed": 1}, [2], "stopped"),
+    ],
+)
+def test_work_left_comes_before_failures_and_both_before_done(
+    chunks: dict[str, int], missing: list[int], verdict: str
+) -> None:
+    summary = summarize(replace(JOB, chunks=chunks), missing)
+    assert summary.verdict == verdict
+    assert summary.tasks_missing == tuple(missing)
+    assert summary.chunks == sum(chunks.values())
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_rates_are_audio_over_wall_time_and_over_gpu_time() -> None:
+    later = replace(TASK, started_at_ms=START_MS + 1_800_000, last_sign_ms=START_MS + 5_400_000, devices=1)
+    summary = summarize(replace(JOB, tasks=(TASK, later)))
+    assert summary.wall_s == 5400.0
+    assert summary.gpu_hours == 3.0
+    assert summary.audio_hours == 2.0
+    assert summary.audio_hours_per_gpu_hour == pytest.approx(2 / 3)
+    assert summary.times_real_time == pytest.approx(7200 / 5400)
+
+
+def test_the_days_between_two_submissions_are_no_running_time() -> None:
+    a_week_ms = 7 * 86_400_000
+    again = replace(TASK, started_at_ms=START_MS + a_week_ms, last_sign_ms=START_MS + a_week_ms + 600_000)
+    assert summarize(replace(JOB, tasks=(again, TASK))).wall_s == 3600 + 600
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=6))
+def test_running_time_counts_every_second_in_which_a_task_ran_once(spans: list[tuple[int, int]]) -> None:
+    tasks = [
+        replace(TASK, started_at_ms=START_MS + 1000 * start, last_sign_ms=START_MS + 1000 * (start + length))
+        for start, length in spans
+    ]
+    assert running_s(tasks) == len({second for start, length in spans for second in range(start, start + length)})
+
+
+def test_chunks_of_unknown_length_are_told() -> None:
+    summary = summarize(replace(JOB, done_of_unknown_length=2))
+    assert summary.chunks_of_unknown_length == 2
+    assert "the length of 2 more chunks is not known" in summary_text(summary, "july")
+
+
+def test_tasks_are_counted_by_verdict_and_an_open_one_is_running() -> None:
+    tasks = (TASK, replace(TASK, verdict="killed", telemetry=0), replace(TASK, verdict=None))
+    summary = summarize(replace(JOB, tasks=tasks))
+    assert summary.tasks_by_verdict == {"done": 1, "killed": 1, "running": 1}
+    assert (summary.tasks, summary.tasks_without_telemetry) == (3, 1)
+    assert "off in 1 task" in summary_text(summary, "july")
+
+
+def test_poison_counts_as_failed_and_detections_are_summed() -> None:
+    summary = summarize(replace(JOB, chunks={"done": 1, "failed": 2, "poison": 3, "pending": 4, "skipped": 5}))
+    assert (summary.done, summary.failed, summary.left, summary.skipped, summary.chunks) == (1, 5, 4, 5, 15)
+    assert summary.detections == 7
+
+
+def test_what_nobody_measured_is_none_and_never_zero() -> None:
+    [silent] = summarize(replace(JOB, devices=(UNKNOWN,))).devices
+    measured = (
+        silent.utilization_mean_percent, silent.utilization_p50_percent, silent.utilization_p95_percent,
+        silent.utilization_max_percent, silent.memory_peak_bytes, silent.temperature_max_c, silent.power_mean_w,
+        silent.energy_j,
+    )  # fmt: skip
+    assert measured == (None,) * 8
+
+
+def test_a_job_without_devices_or_time_has_no_rates() -> None:
+    idle = summarize(replace(JOB, tasks=(replace(TASK, devices=0, last_sign_ms=START_MS),), devices=()))
+    assert (idle.audio_hours_per_gpu_hour, idle.times_real_time, idle.energy_wh) == (None, None, None)
+    assert idle.gpu_hours == 0
+    nothing = summarize(replace(JOB, tasks=(), devices=(), chunks={}, audio_done_s=0.0, labels=()))
+    assert (nothing.wall_s, nothing.times_real_time, nothing.verdict) == (0.0, None, "done")
+    summary_text(nothing, "nothing")
+
+
+def test_the_summary_is_json_with_null_for_the_unknown() -> None:
+    gaps = (GapFacts("GPU is lost", None, 2, 9.5, 1),)
+    document = json.loads(json.dumps(summarize(replace(JOB, devices=(UNKNOWN,), gaps=gaps)).to_dict()))
+    assert document["devices"][0]["utilization_mean_percent"] is None
+    assert document["energy_wh"] is None
+    assert document["gaps"] == [{"reason": "GPU is lost", "metric": None, "gaps": 2, "seconds": 9.5, "tasks": 1}]
+
+
+# --- from real files --------------------------------------------------------------------------------------------------
+
+
+def test_a_merged_job_says_what_its_samples_say(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    for index in range(2):
+        TaskFile(
+            tmp_path, index=index, states={f"c{index}": "done", f"d{index}": "failed"}, devices=2, samples=11,
+            reading=Reading(utilization_percent=chance.randint(0, 100), power_w=100.0),
+            gaps=[(2000, 5000, "the recorder was late")],
+        ).write()  # fmt: skip
+    summary = finish_job([tmp_path]).summary
+    assert (summary.verdict, summary.tasks, summary.done, summary.failed) == ("failed", 2, 2, 2)
+    assert len(summary.devices) == 4
+    for found in summary.devices:
+        assert (found.samples, found.gap_s, found.energy_source) == (11, 3.0, "integrated power")
+        assert found.energy_j == pytest.approx(1000.0)  # 100 W for the 10 s from the first sample to the last
+        assert found.utilization_p50_percent == found.utilization_max_percent == found.utilization_mean_percent
+        assert found.memory_peak_bytes is None
+    assert [(gap.reason, gap.gaps, gap.seconds, gap.tasks) for gap in summary.gaps] == [
+        ("the recorder was late", 2, 6.0, 2)
+    ]
+    assert [chunk.chunk_id for chunk in summary.failed_chunks] == ["d0", "d1"]
+
+
+def test_power_is_never_integrated_across_a_hole(tmp_path: Path) -> None:
+    task = TaskFile(tmp_path, samples=3, reading=Reading(power_w=100.0))
+    path = task.write()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE sample SET at_ms = at_ms + 3600000 WHERE at_ms = (SELECT max(at_ms) FROM sample)")
+    [found] = finish_job([tmp_path]).summary.devices
+    assert found.energy_j == pytest.approx(100.0)

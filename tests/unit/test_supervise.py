@@ -1,0 +1,481 @@
+"""What the supervisor makes of its workers' news: done, try again, or failed for good."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
+
+from badcjobs.errors import NotHere
+from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
+from badcjobs.seams import SessionBroken
+from badcjobs.workers.supervise import RetryPolicy, Supervisor
+
+FAST = RetryPolicy(retries=2, backoff_s=0.005)
+
+
+class Bench:
+    """A supervisor over a scripted engine, run to its end in the test's own thread."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        script: Script,
+        *,
+        chunks: int = 4,
+        workers: int = 1,
+        policy: RetryPolicy = FAST,
+        whole_share: bool = False,
+        on_open: Callable[[WorkerPlan], None] = lambda plan: None,
+    ) -> None:
+        self.engine = ScriptedEngine(script, whole_share=whole_share, on_open=on_open)
+        self.notes = Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(chunks)])
+        plans = [WorkerPlan(n, Device(str(n), "test", uuid=f"GPU-{n}"), 100 + n, 1) for n in range(workers)]
+        self.supervisor = Supervisor(
+            self.engine, plans, self.notes, clock=CLOCK, policy=policy, scratch=tmp_path / "scratch"
+        )
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> Bench:
+        """Handle events until all is over, or ``until`` says so."""
+        if not self.supervisor.busy:
+            self.supervisor.start()
+        end_s = time.monotonic() + 15
+        while self.supervisor.busy and not until():
+            assert time.monotonic() < end_s, f"it never ends: {self.notes.status}"
+            self.supervisor.handle_events(timeout_s=0.02)
+        return self
+
+    def with_status(self, status: str) -> list[str]:
+        return sorted(chunk_id for chunk_id, found in self.notes.status.items() if found == status)
+
+
+def all_well(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    for chunk in batch:
+        yield ChunkStarted(chunk, 0)
+        yield done(chunk)
+
+
+def together(workers: int) -> Script:
+    """Make a script that waits until every worker has a batch."""
+    barrier = threading.Barrier(workers)
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        barrier.wait(5)
+        yield from all_well(session, batch)
+
+    return script
+
+
+# --- done, retried, failed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole_share", [False, True])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_chunk_is_done_once(tmp_path: Path, workers: int, whole_share: bool) -> None:
+    bench = Bench(tmp_path, all_well, chunks=200, workers=workers, whole_share=whole_share).run()
+    assert len(bench.with_status("done")) == 200
+    assert sorted(chunk_id for batch in bench.engine.batches for chunk_id in batch) == sorted(bench.notes.status)
+    assert (bench.supervisor.tally.done, bench.supervisor.tally.tries, bench.supervisor.tally.failed) == (200, 200, 0)
+
+
+def test_a_worker_is_written_down_with_its_device_process_and_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, together(2), chunks=40, workers=2, whole_share=True).run()
+    rows = sorted(bench.notes.workers.values(), key=lambda row: str(row["device_id"]))
+    assert [row["device_id"] for row in rows] == [100, 101]
+    assert {row["pid"] for row in rows} == {1000, 1001}
+    assert all(row["engine"] == "scripted" and row["exit_code"] == 0 for row in rows)
+    assert all(session.closed == 1 for session in bench.engine.sessions)
+
+
+def test_each_worker_has_its_own_scratch_folder(tmp_path: Path) -> None:
+    Bench(tmp_path, together(2), chunks=40, workers=2, whole_share=True).run()
+    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["worker-0", "worker-1"]
+
+
+def test_without_workers_nothing_begins(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, all_well, workers=0).run()
+    assert len(bench.with_status("pending")) == 4
+
+
+def test_a_chunk_that_fails_is_tried_again_after_growing_rests(tmp_path: Path) -> None:
+    tries: list[float] = []
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        tries.append(time.monotonic())
+        yield done(batch[0]) if len(tries) == 4 else failed(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=3, backoff_s=0.04)).run()
+    assert bench.with_status("done") == ["c0"]
+    rests = [later - earlier for earlier, later in pairwise(tries)]
+    assert [rest >= least for rest, least in zip(rests, (0.04, 0.08, 0.16), strict=True)] == [True] * 3
+    assert [attempt.try_number for attempt in bench.notes.attempts] == [1, 2, 3, 4]
+    assert [attempt.status for attempt in bench.notes.attempts] == ["pending"] * 3 + ["done"]
+    assert (bench.supervisor.tally.tries, bench.supervisor.tally.done) == (4, 1)
+
+
+def test_rests_double_up_to_the_longest() -> None:
+    policy = RetryPolicy(backoff_s=2.0, longest_backoff_s=10.0)
+    assert [policy.rest_s(failures) for failures in range(1, 6)] == [2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_the_others_are_done_while_one_rests(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        first_time = batch[0].chunk_id == "c0" and len(session.batches) == 1
+        yield failed(batch[0]) if first_time else done(batch[0])
+
+    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=1, backoff_s=0.1)).run()
+    assert bench.engine.batches == [["c0"], ["c1"], ["c2"], ["c3"], ["c0"]]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_chunk_that_always_fails_fails_for_good_and_alone(tmp_path: Path, retries: int) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield failed(batch[0], "bad_audio") if batch[0].chunk_id == "c2" else done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=20, policy=RetryPolicy(retries, 0.001)).run()
+    assert bench.with_status("failed") == ["c2"]
+    assert len(bench.with_status("done")) == 19
+    assert [attempt.error_class for attempt in bench.notes.tries_of("c2")] == ["bad_audio"] * (retries + 1)
+    assert bench.supervisor.tally.failed == 1
+    assert len(bench.engine.sessions) == 1, "a failure is no reason to start the engine anew"
+
+
+# --- workers that die -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("death", ["worker_died", "engine_crash"])
+def test_a_chunk_that_takes_its_worker_down_twice_is_poison(tmp_path: Path, death: str) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        if batch[0].chunk_id == "c1":
+            raise SessionBroken(death, "segmentation fault")
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
+    assert bench.with_status("poison") == ["c1"]
+    assert bench.with_status("done") == ["c0", "c2", "c3"]
+    assert [attempt.status for attempt in bench.notes.tries_of("c1")] == ["pending", "poison"]
+    assert all(session.closed == 1 for session in bench.engine.sessions)
+    assert len(bench.engine.sessions) == len(bench.notes.workers) >= 2
+
+
+def test_a_chunk_whose_worker_died_once_is_failed_not_poison(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if session.number == 1:
+            raise SessionBroken("worker_died", "segmentation fault")
+        yield failed(batch[0], "exit_code")
+
+    assert Bench(tmp_path, script, chunks=1).run().with_status("failed") == ["c0"]
+
+
+def test_a_broken_session_blames_only_the_first_chunk_without_an_answer(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        for chunk in batch:
+            if chunk.chunk_id == "c3":
+                raise SessionBroken("worker_died", "segmentation fault")
+            yield done(chunk)
+
+    bench = Bench(tmp_path, script, chunks=8, whole_share=True).run()
+    assert bench.with_status("poison") == ["c3"]
+    assert len(bench.with_status("done")) == 7
+    assert [attempt.chunk_id for attempt in bench.notes.attempts if attempt.error_class] == ["c3"] * 3
+
+
+def test_the_engine_is_opened_anew_after_it_broke_and_not_otherwise(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if session.number == 1 and batch[0].chunk_id == "c2":
+            raise SessionBroken("worker_died", "killed")
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=5).run()
+    assert bench.with_status("done") == ["c0", "c1", "c2", "c3", "c4"]
+    assert len(bench.engine.sessions) == 2
+
+
+def test_a_worker_ended_from_outside_costs_its_chunk_nothing(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        if session.number <= 3:
+            raise SessionBroken("terminated", "SIGTERM")
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
+    assert bench.with_status("done") == ["c0"]
+    assert bench.supervisor.tally.tries == 1
+    assert [attempt.status for attempt in bench.notes.attempts] == [None, None, None, "done"]
+
+
+def test_a_chunk_that_is_ended_from_outside_again_and_again_is_not_forgiven_for_ever(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        raise SessionBroken("terminated", "SIGTERM")
+        yield
+
+    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
+    assert bench.with_status("failed") == ["c0"]
+    assert len(bench.engine.sessions) == 5
+
+
+# --- a batch that is lost together ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guilty", ["c0", "c5", "c15"])
+def test_a_lost_batch_is_halved_until_the_guilty_one_is_alone_and_only_it_fails(tmp_path: Path, guilty: str) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        ids = [chunk.chunk_id for chunk in batch]
+        for chunk in batch:
+            if guilty not in ids:
+                yield done(chunk)
+            elif len(ids) == 1:
+                yield failed(chunk, "no_output")
+            else:
+                yield failed(chunk, "batch_lost", charged=False)
+
+    bench = Bench(tmp_path, script, chunks=16, whole_share=True, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
+    assert bench.with_status("failed") == [guilty]
+    assert len(bench.with_status("done")) == 15
+    sizes = [len(batch) for batch in bench.engine.batches if guilty in batch]
+    assert sizes == [16, 8, 4, 2, 1, 1]
+    assert [attempt.try_number for attempt in bench.notes.tries_of(guilty)] == [1, 2, 3, 4, 5, 6]
+    innocent = next(chunk_id for chunk_id in bench.notes.status if chunk_id != guilty)
+    assert bench.notes.tries_of(innocent)[-1].status == "done"
+
+
+def test_being_lost_with_others_is_never_charged(tmp_path: Path) -> None:
+    rounds: list[int] = []
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        rounds.append(len(batch))
+        for chunk in batch:
+            yield done(chunk) if len(batch) == 1 else failed(chunk, "batch_lost", charged=False)
+
+    bench = Bench(tmp_path, script, chunks=32, whole_share=True, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
+    assert len(bench.with_status("done")) == 32
+    assert rounds.count(1) == 32
+
+
+# --- giving up --------------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_that_cannot_work_is_given_up_at_once(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        raise SessionBroken("configuration", "no such region: CA-XX")
+        yield
+
+    # Opening takes its time, as it does in life: whatever was being opened at that moment may still be seen.
+    bench = Bench(tmp_path, script, chunks=500, on_open=lambda plan: time.sleep(0.1)).run()
+    assert bench.supervisor.tally.hopeless == "no such region: CA-XX"
+    assert len(bench.engine.batches) <= 2
+    assert len(bench.with_status("pending")) == 500
+
+
+def test_a_worker_whose_device_does_not_work_for_the_engine_retires_and_the_others_go_on(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if session.plan.slot == 0:
+            raise SessionBroken("ran_on_cpu", "the engine took the CPU")
+        time.sleep(0.005)  # so that both workers get their turn
+        yield from all_well(session, batch)
+
+    bench = Bench(tmp_path, script, chunks=20, workers=2).run()
+    assert len(bench.with_status("done")) == 20
+    assert [session.plan.slot for session in bench.engine.sessions] in ([0, 1], [1, 0])
+    assert bench.supervisor.tally.retired == ["the engine took the CPU"]
+    assert all(attempt.error_class is None for attempt in bench.notes.attempts)
+
+
+def test_an_engine_that_never_works_is_given_up_after_a_number_of_chunks(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield failed(batch[0], "exit_code")
+
+    bench = Bench(tmp_path, script, chunks=100, policy=RetryPolicy(0, 0.001, hopeless_after=5)).run()
+    assert bench.supervisor.tally.hopeless is not None
+    assert bench.supervisor.tally.hopeless.startswith(
+        "5 chunks failed and none worked; the last one: exit_code: no luck"
+    )
+    assert len(bench.with_status("failed")) == 5
+    assert len(bench.with_status("pending")) == 95
+
+
+def test_one_success_is_hope(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield done(batch[0]) if batch[0].chunk_id == "c3" else failed(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, hopeless_after=5)).run()
+    assert bench.supervisor.tally.hopeless is None
+    assert len(bench.with_status("failed")) == 29
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_draining_finishes_what_runs_and_leaves_the_rest_pending(tmp_path: Path) -> None:
+    running = threading.Barrier(3)
+    go_on = threading.Event()
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        running.wait(5)
+        go_on.wait(5)
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=50, workers=2)
+    bench.supervisor.start()
+    running.wait(5)
+    bench.supervisor.drain()
+    go_on.set()
+    bench.run()
+    assert len(bench.with_status("done")) == 2
+    assert len(bench.with_status("pending")) == 48
+    assert all(session.interrupted.is_set() and not session.killed.is_set() for session in bench.engine.sessions)
+
+
+def test_draining_interrupts_a_whole_share_and_what_it_had_answered_counts(tmp_path: Path) -> None:
+    answered = threading.Event()
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield done(batch[0])
+        yield done(batch[1])
+        answered.set()
+        assert session.interrupted.wait(5)
+
+    bench = Bench(tmp_path, script, chunks=50, whole_share=True)
+    bench.supervisor.start()
+    assert answered.wait(5)
+    bench.supervisor.drain()
+    bench.run()
+    assert bench.with_status("done") == ["c0", "c1"]
+    assert len(bench.with_status("pending")) == 48
+    assert len(bench.engine.batches) == 1
+
+
+def test_draining_reaches_a_session_that_is_just_being_opened(tmp_path: Path) -> None:
+    opening, drained = threading.Event(), threading.Event()
+
+    def open_slowly(plan: WorkerPlan) -> None:
+        opening.set()
+        assert drained.wait(5)
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        for chunk in batch:
+            if session.interrupted.is_set():
+                return
+            yield done(chunk)
+
+    bench = Bench(tmp_path, script, chunks=50, whole_share=True, on_open=open_slowly)
+    bench.supervisor.start()
+    assert opening.wait(5)
+    bench.supervisor.drain()
+    drained.set()
+    bench.run()
+    assert len(bench.with_status("pending")) == 50
+
+
+def test_killing_leaves_what_ran_pending(tmp_path: Path) -> None:
+    running = threading.Barrier(3)
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        running.wait(5)
+        assert session.killed.wait(5)
+        if session.plan.slot == 0:
+            raise SessionBroken("worker_died", "killed")
+        yield failed(batch[0], "worker_died")
+
+    bench = Bench(tmp_path, script, chunks=10, workers=2, policy=RetryPolicy(retries=0, backoff_s=0.001))
+    bench.supervisor.start()
+    running.wait(5)
+    bench.supervisor.kill()
+    bench.run()
+    assert len(bench.with_status("pending")) == 10
+    assert [attempt.status for attempt in bench.notes.attempts] == [None, None]
+    assert bench.supervisor.tally.failed == 0
+    assert {row["exit_code"] for row in bench.notes.workers.values()} == {-9}
+
+
+def test_a_chunk_that_was_done_when_the_kill_came_stays_done(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        bench.supervisor.kill()
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=3)
+    bench.run()
+    assert bench.with_status("done") == ["c0"]
+
+
+def test_killing_reaches_a_session_that_is_just_being_opened(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        assert session.killed.wait(5)
+        raise SessionBroken("worker_died", "killed")
+        yield
+
+    bench = Bench(tmp_path, script, on_open=lambda plan: bench.supervisor.kill())
+    bench.run()
+    assert len(bench.with_status("pending")) == 4
+
+
+def test_stopping_while_a_chunk_rests_does_not_wait_for_it(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield failed(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=2, backoff_s=60))
+    start_s = time.monotonic()
+    bench.run(until=lambda: bench.supervisor.tally.tries == 1)
+    bench.supervisor.drain()
+    bench.run()
+    assert time.monotonic() - start_s < 5
+    assert bench.with_status("pending") == ["c0"]
+
+
+# --- trouble of our own -----------------------------------------------------------------------------------------------
+
+
+def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield done(batch[0])
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        Bench(tmp_path, script).run()
+
+
+@pytest.mark.parametrize("error", [NotHere("no licence left"), OSError("no more processes")])
+def test_a_worker_that_cannot_open_its_engine_leaves_the_work_to_the_others(tmp_path: Path, error: Exception) -> None:
+    def refuse_slot_0(plan: WorkerPlan) -> None:
+        if plan.slot == 0:
+            raise error
+
+    def slowly(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        time.sleep(0.005)  # so that both workers get their turn
+        yield from all_well(session, batch)
+
+    bench = Bench(tmp_path, slowly, chunks=20, workers=2, on_open=refuse_slot_0).run()
+    assert len(bench.with_status("done")) == 20
+    assert {row["device_id"] for row in bench.notes.workers.values()} == {101}
+
+
+def test_when_no_worker_can_open_its_engine_everything_stays_pending(tmp_path: Path) -> None:
+    openings: list[int] = []
+
+    def refuse(plan: WorkerPlan) -> None:
+        openings.append(plan.slot)
+        raise NotHere("no licence left")
+
+    bench = Bench(tmp_path, all_well, workers=2, on_open=refuse).run()
+    assert len(bench.with_status("pending")) == 4
+    assert sorted(openings) == [0, 0, 0, 1, 1, 1]
+
+
+def test_an_engine_that_opens_at_the_second_try_is_given_its_chance(tmp_path: Path) -> None:
+    openings: list[int] = []
+
+    def refuse_once(plan: WorkerPlan) -> None:
+        openings.append(plan.slot)
+        if len(openings) == 1:
+            raise OSError("try again")
+
+    assert len(Bench(tmp_path, all_well, on_open=refuse_once).run().with_status("done")) == 4
+    assert len(openings) == 2

@@ -1,0 +1,300 @@
+"""The wrapper's half of a task database: every try, every state, nothing lost to a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.databases import query
+from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device
+
+from badcjobs.model import Allocation, Chunk, ChunkResult, TaskKey
+from badcjobs.store.task_writer import TaskWriter
+
+KEY = TaskKey("4821", 7, 1, "gpu3")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[TaskWriter]:
+    with closing(TaskWriter(tmp_path / "wrapper.sqlite", KEY)) as writer:
+        yield writer
+
+
+def begin(writer: TaskWriter, **facts: str) -> None:
+    allocation = Allocation(True, "4821", "gpu3", restart=1, array_index=7, cpus=6, facts=facts)
+    writer.begin_task(allocation, started_at_ms=START_MS, pid=42, version="0.1.0", engine="demo", telemetry=True)
+
+
+def fill(writer: TaskWriter, *names: str) -> list[Chunk]:
+    chunks = [make_chunk(name) for name in names]
+    assert writer.fill(chunks, lambda rows: None) == len(chunks)
+    return chunks
+
+
+def done(chunk: Chunk, audio_s: float | None = 29.5) -> ChunkResult:
+    return ChunkResult(chunk, START_MS + 1000, START_MS + 2000, (LOUD, LOUD), audio_s)
+
+
+def failed(chunk: Chunk, *, charged: bool = True) -> ChunkResult:
+    times = (START_MS + 1000, START_MS + 2000)
+    return ChunkResult(chunk, *times, error_class="bad_audio", error="no luck", charged=charged)
+
+
+def end(writer: TaskWriter, result: ChunkResult, status: str, try_number: int = 1) -> None:
+    writer.attempt_ended(result, status=status, try_number=try_number, worker_id=5, device_id=9)
+
+
+# --- the task ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_has_just_begun_has_no_end(writer: TaskWriter) -> None:
+    begin(writer, SLURM_JOB_ID="4828")
+    [row] = query(
+        writer.path, "SELECT name, job_id, array_index, restart, node, procid, engine, telemetry, cpus FROM task"
+    )
+    assert row == ("4821_7.r1.gpu3", "4821", 7, 1, "gpu3", None, "demo", 1, 6)
+    assert query(writer.path, "SELECT task_id, started_at_ms, ended_at_ms, exit_code, verdict, devices FROM task") == [
+        (KEY.task_id, START_MS, None, None, None, None)
+    ]
+    [(environment,)] = query(writer.path, "SELECT value FROM meta WHERE key = 'environment'")
+    assert json.loads(str(environment)) == {"SLURM_JOB_ID": "4828"}
+
+
+def test_shard_plan_and_end_are_written_as_they_become_known(writer: TaskWriter) -> None:
+    begin(writer)
+    writer.set_shard(3, 8)
+    writer.set_plan(devices=4, workers=2)
+    writer.end_task(ended_at_ms=START_MS + 9, exit_code=75, verdict="stopped")
+    columns = "shard_index, shard_count, devices, workers, ended_at_ms, exit_code, verdict"
+    assert query(writer.path, f"SELECT {columns} FROM task") == [(3, 8, 4, 2, START_MS + 9, 75, "stopped")]
+
+
+def test_a_device_has_one_row_per_task_and_an_id_that_no_other_task_has(writer: TaskWriter, tmp_path: Path) -> None:
+    devices = [make_device(0), make_device(1), replace(make_device(2), uuid=None, index=None, name=None)]
+    writer.add_devices(devices)
+    told = query(writer.path, "SELECT device_id, uuid, device_index, token, backend FROM device ORDER BY token")
+    assert [row[1:] for row in told] == [
+        ("GPU-0", 0, "0", "nvml"),
+        ("GPU-1", 1, "1", "nvml"),
+        (None, None, "2", "nvml"),
+    ]
+    assert [row[0] for row in told] == [writer.device_id(device) for device in devices]
+    with closing(TaskWriter(tmp_path / "other.sqlite", replace(KEY, array_index=8))) as other:
+        assert other.device_id(devices[0]) != writer.device_id(devices[0])
+
+
+def test_workers_have_ids_of_their_own_and_end_with_a_code_or_not_at_all(writer: TaskWriter) -> None:
+    ids = [writer.worker_started(device_id=9, pid=pid, engine="demo", at_ms=START_MS) for pid in (11, 12)]
+    writer.worker_ended(ids[0], exit_code=-9, at_ms=START_MS + 5)
+    assert query(writer.path, "SELECT worker_id, pid, ended_at_ms, exit_code FROM worker ORDER BY pid") == [
+        (ids[0], 11, START_MS + 5, -9),
+        (ids[1], 12, None, None),
+    ]
+    assert writer.workers_started == 2
+
+
+def test_a_gap_that_only_the_wrapper_knows_of_is_written(writer: TaskWriter) -> None:
+    writer.add_gap(None, 5, 9, "the recorder died")
+    assert query(writer.path, "SELECT task_id, device_id, metric, from_ms, to_ms, reason FROM gap") == [
+        (KEY.task_id, None, None, 5, 9, "the recorder died")
+    ]
+
+
+# --- the list of work -------------------------------------------------------------------------------------------------
+
+
+def test_every_chunk_of_the_source_is_written_as_pending(writer: TaskWriter) -> None:
+    counted: list[int] = []
+    writer.fill([make_chunk("a"), make_chunk("b", seconds=None)], counted.append)
+    columns = "recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s, status, attempts, detections"
+    assert query(writer.path, f"SELECT {columns} FROM chunk ORDER BY chunk_id") == [
+        ("rec", "a", "a.wav", "/data/a.wav", 0, 30_000, 30.0, "pending", 0, None),
+        ("rec", "b", "b.wav", "/data/b.wav", 0, None, None, "pending", 0, None),
+    ]
+    assert counted == [1, 2]
+
+
+def test_a_source_that_turns_out_wrong_half_way_leaves_nothing(writer: TaskWriter) -> None:
+    def broken() -> Iterator[Chunk]:
+        yield make_chunk("a")
+        raise ValueError("line 3")
+
+    with pytest.raises(ValueError, match="line 3"):
+        writer.fill(broken(), lambda rows: None)
+    assert writer.count_by_status() == {}
+    fill(writer, "a")
+
+
+def test_chunks_come_in_the_order_of_the_source_each_once(writer: TaskWriter) -> None:
+    fill(writer, "c", "a", "b", "e", "d")
+    taken = [[chunk.chunk_id for chunk in writer.next_pending(2)] for _ in range(4)]
+    assert taken == [["c", "a"], ["b", "e"], ["d"], []]
+
+
+def test_a_chunk_comes_back_from_the_file_as_it_went_in(writer: TaskWriter) -> None:
+    chunk = Chunk("été", "c 1", "../x.wav", "/data/x.wav", 500, None)
+    writer.fill([chunk], lambda rows: None)
+    assert writer.next_pending(10) == [chunk]
+
+
+def test_only_what_is_done_elsewhere_is_skipped(writer: TaskWriter, tmp_path: Path) -> None:
+    states = {"a": "done", "b": "failed", "c": "poison", "d": "pending", "e": "skipped"}
+    earlier = TaskFile(tmp_path, states=states).write()
+    before = earlier.read_bytes()
+    fill(writer, "a", "b", "c", "d", "e", "f")
+    assert writer.skip_done_in(earlier) == 1
+    assert writer.skip_done_in(earlier) == 0
+    assert writer.count_by_status() == {"pending": 5, "skipped": 1}
+    assert [chunk.chunk_id for chunk in writer.next_pending(10)] == ["b", "c", "d", "e", "f"]
+    assert earlier.read_bytes() == before
+
+
+def test_a_chunk_of_the_same_name_in_another_recording_is_another_chunk(writer: TaskWriter, tmp_path: Path) -> None:
+    earlier = TaskFile(tmp_path, states={"a": "done"}).write()
+    writer.fill([make_chunk("a", recording_id="other")], lambda rows: None)
+    assert writer.skip_done_in(earlier) == 0
+
+
+def test_many_earlier_databases_can_be_looked_into_one_after_the_other(writer: TaskWriter, tmp_path: Path) -> None:
+    fill(writer, *(f"c{number}" for number in range(15)))
+    for number in range(15):  # SQLite attaches ten at most
+        earlier = TaskFile(tmp_path, index=number, states={f"c{number}": "done"}, samples=0).write()
+        assert writer.skip_done_in(earlier) == 1
+
+
+# --- tries ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_try_that_has_begun_stands_there_without_an_end(writer: TaskWriter) -> None:
+    [chunk] = fill(writer, "a")
+    writer.attempt_started(chunk, try_number=1, worker_id=5, device_id=9, at_ms=START_MS)
+    columns = (
+        "attempt_id, recording_id, chunk_id, try_number, worker_id, device_id, started_at_ms, ended_at_ms, outcome"
+    )
+    assert query(writer.path, f"SELECT {columns} FROM attempt") == [(1, "rec", "a", 1, 5, 9, START_MS, None, None)]
+    assert writer.count_by_status() == {"pending": 1}
+
+
+def test_a_chunk_that_works_has_its_detections_and_times(writer: TaskWriter) -> None:
+    [chunk] = fill(writer, "a")
+    writer.attempt_started(chunk, try_number=1, worker_id=5, device_id=9, at_ms=START_MS)
+    end(writer, done(chunk), "done")
+    columns = "status, attempts, device_id, worker_id, started_at_ms, ended_at_ms, audio_s, detections, error_class"
+    assert query(writer.path, f"SELECT {columns} FROM chunk") == [
+        ("done", 1, 9, 5, START_MS + 1000, START_MS + 2000, 29.5, 2, None)
+    ]
+    assert query(writer.path, "SELECT outcome, ended_at_ms, error FROM attempt") == [("done", START_MS + 2000, None)]
+    heard = (KEY.task_id, "rec", "a", 100, 600, "LOUD", "Loud sound", 0.9)
+    assert query(writer.path, "SELECT * FROM detection") == [heard, heard]
+    assert writer.audio_done_s() == 29.5
+
+
+def test_nothing_heard_is_zero_detections_and_not_done_is_unknown(writer: TaskWriter) -> None:
+    quiet, bad = fill(writer, "a", "b")
+    end(writer, replace(done(quiet), detections=()), "done")
+    end(writer, failed(bad), "failed")
+    assert query(writer.path, "SELECT chunk_id, detections FROM chunk ORDER BY 1") == [("a", 0), ("b", None)]
+
+
+def test_a_length_that_the_engine_does_not_give_stays_as_the_source_said(writer: TaskWriter) -> None:
+    [chunk] = fill(writer, "a")
+    end(writer, done(chunk, audio_s=None), "done")
+    assert query(writer.path, "SELECT audio_s FROM chunk") == [(30.0,)]
+
+
+def test_every_try_is_kept_and_the_chunk_shows_the_last(writer: TaskWriter) -> None:
+    [chunk] = fill(writer, "a")
+    end(writer, failed(chunk, charged=False), "pending", 1)
+    end(writer, failed(chunk), "pending", 2)
+    end(writer, done(chunk), "done", 3)
+    assert query(writer.path, "SELECT attempt_id, try_number, outcome, error_class FROM attempt ORDER BY 1") == [
+        (1, 1, "lost", "bad_audio"),
+        (2, 2, "failed", "bad_audio"),
+        (3, 3, "done", None),
+    ]
+    assert query(writer.path, "SELECT status, attempts, error_class, error FROM chunk") == [("done", 3, None, None)]
+
+
+def test_what_failed_for_good_is_named(writer: TaskWriter) -> None:
+    chunks = fill(writer, "c", "b", "a")
+    end(writer, failed(chunks[0]), "failed")
+    end(writer, done(chunks[1]), "done")
+    end(writer, failed(chunks[2]), "poison")
+    assert writer.failed_chunks(10) == [("rec", "c", "bad_audio", "no luck"), ("rec", "a", "bad_audio", "no luck")]
+    assert len(writer.failed_chunks(1)) == 1
+    assert writer.count_by_status() == {"done": 1, "failed": 1, "poison": 1}
+
+
+def test_a_try_late_in_a_long_task_costs_as_little_as_the_first(writer: TaskWriter) -> None:
+    chunks = fill(writer, *(f"c{number}" for number in range(600)))
+
+    def time_s(some: list[Chunk]) -> float:
+        start_s = time.perf_counter()
+        with writer.batch():
+            for chunk in some:
+                end(writer, done(chunk), "done")
+        return time.perf_counter() - start_s
+
+    early_s = time_s(chunks[:300])
+    with closing(sqlite3.connect(writer.path)) as db, db:
+        db.execute(
+            """WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)
+               INSERT INTO attempt (task_id, attempt_id, recording_id, chunk_id, try_number, started_at_ms)
+               SELECT ?, i, 'rec', 'x' || i, 1, 0 FROM n""",
+            (KEY.task_id,),
+        )
+    assert time_s(chunks[300:]) < 10 * early_s
+
+
+# --- all or nothing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_seen_whole_or_not_at_all(writer: TaskWriter) -> None:
+    one, two = fill(writer, "a", "b")
+    with writer.batch():
+        end(writer, done(one), "done")
+        assert query(writer.path, "SELECT count(*) FROM attempt") == [(0,)]
+        end(writer, done(two), "done")
+    assert query(writer.path, "SELECT count(*) FROM attempt") == [(2,)]
+    with pytest.raises(ZeroDivisionError), writer.batch():
+        writer.add_gap(None, 1, 2, "never")
+        raise ZeroDivisionError
+    assert query(writer.path, "SELECT count(*) FROM gap") == [(0,)]
+
+
+def test_kill_9_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from support.task_files import make_chunk
+from badcjobs.model import ChunkResult, TaskKey
+from badcjobs.store.task_writer import TaskWriter
+writer = TaskWriter(Path({str(tmp_path / "wrapper.sqlite")!r}), TaskKey("4821", 7, 1, "gpu3"))
+writer.fill([make_chunk(f"c{{n}}") for n in range(5000)], lambda rows: None)
+for number, chunk in enumerate(writer.next_pending(5000)):
+    with writer.batch():
+        writer.attempt_ended(ChunkResult(chunk, 1, 2), status="done", try_number=1, worker_id=5, device_id=9)
+    print(number + 1, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = 0
+    while said < 20:
+        said = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    said = max([said, *(int(line) for line in process.stdout.read().split())])
+    process.wait()
+    process.stdout.close()
+    [(kept,)] = query(tmp_path / "wrapper.sqlite", "SELECT count(*) FROM chunk WHERE status = 'done'")
+    assert said <= int(str(kept)) <= said + 1
+    assert query(tmp_path / "wrapper.sqlite", "PRAGMA integrity_check") == [("ok",)]
