@@ -22,7 +22,7 @@ def demo(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html."""
-    from badcjobs.cli.output import print_json
+    from badcjobs.cli.output import print_json, shown
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
     from badcjobs.demo import run_demo
@@ -36,7 +36,7 @@ def demo(
         return 0
     print(summary_text(done.job.summary, folder.name))
     print(f"\n  each task   {done.command}")
-    print(f"  database    {done.job.database}\n  report      {done.job.report}")
+    print(f"  database    {shown(done.job.database)}\n  report      {shown(done.job.report)}")
     return 0
 
 

@@ -17,6 +17,11 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
+def shown(path: Path) -> str:
+    """Return a path as people type it: relative to the working directory where it lies below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def log_to_stderr(*, quiet: bool = False) -> None:
     """Send the log to stderr; ``quiet`` leaves only warnings."""
     handler = logging.StreamHandler(sys.stderr)
