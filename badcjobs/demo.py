@@ -14,6 +14,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.job import FinishedJob, finish_job
+from badcjobs.paths import RunFolder
 from badcjobs.scheduler.local import EmulatedTask, run_array
 from badcjobs.seams import Clock
 
@@ -35,6 +36,7 @@ class Demo:
 
 def run_demo(out: Path, environ: Mapping[str, str], clock: Clock) -> Demo:
     """Make audio, run a small array over it on simulated GPUs, merge and report."""
+    RunFolder(out).create()
     manifest = make_audio(out / "audio")
     arguments = [
         "run", str(manifest), "--out", str(out), "--engine", "demo", f"--engine-arg=--burn-s={_BURN_S}",

@@ -79,11 +79,21 @@ def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
         os.link(temporary, path)  # unlike a rename this fails when the file is there: exactly one task is first
     except FileExistsError:
         pass
+    except OSError:
+        _write_where_nothing_is(path, mine.to_toml(version))  # a filesystem without hard links
     finally:
         temporary.unlink()
     frozen = FrozenRun.read(path)
     assert frozen is not None
     return frozen
+
+
+def _write_where_nothing_is(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)  # a few lines: one write, so that nobody reads half of them
+    except FileExistsError:
+        pass
 
 
 def _parse_array(table: dict[str, int]) -> ArrayShape:

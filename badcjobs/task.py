@@ -352,6 +352,8 @@ def work_off(task: Task, plans: list[WorkerPlan], publisher: Publisher, sidecar:
         policy=RetryPolicy(settings.retries, settings.backoff_s),
         scratch=task.local.scratch,
     )
+    if stop.requested:
+        return supervisor.tally  # the signal came while we were listing the work
     if plans:
         log.info("workers: %d, engine %s", len(plans), task.given.engine.name)
     supervisor.start()

@@ -101,7 +101,7 @@ class CommandSession:
     def process(self, batch: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]:
         """Run the program on one chunk after the other."""
         for chunk in batch:
-            if self._interrupted:
+            if self._interrupted or self._killed:
                 return
             started_at_ms = self._clock.now_ms()
             yield ChunkStarted(chunk, started_at_ms)
@@ -142,7 +142,7 @@ class CommandSession:
         if code == -signal.SIGTERM:
             raise SessionBroken(TERMINATED, "the program was ended from outside (SIGTERM)")
         if code < 0:
-            return failed(WORKER_DIED, f"the program was ended by {signal.Signals(-code).name}")
+            return failed(WORKER_DIED, f"the program was ended by {_signal_name(-code)}")
         if code > 0:
             return failed(EXIT_CODE, f"the program ended with exit code {code}")
         try:
@@ -167,3 +167,10 @@ class CommandSession:
         """Forget the last output; the exit codes are with the attempts."""
         self._output.unlink(missing_ok=True)
         return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time one

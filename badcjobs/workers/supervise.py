@@ -13,7 +13,7 @@ from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, Journal, SessionBroken
-from badcjobs.workers.failures import CONFIGURATION, DEATHS, RAN_ON_CPU, TERMINATED
+from badcjobs.workers.failures import CONFIGURATION, DEATHS, NO_OUTPUT, RAN_ON_CPU, TERMINATED
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_thread import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
 
@@ -93,6 +93,7 @@ class Supervisor:
         self._failed_openings: dict[int, int] = {}
         self._tries: dict[tuple[str, str], _Tries] = {}
         self._started_ms: dict[tuple[str, str], int] = {}
+        self._draining = False
         self._killed = False
 
     # --- called by the task ---------------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ class Supervisor:
 
     def drain(self) -> None:
         """Start nothing new; let what is running come to its end."""
+        self._draining = True
         self._queue.drain()
         for thread in self._threads:
             thread.interrupt()
@@ -236,6 +238,10 @@ class Supervisor:
         for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
             if half:
                 self._queue.put_back(half)
+        if event.broken is None and not self._draining:
+            silent = SessionBroken(NO_OUTPUT, "the engine went on without a word about this chunk")
+            while unanswered:
+                self._on_result(plan, self._blame(unanswered.pop(0), silent, event.at_ms))
         if unanswered:
             self._queue.put_back(unanswered, rest_s=self._policy.backoff_s if event.broken else 0.0)
 

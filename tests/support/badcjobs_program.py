@@ -5,6 +5,7 @@ A ``Site`` is the world of one test: audio, a run folder, a node-local folder, a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +105,7 @@ class Site:
         self._mark = uuid.uuid4().hex
         self._said = folder / "said"
         self._said.mkdir()
-        self._started = 0
+        self._numbers = itertools.count(1)
 
     # --- programs -------------------------------------------------------------------------------------------------
 
@@ -112,18 +114,28 @@ class Site:
         return {**kept, "LANG": "C.UTF-8", "TMPDIR": str(self.local), MARK: self._mark, **(changes or {})}
 
     def start(self, *args: object, env: dict[str, str] | None = None) -> Program:
-        self._started += 1
         argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
-        return Program(argv, self.environ(env), self.folder, self._said / str(self._started))
+        return Program(argv, self.environ(env), self.folder, self._said / str(next(self._numbers)))
 
     def badcjobs(self, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
         return self.start(*args, env=env).wait(timeout_s)
+
+    def badcjobs_each(self, commands: Sequence[Sequence[object]]) -> list[Outcome]:
+        """Run many short commands, two at a time: most of each is Python's own start."""
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            return list(pool.map(lambda args: self.badcjobs(*args), commands))
 
     def start_run(self, source: Path, *args: object, env: dict[str, str] | None = None) -> Program:
         return self.start("run", source, "--out", self.out, *QUICK, *args, env=env)
 
     def run(self, source: Path, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
         return self.start_run(source, *args, env=env).wait(timeout_s)
+
+    def run_tasks(self, source: Path, *args: object, envs: Sequence[dict[str, str]]) -> None:
+        """Run the tasks of an array side by side, as Slurm does, and see them all end well."""
+        programs = [self.start_run(source, *args, env=env) for env in envs]
+        ends = [program.wait() for program in programs]
+        assert [end.exit_code for end in ends] == [0] * len(envs), "\n".join(end.stderr for end in ends)
 
     # --- what goes in ---------------------------------------------------------------------------------------------
 

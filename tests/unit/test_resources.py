@@ -43,7 +43,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Build a wheel and install it into a venv of its own that borrows our dependencies; no network."""
     missing = [name for name in ("pip", "hatchling", "venv") if importlib.util.find_spec(name) is None]
     if missing:
-        reason = f"cannot build a wheel without {', '.join(missing)}; try: pip install '.[test]' hatchling"
+        reason = f"cannot build a wheel without {', '.join(missing)}; try: pip install '.[test]'"
         if "wheel" in request.config.getoption("--require"):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -55,8 +55,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     )
     [wheel] = work.glob("badcjobs-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(work / "venv")], check=True)
-    python = work / "venv" / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    alone = ["--ignore-installed", "--no-deps", "--no-index", "--no-warn-script-location"]
+    subprocess.run([*pip, "install", *alone, "--prefix", str(work / "venv"), str(wheel)], check=True)
     [site] = (work / "venv" / "lib").glob("python*/site-packages")
     # A path file is not read through another: our own editable install stays out of it.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -71,10 +71,10 @@ def copy_of_the_source(target: Path) -> Path:
     return target
 
 
-def ask(program: Path, *arguments: str, cwd: Path) -> str:
+def ask(python: Path, *arguments: str, cwd: Path) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
-        [str(program), *arguments], cwd=cwd, env=environ, capture_output=True, text=True, check=True
+        [str(python), *arguments], cwd=cwd, env=environ, capture_output=True, text=True, check=True
     ).stdout
 
 
@@ -89,8 +89,9 @@ def test_an_installed_wheel_has_its_folders_inside_the_package(installed: Path, 
 
 
 def test_an_installed_wheel_runs_as_a_program_and_shows_the_guide(installed: Path, tmp_path: Path) -> None:
-    assert ask(installed / "badcjobs", "--version", cwd=tmp_path).startswith("badcjobs ")
-    page = ask(installed / "badcjobs", "guide", "sbatch", cwd=tmp_path)
+    program = str(installed / "badcjobs")
+    assert ask(installed / "python", program, "--version", cwd=tmp_path).startswith("badcjobs ")
+    page = ask(installed / "python", program, "guide", "sbatch", cwd=tmp_path)
     assert page == ask(Path(sys.executable), "-m", "badcjobs", "guide", "sbatch", cwd=tmp_path).replace(
         str(ROOT / "templates"), str(next(installed.parent.glob("lib/*/site-packages/badcjobs/_shipped/templates")))
     )

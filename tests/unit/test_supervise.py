@@ -186,6 +186,15 @@ def test_a_broken_session_blames_only_the_first_chunk_without_an_answer(tmp_path
     assert [attempt.chunk_id for attempt in bench.notes.attempts if attempt.error_class] == ["c3"] * 3
 
 
+def test_an_engine_that_passes_over_a_chunk_in_silence_has_failed_it(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield from (done(chunk) for chunk in batch if chunk.chunk_id != "c1")
+
+    bench = Bench(tmp_path, script, chunks=4, whole_share=True).run()
+    assert (bench.with_status("done"), bench.with_status("failed")) == (["c0", "c2", "c3"], ["c1"])
+    assert [attempt.error_class for attempt in bench.notes.attempts if attempt.chunk_id == "c1"] == ["no_output"] * 3
+
+
 def test_the_engine_is_opened_anew_after_it_broke_and_not_otherwise(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         if session.number == 1 and batch[0].chunk_id == "c2":
