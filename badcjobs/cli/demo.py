@@ -12,7 +12,7 @@ _EXAMPLE = "Example: badcjobs demo --out /tmp/first-look"
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="demo", epilog=_EXAMPLE)(demo)
+    app.command(name="demo", short_help="The whole path on this machine, on simulated GPUs.", epilog=_EXAMPLE)(demo)
 
 
 def demo(

@@ -11,7 +11,7 @@ _EXAMPLE = "Example: CUDA_VISIBLE_DEVICES=2 badcjobs gpus --simulate 4 --json"
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="gpus", epilog=_EXAMPLE)(gpus)
+    app.command(name="gpus", short_help="Show the devices this task really has.", epilog=_EXAMPLE)(gpus)
 
 
 def gpus(

@@ -11,7 +11,7 @@ _EXAMPLE = "Example: badcjobs guide sbatch"
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="guide", epilog=_EXAMPLE)(guide)
+    app.command(name="guide", short_help="Show a page of the handbook.", epilog=_EXAMPLE)(guide)
 
 
 def guide(

@@ -12,11 +12,11 @@ _EXAMPLE = "Example: badcjobs merge runs/july"
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="merge", epilog=_EXAMPLE)(merge)
+    app.command(name="merge", short_help="Join task databases and say what happened.", epilog=_EXAMPLE)(merge)
 
 
 def merge(
-    inputs: Annotated[list[Path], typer.Argument(metavar="DIR|FILE...", help="Run folders or task databases.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="DIR|FILE", help="Run folders or task databases.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The job database; default: job.sqlite in the run folder.")
     ] = None,

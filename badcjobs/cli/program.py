@@ -31,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for module in (demo, gpus, run, record, merge, report, guide):

@@ -12,7 +12,7 @@ _EXAMPLE = "Example: badcjobs record --out training.sqlite -- python train.py"
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="record", epilog=_EXAMPLE)(record)
+    app.command(name="record", short_help="Record the devices, alone or around a command.", epilog=_EXAMPLE)(record)
 
 
 def record(

@@ -12,7 +12,7 @@ _EXAMPLE = "Example: badcjobs report runs/july --html july.html"
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="report", epilog=_EXAMPLE)(report)
+    app.command(name="report", short_help="Say what a merged job's numbers mean.", epilog=_EXAMPLE)(report)
 
 
 def report(

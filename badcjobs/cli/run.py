@@ -12,12 +12,13 @@ _EXAMPLE = "Example: badcjobs run manifest.csv --out runs/july --engine hawkears
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(name="run", epilog=_EXAMPLE)(run)
+    app.command(name="run", short_help="Run one array task, inside sbatch or outside.", epilog=_EXAMPLE)(run)
 
 
 def run(
     source: Annotated[
-        list[str] | None, typer.Argument(help="Manifest CSV, folder of audio, or a list of either.")
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="Manifest CSV, folder of audio, or a list of either."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder: run.toml, tasks/, later job.sqlite.")] = None,
     engine: Annotated[str | None, typer.Option(help="hawkears (default), command or demo.")] = None,

@@ -120,10 +120,11 @@ class Site:
     def badcjobs(self, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
         return self.start(*args, env=env).wait(timeout_s)
 
-    def badcjobs_each(self, commands: Sequence[Sequence[object]]) -> list[Outcome]:
+    def badcjobs_each(self, commands: Sequence[Sequence[object]], envs: Sequence[dict[str, str]] = ()) -> list[Outcome]:
         """Run many short commands, two at a time: most of each is Python's own start."""
         with ThreadPoolExecutor(max_workers=2) as pool:
-            return list(pool.map(lambda args: self.badcjobs(*args), commands))
+            environments = envs or [{}] * len(commands)
+            return list(pool.map(lambda args, env: self.badcjobs(*args, env=env), commands, environments))
 
     def start_run(self, source: Path, *args: object, env: dict[str, str] | None = None) -> Program:
         return self.start("run", source, "--out", self.out, *QUICK, *args, env=env)

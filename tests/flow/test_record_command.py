@@ -1,0 +1,162 @@
+"""``badcjobs record``: the recorder alone, or around any command, whose exit code is its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.badcjobs_program import Site, assert_refused, rows, wait_for
+from support.fake_nvml import fake_nvml_folder
+
+OFTEN = ("--interval", 0.05)
+
+
+def no_driver() -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": str(fake_nvml_folder())}
+
+
+@pytest.fixture
+def out(site: Site) -> Path:
+    return site.folder / "recording.sqlite"
+
+
+def test_it_records_for_the_time_it_is_given(site: Site, out: Path) -> None:
+    done = site.badcjobs("record", "--out", out, "--simulate", 2, "--duration", 0.5, *OFTEN, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert (done.json["exit_code"], done.json["devices"], done.json["telemetry"]) == (0, 2, "on")
+    assert rows(out, "PRAGMA integrity_check") == [("ok",)]
+    ((devices, samples, span_ms),) = rows(
+        out, "SELECT count(DISTINCT device_id), count(*), max(at_ms) - min(at_ms) FROM sample"
+    )
+    assert devices == 2
+    assert samples >= 6
+    assert 200 <= span_ms < 10_000
+    assert rows(out, "SELECT verdict, exit_code, engine FROM task") == [("done", 0, None)]
+    assert list(site.local.iterdir()) == []
+
+
+def test_csv_has_a_line_per_device_and_instant(site: Site) -> None:
+    out = site.folder / "recording.csv"
+    done = site.badcjobs("record", "--out", out, "--simulate", 2, "--duration", 0.4, *OFTEN)
+    assert done.exit_code == 0, done.stderr
+    with out.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["device_index"] for line in lines} == {"0", "1"}
+    assert all(line["at"].endswith("Z") and int(line["at_ms"]) > 0 for line in lines)
+    assert all(0 <= int(line["utilization_percent"]) <= 100 for line in lines)
+    assert {line["sm_activity_percent"] for line in lines} == {""}, "unknown is empty, not zero"
+
+
+def test_json_lines_have_a_document_per_device_and_instant(site: Site) -> None:
+    out = site.folder / "recording.jsonl"
+    assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.3, *OFTEN).exit_code == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) >= 3
+    assert all(line["power_w"] > 0 and line["sm_activity_percent"] is None for line in lines)
+
+
+def test_around_a_command_the_output_is_the_commands_own(site: Site, out: Path) -> None:
+    done = site.badcjobs("record", "--out", out, "--simulate", 1, *OFTEN, "--", "sh", "-c", "echo hello; sleep 0.3")
+    assert (done.exit_code, done.stdout) == (0, "hello\n")
+    assert "1 devices recorded" in done.stderr or "1 device recorded" in done.stderr
+    assert rows(out, "SELECT count(*) >= 3 FROM sample") == [(1,)]
+
+
+def test_the_commands_exit_code_is_returned(site: Site) -> None:
+    scripts = {"exit 3": 3, "exit 75": 75, "kill -9 $$": 137, "kill -TERM $$": 143}
+    files = [site.folder / f"{number}.sqlite" for number in range(len(scripts))]
+    commands = [
+        ("record", "--out", out, "--simulate", 1, "--", "sh", "-c", script)
+        for out, script in zip(files, scripts, strict=True)
+    ]
+    for done, out, exit_code in zip(site.badcjobs_each(commands), files, scripts.values(), strict=True):
+        assert done.exit_code == exit_code, done.stderr
+        assert rows(out, "SELECT exit_code, verdict FROM task") == [(exit_code, "failed")]
+
+
+def test_a_command_that_does_not_exist_is_said_in_the_shells_way(site: Site, out: Path) -> None:
+    done = site.badcjobs("record", "--out", out, "--simulate", 1, "--", "no-such-program")
+    assert done.exit_code == 127
+    assert "no-such-program" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_options_of_the_command_are_left_alone(site: Site, out: Path) -> None:
+    shown = "import sys; print(sys.argv[1:])"
+    done = site.badcjobs(
+        "record", "--out", out, "--simulate", 1, "--", sys.executable, "-c", shown, "--out", "x", "--json", "-v"
+    )
+    assert done.stdout == "['--out', 'x', '--json', '-v']\n"
+
+
+def test_a_recording_is_not_overwritten_by_accident(site: Site, out: Path) -> None:
+    out.write_text("precious")
+    refused = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1)
+    assert_refused(refused, 2, "exists already", "--overwrite")
+    assert out.read_text() == "precious"
+    assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1, "--overwrite").exit_code == 0
+    assert rows(out, "SELECT verdict FROM task") == [("done",)]
+
+
+def test_without_a_gpu_and_without_a_command_there_is_nothing_to_record(site: Site, out: Path) -> None:
+    refused = site.badcjobs("record", "--out", out, "--duration", 1, env=no_driver())
+    assert_refused(refused, 3, "no GPU to record", "driver", "--simulate 2")
+    assert not out.exists()
+
+
+def test_without_a_gpu_a_command_is_run_and_the_machine_recorded(site: Site, out: Path) -> None:
+    done = site.badcjobs("record", "--out", out, *OFTEN, "--", "sh", "-c", "sleep 0.3; exit 5", env=no_driver())
+    assert done.exit_code == 5
+    assert "no GPU to record" in done.stderr
+    assert rows(out, "SELECT count(*) > 0, (SELECT count(*) FROM sample) FROM host_sample") == [(1, 0)]
+
+
+def test_ctrl_c_is_a_good_ending_for_the_recorder_alone(site: Site, out: Path) -> None:
+    program = site.start("record", "--out", out, "--simulate", 1, *OFTEN)
+    wait_for(lambda: site.count_now("sample") > 2, "samples")
+    program.send(signal.SIGINT)
+    assert program.wait().exit_code == 0
+    assert rows(out, "SELECT verdict FROM task") == [("done",)]
+
+
+def test_term_is_passed_on_to_the_command(site: Site, out: Path) -> None:
+    program = site.start(
+        "record", "--out", out, "--simulate", 1, "--", "sh", "-c",
+        f"trap 'exit 7' TERM; touch {site.folder}/up; while :; do sleep 0.02; done",
+    )  # fmt: skip
+    wait_for(lambda: (site.folder / "up").exists(), "the command runs")
+    program.send(signal.SIGTERM)
+    assert program.wait().exit_code == 7
+
+
+def test_when_the_time_is_over_the_command_gets_term(site: Site, out: Path) -> None:
+    done = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.3, "--", "sleep", "60", timeout_s=20)
+    assert done.exit_code == 143
+
+
+def test_a_killed_recording_still_leaves_its_file(site: Site, out: Path) -> None:
+    program = site.start("record", "--out", out, "--simulate", 2, *OFTEN)
+    wait_for(lambda: site.count_now("sample") >= 8, "samples")
+    program.kill()
+    wait_for(lambda: not site.processes(), "the recorder is gone", timeout_s=10)
+    assert rows(out, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(out, "SELECT verdict, (SELECT count(*) >= 8 FROM sample) FROM task") == [("killed", 1)]
+    assert list(site.local.iterdir()) == []
+
+
+def test_two_recordings_in_one_job_do_not_disturb_each_other(site: Site) -> None:
+    """Inside Slurm both have the same name; killing one must not end what belongs to the other."""
+    job = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "gpu-01", "CUDA_VISIBLE_DEVICES": "0"}
+    run = site.start_run(site.manifest(4), "--engine", "demo", "--engine-arg=--burn-s=0.5", "--simulate", 1, env=job)
+    wait_for(lambda: site.workers() and site.count_now("sample"), "the run is at work")
+    (worker,) = site.workers()
+    record = site.start("record", "--out", site.folder / "beside.sqlite", "--simulate", 1, *OFTEN, env=job)
+    wait_for(lambda: len(site.recorders()) == 2 and (site.folder / "beside.sqlite").exists(), "both record")
+    record.kill()
+    wait_for(lambda: len(site.recorders()) == 1, "its recorder is gone")
+    assert run.wait().exit_code == 0
+    assert site.rows("SELECT pid, exit_code FROM worker") == [(worker.pid, 0)], "the worker was ended from outside"
