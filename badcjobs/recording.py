@@ -26,7 +26,7 @@ from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.host import HostReader
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
-from badcjobs.telemetry.sidecar import PUBLISHED, STOPPED, SidecarOrder
+from badcjobs.telemetry.sidecar import PUBLISHED, READY, STOPPED, SidecarOrder
 from badcjobs.workers.leftovers import end_leftovers
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,20 @@ _LAST_PUBLICATION_TRIES = 3
 
 
 class Words:
-    """The wrapper's words, one per line; an empty word means that the wrapper is gone."""
+    """The talk with the wrapper, a word per line; an empty word means that the wrapper is gone."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, answers: int) -> None:
         self._descriptor = descriptor
+        self._answers = answers
         self._heard = b""
+        self.ready_said = False
+
+    def say(self, word: str) -> None:
+        """Answer the wrapper; one that is gone is noticed when we listen."""
+        try:
+            os.write(self._answers, word.encode() + b"\n")
+        except OSError:
+            pass
 
     def next(self, timeout_s: float | None) -> str | None:
         """Return the next word; None when none came in time."""
@@ -59,7 +68,7 @@ def run_recorder(order: SidecarOrder, words: Words, clock: Clock) -> None:
     """Record until the wrapper says stop or is gone; in the second case publish for it."""
     word: str | None = record_until_told(order, words, clock)
     if word != _WRAPPER_GONE:
-        print(STOPPED, flush=True)
+        words.say(STOPPED)
         word = words.next(None)
     if word != PUBLISHED:
         finish_for_the_wrapper(order, clock)
@@ -73,6 +82,9 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock) -> str:
     heard: list[str] = []
 
     def wait(seconds: float) -> bool:
+        if not words.ready_said:  # we are asked for the first time after the first tick
+            words.say(READY)
+            words.ready_said = True
         word = words.next(max(0.0, seconds))
         if word is not None:
             heard.append(word)
@@ -109,7 +121,7 @@ def main(args: Sequence[str]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
-    run_recorder(SidecarOrder.read(Path(args[0])), Words(sys.stdin.fileno()), SystemClock())
+    run_recorder(SidecarOrder.read(Path(args[0])), Words(sys.stdin.fileno(), sys.stdout.fileno()), SystemClock())
 
 
 if __name__ == "__main__":

@@ -7,224 +7,67 @@ look around → take a name → list the work → one worker per device, one rec
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 from badcjobs import __version__
-from badcjobs.allocation.place import Place, array_shape, find_place
-from badcjobs.allocation.slurm_variables import parse_allocation
-from badcjobs.allocation.visible_devices import Grant, resolve_devices
 from badcjobs.config import RunSettings
-from badcjobs.errors import BadcjobsError, BadInput, DatabaseProblem, ExitCode, NotHere
-from badcjobs.frozen_run import FrozenRun, check_against, freeze
-from badcjobs.gpu.choose import load_script, open_reader
+from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
+from badcjobs.frozen_run import check_against, freeze
 from badcjobs.heartbeat import Progress, heartbeat_line
-from badcjobs.manifest import Shard, Sources, open_sources, parse_shard
-from badcjobs.model import Allocation, TaskKey, WorkerPlan
-from badcjobs.paths import LocalFolder, RunFolder
-from badcjobs.seams import Clock, Engine, ReaderUnavailable
-from badcjobs.stop import StopRequest
-from badcjobs.store.live_readings import last_reading_ms, read_pulse
+from badcjobs.manifest import Shard
+from badcjobs.model import TaskKey, WorkerPlan
+from badcjobs.paths import RunFolder
+from badcjobs.records import Recording, Records
 from badcjobs.store.look_back import merged_files
-from badcjobs.store.publisher import Publisher
 from badcjobs.store.task_writer import TaskWriter
+from badcjobs.surroundings import Given, look_around
 from badcjobs.telemetry.orphans import wait_for_orphans
-from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
-from badcjobs.workers.choose import choose_engine
-from badcjobs.workers.launch import SubprocessLauncher
 from badcjobs.workers.leftovers import end_leftovers
 from badcjobs.workers.plan import plan_workers
 from badcjobs.workers.supervise import RetryPolicy, Supervisor, Tally
+from badcjobs.world import World
 
 log = logging.getLogger(__name__)
 
 _NAMED_FAILURES = 20
-_SIDECAR_PATIENCE_S = 5.0
 _ORPHAN_PATIENCE_S = 10.0
-
-
-@dataclass(frozen=True)
-class World:
-    """What a task takes from outside; nothing below the CLI looks for it by itself."""
-
-    environ: Mapping[str, str]
-    clock: Clock
-    stop: StopRequest
-    hostname: str
-    pid: int
-    cwd: Path
-    cores: int
-    log_to: Callable[[Path], None] = field(default=lambda path: None)
-    progress: Callable[[int], None] = field(default=lambda rows: None)
-
-
-@dataclass(frozen=True)
-class TaskEnd:
-    """How a task ended, for people and for scripts."""
-
-    exit_code: int
-    verdict: str
-    task: str
-    out: str
-    database: str
-    chunks: dict[str, int]
-    audio_s: float
-    wall_s: float
-    devices: int
-    workers: int
-    telemetry: str
-    failed: list[dict[str, str]]
-    note: str | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON document of ``badcjobs run --json``."""
-        return asdict(self)
 
 
 def run_task(settings: RunSettings, world: World) -> TaskEnd:
     """Run one array task to its end."""
-    given = look_around(settings, world)
+    given = look_around(settings, world)  # nothing is written before all of this has worked
     with take_name(given, settings, world) as task:
         list_work(task)
         freeze_run(task)
         plans = plan_work(task)
-        publisher = Publisher(task.live_files, task.database, base_interval_s=settings.publish_every_s)
-        publisher.start()
-        sidecar = start_recorder(task) if plans and settings.telemetry else None
+        task.records.start_publishing(settings.publish_every_s)
+        if plans and settings.telemetry:
+            how = Recording(settings.interval_s, settings.simulate, settings.simulate_script)
+            task.records.start_recorder(given.grant.devices, how)
         try:
-            tally = work_off(task, plans, publisher, sidecar)
-            exit_code, verdict, note = judge(task, tally)
+            verdict = judge(task, work_off(task, plans))
         except BaseException:
-            finish(task, publisher, sidecar, ExitCode.BUG, "killed", None)
+            finish(task, Verdict(ExitCode.BUG, "killed"))
             raise
-        return finish(task, publisher, sidecar, exit_code, verdict, note)
-
-
-# --- look around: nothing is written before all of this has worked ----------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Given:
-    """What this task was given, and what it will do with it."""
-
-    started_at_ms: int
-    allocation: Allocation
-    run: FrozenRun
-    place: Place
-    sources: Sources
-    grant: Grant
-    engine: Engine
-
-
-def look_around(settings: RunSettings, world: World) -> Given:
-    """Read the allocation, find our part of the source, our devices and our engine."""
-    started_at_ms = world.clock.now_ms()
-    allocation = parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=started_at_ms)
-    run_toml = RunFolder(settings.out).run_toml
-    mine = FrozenRun.of(settings, array_shape(allocation), world.cwd)
-    frozen = FrozenRun.read(run_toml) or mine
-    check_against(frozen, mine, run_toml)
-    place = find_my_place(settings, allocation, frozen)
-    sources = open_sources(
-        [world.cwd / path for path in settings.source],
-        root=None if settings.root is None else world.cwd / settings.root,
-        position=place.position,
-    )
-    check_every_manifest_has_a_task(sources, place)
-    grant = find_devices(settings, world, allocation)
-    engine = make_engine(settings, world, allocation, grant)
-    return Given(started_at_ms, allocation, mine, place, sources, grant, engine)
-
-
-def find_my_place(settings: RunSettings, allocation: Allocation, frozen: FrozenRun) -> Place:
-    """Return which part of the source is ours: --shard, else our position in the array."""
-    if settings.shard is not None:
-        shard = parse_shard(settings.shard)
-        return Place(shard.index, shard.count, position=shard.index, positions=shard.count)
-    return find_place(allocation, frozen.array)
-
-
-def check_every_manifest_has_a_task(sources: Sources, place: Place) -> None:
-    """Refuse an array that is shorter than its list of manifests: the rest would silently never be done."""
-    listed = sources.manifests_listed
-    if listed is not None and place.positions is not None and listed > place.positions:
-        raise BadInput(
-            f"the list names {listed} manifests, but the array has {place.positions} tasks",
-            why="each array task takes one line of the list; the others would never be done",
-            fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
-        )
-
-
-def find_devices(settings: RunSettings, world: World, allocation: Allocation) -> Grant:
-    """Return the devices that this task really has; without one, the CPU must have been asked for."""
-    script = load_script(world.cwd / settings.simulate_script) if settings.simulate_script else None
-    reader = open_reader(settings.simulate, script, world.clock, world.clock.now_ms())
-    trouble = None
-    try:
-        inventory = reader.inventory()
-    except ReaderUnavailable as error:
-        inventory, trouble = None, str(error)
-    finally:
-        reader.close()
-    grant = resolve_devices(world.environ, inventory, in_slurm=allocation.in_slurm)
-    if not grant.devices and settings.cpu_workers == 0:
-        raise NotHere(
-            "this task has no GPU",
-            why=grant.why + (f"\n{trouble}" if trouble else ""),
-            fix="ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2, or --simulate 2 to try it out",
-        )
-    return grant
-
-
-def make_engine(settings: RunSettings, world: World, allocation: Allocation, grant: Grant) -> Engine:
-    """Return the engine, checked: a missing program is found here, not by every chunk."""
-    engine = choose_engine(
-        settings.engine,
-        args=settings.engine_args,
-        command=settings.command,
-        hawkears_python=settings.hawkears_python,
-        hawkears_root=None if settings.hawkears_root is None else world.cwd / settings.hawkears_root,
-        allow_cpu=not grant.devices,
-        environ=world.environ,
-        launcher=SubprocessLauncher(mark_of(allocation, world)),
-        clock=world.clock,
-    )
-    engine.check()
-    return engine
-
-
-def mark_of(allocation: Allocation, world: World) -> str:
-    """Return what every process below our workers carries.
-
-    Not the name in the run folder: that is taken later, and ``badcjobs record`` in the same job has the same one.
-    """
-    return f"{allocation.key.name}-{world.pid}"
-
-
-# --- take a name, list the work ---------------------------------------------------------------------------------------
+        return finish(task, verdict)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task with a name, a place to write, and a database of its own."""
+    """A task with a name and a place for its records."""
 
     settings: RunSettings
     world: World
     given: Given
     out: RunFolder
     key: TaskKey
-    local: LocalFolder
-    writer: TaskWriter
+    records: Records
 
     @property
-    def live_files(self) -> list[Path]:
-        return [self.local.wrapper_file, self.local.recorder_file]
-
-    @property
-    def database(self) -> Path:
-        return self.out.task_database(self.key)
+    def writer(self) -> TaskWriter:
+        return self.records.writer
 
     @property
     def elapsed_s(self) -> float:
@@ -233,34 +76,35 @@ class Task:
 
 @contextmanager
 def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Task]:
-    """Claim a file name in the run folder and open the live database; leave nothing behind but what is published."""
+    """Claim a file name in the run folder and open the records; a task that cannot begin leaves nothing behind."""
     out = RunFolder(settings.out.absolute())
     out.create()
     key = out.claim(given.allocation.key)
+    records = None
     try:
-        local = LocalFolder.create(given.allocation.local_dir, key)
-    except BadcjobsError:
-        out.give_back(key)
-        raise
-    writer = TaskWriter(local.wrapper_file, key)
-    world.log_to(out.task_log(key))
-    try:
-        writer.begin_task(
+        records = Records(
+            key,
+            out.task_database(key),
             given.allocation,
+            world,
             started_at_ms=given.started_at_ms,
-            pid=world.pid,
-            version=__version__,
-            engine=given.engine.name,
-            telemetry=settings.telemetry,
+            mark=given.mark,
         )
-        writer.write_meta({"settings": settings.to_json()})
-        yield Task(settings, world, given, out, key, local, writer)
+        world.log_to(out.task_log(key))
+        records.begin(engine=given.engine.name, telemetry=settings.telemetry)
+        records.writer.write_meta({"settings": settings.to_json()})
+        yield Task(settings, world, given, out, key, records)
     except BadcjobsError:
-        local.remove()
+        if records is not None:
+            records.local.remove()
         out.give_back(key)
         raise
     finally:
-        writer.close()
+        if records is not None:
+            records.writer.close()
+
+
+# --- what is to be done -----------------------------------------------------------------------------------------------
 
 
 def list_work(task: Task) -> None:
@@ -312,67 +156,35 @@ def plan_work(task: Task) -> list[WorkerPlan]:
     if task.writer.count_by_status().get("pending", 0) == 0:
         plans = []
     task.writer.set_plan(devices=len(devices), workers=len(plans))
-    log.info("devices: %s; %s", ", ".join(device.pin for device in devices) or "none", task.given.grant.why)
+    log.info("devices: %s; %s", ", ".join(d.pin for d in devices) or "none", task.given.grant.why.replace("\n", "; "))
     return plans
 
 
-# --- work -------------------------------------------------------------------------------------------------------------
+# --- the work ---------------------------------------------------------------------------------------------------------
 
 
-def start_recorder(task: Task) -> Sidecar:
-    """Start the recorder as a process of its own; it follows the same devices by UUID."""
-    settings = task.settings
-    devices = task.given.grant.devices
-    return Sidecar(
-        SidecarOrder(
-            task_name=mark_of(task.given.allocation, task.world),
-            task_id=task.key.task_id,
-            wrapper_pid=task.world.pid,
-            devices=[(task.writer.device_id(device), device.uuid) for device in devices],
-            interval_s=settings.interval_s,
-            simulate=settings.simulate,
-            simulate_script=str(task.world.cwd / settings.simulate_script) if settings.simulate_script else None,
-            started_at_ms=task.given.started_at_ms,
-            recorder_file=str(task.local.recorder_file),
-            wrapper_file=str(task.local.wrapper_file),
-            publish_to=str(task.database),
-            local_folder=str(task.local.path),
-        )
-    )
-
-
-def work_off(task: Task, plans: list[WorkerPlan], publisher: Publisher, sidecar: Sidecar | None) -> Tally:
+def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
     """Feed the workers until the work or the time is over."""
-    settings, stop, clock = task.settings, task.world.stop, task.world.clock
+    settings, clock = task.settings, task.world.clock
     supervisor = Supervisor(
         task.given.engine,
         plans,
         task.writer,
         clock=clock,
         policy=RetryPolicy(settings.retries, settings.backoff_s),
-        scratch=task.local.scratch,
+        scratch=task.records.local.scratch,
     )
-    if stop.requested:
+    if task.world.stop.requested:
         return supervisor.tally  # the signal came while we were listing the work
     if plans:
         log.info("workers: %d, engine %s", len(plans), task.given.engine.name)
     supervisor.start()
-    draining = killed = False
     next_heartbeat_s = clock.monotonic_s() + settings.heartbeat_every_s
     try:
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
-            if stop.requested and not draining:
-                draining = True
-                log.warning("%s: starting nothing new, finishing what is running", stop.name)
-                supervisor.drain()
-                publisher.publish_soon()
-            if stop.overdue(settings.grace_s) and not killed:
-                killed = True
-                log.warning("%s: ending what is still running", stop.name)
-                supervisor.kill()
-            if sidecar is not None:
-                sidecar.check()
+            obey_signals(task, supervisor)
+            task.records.look_after_recorder()
             if clock.monotonic_s() >= next_heartbeat_s:
                 next_heartbeat_s += settings.heartbeat_every_s
                 log.info("%s", heartbeat(task))
@@ -382,15 +194,25 @@ def work_off(task: Task, plans: list[WorkerPlan], publisher: Publisher, sidecar:
     return supervisor.tally
 
 
+def obey_signals(task: Task, supervisor: Supervisor) -> None:
+    """Stop in order when asked to, and at once when the time for that is over."""
+    stop = task.world.stop
+    if stop.requested and not supervisor.draining:
+        log.warning("%s: starting nothing new, finishing what is running", stop.name)
+        supervisor.drain()
+        task.records.publish_soon()
+    if stop.overdue(task.settings.grace_s) and not supervisor.killed:
+        log.warning("%s: ending what is still running", stop.name)
+        supervisor.kill()
+
+
 def heartbeat(task: Task) -> str:
     """Return the heartbeat line of this moment."""
     counts = task.writer.count_by_status()
     settled = counts.get("done", 0) + counts.get("failed", 0) + counts.get("poison", 0)
-    progress = Progress(settled, settled + counts.get("pending", 0), task.writer.audio_done_s(), task.elapsed_s)
-    since_ms = task.world.clock.now_ms() - int(task.settings.heartbeat_every_s * 1000)
-    pulse = read_pulse(task.local.recorder_file, since_ms)
+    pulse = task.records.pulse(task.settings.heartbeat_every_s)
     return heartbeat_line(
-        progress,
+        Progress(settled, settled + counts.get("pending", 0), task.writer.audio_done_s(), task.elapsed_s),
         cpu_percent=pulse.cpu_percent,
         memory_percent=pulse.memory_percent,
         gpu_percent=pulse.gpu_percent,
@@ -401,64 +223,82 @@ def heartbeat(task: Task) -> str:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def judge(task: Task, tally: Tally) -> tuple[int, str, str | None]:
-    """Return the exit code, the verdict and a word to the user."""
+@dataclass(frozen=True)
+class Verdict:
+    """What a task says of itself."""
+
+    exit_code: int
+    verdict: str
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """How a task ended, for people and for scripts."""
+
+    exit_code: int
+    verdict: str
+    task: str
+    out: str
+    database: str
+    chunks: dict[str, int]
+    audio_s: float
+    wall_s: float
+    devices: int
+    workers: int
+    telemetry: str
+    failed: list[dict[str, str]]
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document of ``badcjobs run --json``."""
+        return asdict(self)
+
+
+def judge(task: Task, tally: Tally) -> Verdict:
+    """Say how it went: the exit codes are the contract's."""
     stop = task.world.stop
     counts = task.writer.count_by_status()
     left = counts.get("pending", 0)
     failed = counts.get("failed", 0) + counts.get("poison", 0)
     again = "run the same command again to go on where this stopped"
     if left and stop.cut_short_by is not None:
-        return 128 + stop.cut_short_by, "stopped", again
+        return Verdict(128 + stop.cut_short_by, "stopped", again)
     if left and stop.ended_by is not None and stop.ended_by.name == "SIGINT":
-        return 128 + stop.ended_by, "stopped", again
+        return Verdict(128 + stop.ended_by, "stopped", again)
     if left and stop.requested:
-        return ExitCode.RUN_ME_AGAIN, "stopped", again
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", again)
     if left:
         no_worker = tally.retired[0] if tally.retired else "no worker could be started; the log says why"
-        return ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker
+        return Verdict(ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker)
     if failed:
-        return ExitCode.CHUNKS_FAILED, "failed", None
-    return ExitCode.DONE, "done", None
+        return Verdict(ExitCode.CHUNKS_FAILED, "failed")
+    return Verdict(ExitCode.DONE, "done")
 
 
-def finish(
-    task: Task, publisher: Publisher, sidecar: Sidecar | None, exit_code: int, verdict: str, note: str | None
-) -> TaskEnd:
-    """Stop the recorder, write the end, publish a last time."""
-    end_leftovers(mark_of(task.given.allocation, task.world))
-    telemetry = "on" if sidecar else "off (--no-emit-gpu-telemetry)" if not task.settings.telemetry else "not needed"
-    if sidecar is not None:
-        sidecar.stop(_SIDECAR_PATIENCE_S)
-        if sidecar.failure is not None:
-            telemetry = f"incomplete: {sidecar.failure}"
-            since_ms = last_reading_ms(task.local.recorder_file) or task.given.started_at_ms
-            task.writer.add_gap(None, since_ms, task.world.clock.now_ms(), sidecar.failure)
-    task.writer.end_task(ended_at_ms=task.world.clock.now_ms(), exit_code=exit_code, verdict=verdict)
-    publisher.stop()
-    published = publisher.publish_now()
-    if not published:
-        note = f"the last publication failed; the task's own files stay in {task.local.path}"
+def finish(task: Task, end: Verdict) -> TaskEnd:
+    """Leave nothing running, close the records, and say how it ended."""
+    end_leftovers(task.given.mark)
+    closing = task.records.close(exit_code=end.exit_code, verdict=end.verdict)
+    telemetry = "on" if task.records.recorder_started else "not needed: there was nothing to do"
+    if not task.settings.telemetry:
+        telemetry = "off (--no-emit-gpu-telemetry)"
+    elif closing.telemetry_failure is not None:
+        telemetry = f"incomplete: {closing.telemetry_failure}"
+    exit_code, note = int(end.exit_code), end.note
+    if not closing.published:
+        note = f"the last publication failed; the task's own files stay in {task.records.local.path}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
-    if sidecar is not None:
-        sidecar.release(_SIDECAR_PATIENCE_S)
-    if published:
-        task.local.remove()
-    end = summary_of(task, exit_code, verdict, telemetry, note)
-    log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, end.chunks)
-    return end
-
-
-def summary_of(task: Task, exit_code: int, verdict: str, telemetry: str, note: str | None) -> TaskEnd:
-    """Return what is said at the end."""
+    counts = task.writer.count_by_status()
+    log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)
     names = ("recording_id", "chunk_id", "error_class", "error")
     return TaskEnd(
         exit_code=exit_code,
-        verdict=verdict,
+        verdict=end.verdict,
         task=task.key.name,
         out=str(task.settings.out),
-        database=str(task.settings.out / "tasks" / task.database.name),
-        chunks=task.writer.count_by_status(),
+        database=str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
+        chunks=counts,
         audio_s=task.writer.audio_done_s(),
         wall_s=task.elapsed_s,
         devices=len(task.given.grant.devices),

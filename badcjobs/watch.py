@@ -9,24 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs import __version__
-from badcjobs.allocation.slurm_variables import parse_allocation
-from badcjobs.allocation.visible_devices import resolve_devices
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.gpu.choose import load_script, open_reader
-from badcjobs.paths import LocalFolder
-from badcjobs.seams import ReaderUnavailable
-from badcjobs.store.live_readings import last_reading_ms
-from badcjobs.store.publisher import Publisher
+from badcjobs.records import Recording, Records
 from badcjobs.store.sample_text import TEXT_FORMS
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task import World
-from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
+from badcjobs.surroundings import find_devices, mark_of, read_allocation
+from badcjobs.world import World
 
 log = logging.getLogger(__name__)
 
 _PUBLISH_EVERY_S = 30.0
-_SIDECAR_PATIENCE_S = 5.0
+_FIRST_SAMPLE_PATIENCE_S = 10.0
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
 
@@ -58,66 +50,34 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     """Record until the command ends, the time is over or a signal comes."""
     _check_target(settings)
     started_at_ms = world.clock.now_ms()
-    allocation = parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=started_at_ms)
-    script = load_script(world.cwd / settings.simulate_script) if settings.simulate_script else None
-    reader = open_reader(settings.simulate, script, world.clock, started_at_ms)
-    trouble, inventory = None, None
-    try:
-        inventory = reader.inventory()
-    except ReaderUnavailable as error:
-        trouble = str(error)
-    finally:
-        reader.close()
-    grant = resolve_devices(world.environ, inventory, in_slurm=allocation.in_slurm)
+    allocation = read_allocation(world, started_at_ms)
+    grant = find_devices(world, allocation, settings.simulate, settings.simulate_script)
     if not grant.devices and not settings.command:
         raise NotHere(
-            "there is no GPU to record",
-            why=grant.why + (f"\n{trouble}" if trouble else ""),
-            fix=f"badcjobs record --out {settings.out} --simulate 2",
+            "there is no GPU to record", why=grant.why, fix=f"badcjobs record --out {settings.out} --simulate 2"
         )
     if not grant.devices:
         log.warning("no GPU to record (%s): recording the machine alone", grant.why)
-    local = LocalFolder.create(allocation.local_dir, allocation.key)
-    writer = TaskWriter(local.wrapper_file, allocation.key)
-    writer.begin_task(
-        allocation, started_at_ms=started_at_ms, pid=world.pid, version=__version__, engine=None, telemetry=True
+    records = Records(
+        allocation.key,
+        settings.out.absolute(),
+        allocation,
+        world,
+        started_at_ms=started_at_ms,
+        mark=mark_of(allocation, world),
     )
-    writer.add_devices(grant.devices)
-    writer.set_plan(devices=len(grant.devices), workers=0)
-    target = settings.out.absolute()
-    publisher = Publisher([local.wrapper_file, local.recorder_file], target, base_interval_s=_PUBLISH_EVERY_S)
-    publisher.start()
-    sidecar = Sidecar(
-        SidecarOrder(
-            task_name=allocation.key.name,
-            task_id=allocation.key.task_id,
-            wrapper_pid=world.pid,
-            devices=[(writer.device_id(device), device.uuid) for device in grant.devices],
-            interval_s=settings.interval_s,
-            simulate=settings.simulate,
-            simulate_script=str(world.cwd / settings.simulate_script) if settings.simulate_script else None,
-            started_at_ms=started_at_ms,
-            recorder_file=str(local.recorder_file),
-            wrapper_file=str(local.wrapper_file),
-            publish_to=str(target),
-            local_folder=str(local.path),
-        )
-    )
-    exit_code = _follow_command(settings, world, sidecar) if settings.command else _wait(settings, world, sidecar)
-    sidecar.stop(_SIDECAR_PATIENCE_S)
-    ended_at_ms = world.clock.now_ms()
-    if sidecar.failure is not None:
-        since_ms = last_reading_ms(local.recorder_file) or started_at_ms
-        writer.add_gap(None, since_ms, ended_at_ms, sidecar.failure)
-    writer.end_task(ended_at_ms=ended_at_ms, exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
-    publisher.stop()
-    published = publisher.publish_now()
-    writer.close()
-    sidecar.release(_SIDECAR_PATIENCE_S)
-    if published:
-        local.remove()
-    telemetry = sidecar.failure or ("on" if published else f"not published; the files stay in {local.path}")
-    return WatchEnd(exit_code, str(settings.out), len(grant.devices), (ended_at_ms - started_at_ms) / 1000, telemetry)
+    records.begin(engine=None, telemetry=True)
+    records.writer.add_devices(grant.devices)
+    records.writer.set_plan(devices=len(grant.devices), workers=0)
+    records.start_publishing(_PUBLISH_EVERY_S)
+    how = Recording(settings.interval_s, settings.simulate, settings.simulate_script)
+    records.start_recorder(grant.devices, how, wait_s=_FIRST_SAMPLE_PATIENCE_S)
+    exit_code = _follow_command(settings, world, records) if settings.command else _wait(settings, world, records)
+    closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
+    records.writer.close()
+    kept = "on" if closing.published else f"not published; the files stay in {records.local.path}"
+    wall_s = (closing.ended_at_ms - started_at_ms) / 1000
+    return WatchEnd(exit_code, str(settings.out), len(grant.devices), wall_s, closing.telemetry_failure or kept)
 
 
 def _check_target(settings: WatchSettings) -> None:
@@ -135,17 +95,17 @@ def _check_target(settings: WatchSettings) -> None:
         raise BadInput(f"the folder of --out {settings.out} does not exist", fix=f"mkdir -p {settings.out.parent}")
 
 
-def _wait(settings: WatchSettings, world: World, sidecar: Sidecar) -> int:
+def _wait(settings: WatchSettings, world: World, records: Records) -> int:
     """Wait for the end of the time, or for a signal: both are good endings here."""
     end_s = None if settings.duration_s is None else world.clock.monotonic_s() + settings.duration_s
     while not world.stop.requested and (end_s is None or world.clock.monotonic_s() < end_s):
-        sidecar.check()
+        records.look_after_recorder()
         left_s = 0.2 if end_s is None else min(0.2, end_s - world.clock.monotonic_s())
         world.clock.sleep(left_s)
     return 0
 
 
-def _follow_command(settings: WatchSettings, world: World, sidecar: Sidecar) -> int:
+def _follow_command(settings: WatchSettings, world: World, records: Records) -> int:
     """Run the command, pass our signals on to it, and return its exit code."""
     try:
         child = subprocess.Popen(settings.command)
@@ -155,7 +115,7 @@ def _follow_command(settings: WatchSettings, world: World, sidecar: Sidecar) -> 
     end_s = None if settings.duration_s is None else world.clock.monotonic_s() + settings.duration_s
     passed_on: set[object] = set()
     while child.poll() is None:
-        sidecar.check()
+        records.look_after_recorder()
         for number in _signals_to_pass_on(world, passed_on):
             child.send_signal(number)
         if end_s is not None and world.clock.monotonic_s() >= end_s and "time" not in passed_on:

@@ -10,7 +10,7 @@ from pathlib import Path
 from badcjobs.cli.output import RowCounter, log_to_file
 from badcjobs.clock import SystemClock
 from badcjobs.stop import StopRequest
-from badcjobs.task import World
+from badcjobs.world import World
 
 
 def environ() -> Mapping[str, str]:

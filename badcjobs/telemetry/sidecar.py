@@ -1,8 +1,8 @@
 """The wrapper's hand on its recorder: starts it as a process of its own, restarts it once, stops it in order.
 
-They talk in words over pipes. ``stop``: take a last sample; the recorder answers ``stopped`` and stays, ready to
-publish both files should the wrapper die before it has. ``published``: go. A pipe that closes without a word: the
-wrapper is dead.
+They talk in words over pipes. ``ready``: the first sample is taken. ``stop``: take a last sample; the recorder answers
+``stopped`` and stays, ready to publish both files should the wrapper die before it has. ``published``: go. A pipe that
+closes without a word: the wrapper is dead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 MODULE = "badcjobs.recording"
-STOP, STOPPED, PUBLISHED = "stop", "stopped", "published"
+READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,18 @@ class Sidecar:
 
     def __init__(self, order: SidecarOrder) -> None:
         self._order_file = Path(order.local_folder) / "recorder.json"
-        self._order_file.write_text(json.dumps(asdict(order)))
+        self._order = order
         self._log_file = Path(order.local_folder) / "recorder.log"
         self._restarts_left = 1
         self.failure: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._heard = b""
         self._start()
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Wait for the first sample, so that what comes next is recorded from its beginning."""
+        if self._is_alive() and not self._hear(READY, timeout_s):
+            log.warning("the recorder had no reading after %.0f s; going on", timeout_s)
 
     def check(self) -> None:
         """Restart a dead recorder once; after that, go on without."""
@@ -73,7 +79,10 @@ class Sidecar:
         """Ask for a last sample and wait until it is written; a recorder that cannot give one has failed."""
         if self.failure is None and self._is_alive():
             self._say(STOP)
-            self._wait_for(STOPPED, timeout_s)
+            if not self._hear(STOPPED, timeout_s):
+                self._give_up(
+                    f"the recorder did not answer in {timeout_s:.0f} s" if self._is_alive() else self._obituary()
+                )
         elif self.failure is None:
             self._give_up(self._obituary())
 
@@ -98,9 +107,11 @@ class Sidecar:
 
     def _start(self) -> None:
         try:
+            self._order_file.write_text(json.dumps(asdict(self._order)))
             with self._log_file.open("ab") as errors:
+                self._heard = b""
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "badcjobs.recording", str(self._order_file)],
+                    [sys.executable, "-m", MODULE, str(self._order_file)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -124,21 +135,20 @@ class Sidecar:
         except OSError:
             pass  # it is dead; check() or the last publication deals with that
 
-    def _wait_for(self, word: str, timeout_s: float) -> None:
+    def _hear(self, word: str, timeout_s: float) -> bool:
+        """Wait for a word of the recorder; False when it did not come in time, or never will."""
         assert self._process is not None and self._process.stdout is not None
         deadline_s = time.monotonic() + timeout_s
-        heard = b""
-        while word.encode() not in heard:
+        while word.encode() not in self._heard.split():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
-                self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
-                return
+                return False
             part = os.read(self._process.stdout.fileno(), 4096)
             if not part:
                 self._process.wait()
-                self._give_up(self._obituary())
-                return
-            heard += part
+                return False
+            self._heard += part
+        return True
 
     def _obituary(self) -> str:
         code = None if self._process is None else self._process.returncode

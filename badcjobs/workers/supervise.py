@@ -93,8 +93,8 @@ class Supervisor:
         self._failed_openings: dict[int, int] = {}
         self._tries: dict[tuple[str, str], _Tries] = {}
         self._started_ms: dict[tuple[str, str], int] = {}
-        self._draining = False
-        self._killed = False
+        self.draining = False
+        self.killed = False
 
     # --- called by the task ---------------------------------------------------------------------------------------
 
@@ -124,14 +124,14 @@ class Supervisor:
 
     def drain(self) -> None:
         """Start nothing new; let what is running come to its end."""
-        self._draining = True
+        self.draining = True
         self._queue.drain()
         for thread in self._threads:
             thread.interrupt()
 
     def kill(self) -> None:
         """End every engine process now; what was running stays pending."""
-        self._killed = True
+        self.killed = True
         self.drain()
         for thread in self._threads:
             thread.kill()
@@ -174,7 +174,7 @@ class Supervisor:
         )
 
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
-        if self._killed and not result.ok:
+        if self.killed and not result.ok:
             self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
             return
         self._started_ms.pop(result.chunk.key, None)
@@ -226,7 +226,7 @@ class Supervisor:
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [result.chunk for result in event.lost]
         unanswered = event.unanswered
-        if event.broken is not None and not self._killed:
+        if event.broken is not None and not self.killed:
             if event.broken.error_class == CONFIGURATION:
                 self._give_up(str(event.broken))
             elif event.broken.error_class == RAN_ON_CPU:
@@ -238,7 +238,7 @@ class Supervisor:
         for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
             if half:
                 self._queue.put_back(half)
-        if event.broken is None and not self._draining:
+        if event.broken is None and not self.draining:
             silent = SessionBroken(NO_OUTPUT, "the engine went on without a word about this chunk")
             while unanswered:
                 self._on_result(plan, self._blame(unanswered.pop(0), silent, event.at_ms))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import psutil
 from support.badcjobs_program import Program, Site, rows, wait_for
 
-CHUNKS, KILLS = 48, 6
-ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate", 2, "--retries", 4)
+CHUNKS, KILLS = 60, 6
+ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.06", "--simulate", 2, "--retries", 4)
 
 
 def test_whoever_is_killed_whenever_finished_chunks_stay_finished_and_are_done_once(site: Site) -> None:

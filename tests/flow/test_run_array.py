@@ -114,14 +114,6 @@ def test_a_requeued_task_has_the_next_number_and_does_only_what_is_left(site: Si
     assert rows(again, "SELECT chunk_id, status FROM chunk") == [("c000", "skipped"), ("c002", "done")]
 
 
-def test_a_second_run_inside_the_same_job_never_overwrites_the_first(site: Site) -> None:
-    manifest = site.manifest(4)
-    for _ in range(2):
-        assert site.run(manifest, *ON_CPU, env=array_task(0, (0, 1))).exit_code == 0
-    assert [path.name for path in site.task_databases()] == ["4821_0.r0.gpu-01.sqlite", "4821_0.r1.gpu-01.sqlite"]
-    assert site.rows("SELECT DISTINCT status FROM chunk") == [("done",), ("skipped",)]
-
-
 def test_the_databases_of_sibling_tasks_are_not_looked_into(site: Site) -> None:
     (site.out / "tasks").mkdir(parents=True)
     (site.out / "tasks" / "4821_1.r0.gpu-02.sqlite").write_bytes(b"a sibling's: this must not even be opened")

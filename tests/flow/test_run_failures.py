@@ -162,13 +162,6 @@ def test_a_program_that_does_not_exist_is_found_out_before_any_chunk(site: Site)
     assert not site.out.exists()
 
 
-def test_braces_and_quotes_of_a_command_reach_the_program(site: Site) -> None:
-    script = site.script("args.sh", f'echo "$3" > {site.folder}/third\n{NOTHING_HEARD}')
-    done = site.run(site.manifest(1), "--command", f"{script} {{input}} {{output}} 'a b {{{{c}}}}'", *ONE_WORKER)
-    assert done.exit_code == 0, done.stderr
-    assert (site.folder / "third").read_text() == "a b {c}\n"
-
-
 def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_says_so(site: Site) -> None:
     gate = site.folder / "gate"
     program = site.start_run(
@@ -195,6 +188,8 @@ def test_whatever_a_program_leaves_running_ends_with_the_task(site: Site, earlie
         done = site.run(site.manifest(1), *command(site, daemon), "--no-resume", env=array_task(0, (0, 1)))
         assert done.exit_code == 0, done.stderr
         assert site.processes("sleep 300") == []
+    names = [f"4821_0.r{number}.gpu-01.sqlite" for number in range(earlier_runs + 1)]
+    assert [path.name for path in site.task_databases()] == names, "a second run in one job overwrites nothing"
 
 
 def test_a_python_program_may_use_a_pool_of_processes(site: Site) -> None:

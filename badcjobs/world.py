@@ -1,0 +1,25 @@
+"""What a task takes from outside: nothing below the CLI looks for it by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from badcjobs.seams import Clock
+from badcjobs.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class World:
+    """The environment, the time, the signals and the place of this process."""
+
+    environ: Mapping[str, str]
+    clock: Clock
+    stop: StopRequest
+    hostname: str
+    pid: int
+    cwd: Path
+    cores: int
+    log_to: Callable[[Path], None] = field(default=lambda path: None)
+    progress: Callable[[int], None] = field(default=lambda rows: None)
