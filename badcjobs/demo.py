@@ -40,7 +40,7 @@ def run_demo(out: Path, environ: Mapping[str, str], clock: Clock) -> Demo:
     manifest = make_audio(out / "audio")
     arguments = [
         "run", str(manifest), "--out", str(out), "--engine", "demo", f"--engine-arg=--burn-s={_BURN_S}",
-        "--simulate", str(_GPUS), "--interval", "0.2",
+        "--simulate", str(_GPUS), "--interval", "0.5",
     ]  # fmt: skip
     sets = [[str(i) for i in range(first, first + _GPUS_PER_TASK)] for first in range(0, _GPUS, _GPUS_PER_TASK)]
     tasks = run_array(

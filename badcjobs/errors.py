@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 class BadcjobsError(Exception):
     """Something the user can act on; printed without a traceback."""
 
-    exit_code = ExitCode.BUG
+    exit_code: int = ExitCode.BUG
 
     def __init__(self, what: str, *, why: str | None = None, fix: str | None = None) -> None:
         super().__init__(what)
@@ -60,3 +60,11 @@ class SlurmRefused(BadcjobsError):
     """Slurm answered no."""
 
     exit_code = ExitCode.SLURM
+
+
+class StoppedEarly(BadcjobsError):
+    """A signal came before anything was started."""
+
+    def __init__(self, signal_name: str, exit_code: int) -> None:
+        super().__init__(f"{signal_name} came before anything was started", fix="run the same command again")
+        self.exit_code = exit_code

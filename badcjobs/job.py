@@ -31,7 +31,7 @@ class FinishedJob:
     @property
     def unread(self) -> list[SourceFile]:
         """The files that could not be read; a second copy of a task is no loss."""
-        return [f for f in self.files if f.status != "merged" and not (f.reason or "").startswith("the same task")]
+        return [f for f in self.files if f.status == "skipped" and not (f.reason or "").startswith("the same task")]
 
 
 def finish_job(
@@ -42,7 +42,10 @@ def finish_job(
     files = merge(find_task_databases(inputs, target), target, progress)
     summary = summarize_database(target)
     report = target.with_name("report.html")
-    write_page(summary, report, title=target.parent.absolute().name)
+    try:
+        write_page(summary, report, title=target.parent.absolute().name)
+    except OSError as error:
+        log.warning("%s could not be written: %s", report, error)  # the numbers are safe
     return FinishedJob(target, report, summary, files)
 
 
@@ -68,18 +71,19 @@ def summarize_database(database: Path) -> Summary:
 
 
 def missing_indices(facts: JobFacts, run: RunFolder) -> list[int]:
-    """Return the array indices, of those frozen in run.toml, that left no database."""
+    """Return the array indices, of those frozen in run.toml, that left no database.
+
+    None are missing once a task outside the array has taken the whole source: then every chunk is in the database.
+    """
     frozen = FrozenRun.read(run.run_toml)
-    if frozen is None or frozen.array is None:
+    outside = [task for task in facts.tasks if task.job_id.startswith("local")]
+    if frozen is None or frozen.array is None or any(task.shard_count == 1 for task in outside):
         return []
     shape = frozen.array
-    seen = {task.array_index for task in facts.tasks if not task.job_id.startswith("local")}
+    seen = {task.array_index for task in facts.tasks if task not in outside}
     return [i for i in range(shape.first, shape.first + shape.count * shape.step, shape.step) if i not in seen]
 
 
 def write_page(summary: Summary, path: Path, *, title: str) -> None:
-    """Write the report as a page; a page that cannot be written is a warning: the numbers are safe."""
-    try:
-        path.write_text(page(summary, title), encoding="utf-8")
-    except OSError as error:
-        log.warning("%s could not be written: %s", path, error)
+    """Write the report as a page."""
+    path.write_text(page(summary, title), encoding="utf-8")

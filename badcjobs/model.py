@@ -242,6 +242,7 @@ class TaskFacts:
     array_index: int
     restart: int
     node: str
+    shard_count: int | None
     verdict: str | None
     exit_code: int | None
     telemetry: int
@@ -318,4 +319,4 @@ class JobFacts:
     failed: tuple[FailedChunk, ...]
     labels: tuple[tuple[str, str | None, int], ...]
     gaps: tuple[GapFacts, ...]
-    skipped_files: tuple[tuple[str, str], ...]
+    file_remarks: tuple[tuple[str, str], ...]  # (path, why it was not read, or kept from before)

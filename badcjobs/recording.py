@@ -91,7 +91,15 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock) -> str:
         return word is not None
 
     sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
-    Recorder(sampler, HostReader().read, writer, clock=clock, interval_s=order.interval_s).run(wait)
+    recorder = Recorder(
+        sampler,
+        HostReader().read,
+        writer,
+        clock=clock,
+        interval_s=order.interval_s,
+        since_ms=order.asked_at_ms,
+    )
+    recorder.run(wait)
     reader.close()
     writer.close()
     return heard[0]

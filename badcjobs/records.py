@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from badcjobs.store.publisher import Publisher
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
 from badcjobs.world import World
+
+log = logging.getLogger(__name__)
 
 _SIDECAR_PATIENCE_S = 5.0
 
@@ -85,6 +89,7 @@ class Records:
                 simulate=how.simulate,
                 simulate_script=script,
                 started_at_ms=self._started_at_ms,
+                asked_at_ms=self._world.clock.now_ms(),
                 recorder_file=str(self.local.recorder_file),
                 wrapper_file=str(self.local.wrapper_file),
                 publish_to=str(self._target),
@@ -117,7 +122,10 @@ class Records:
         """Stop the recorder, write the end, publish a last time; what could not be published stays on this node."""
         failure = self._stop_recorder()
         ended_at_ms = self._world.clock.now_ms()
-        self.writer.end_task(ended_at_ms=ended_at_ms, exit_code=exit_code, verdict=verdict)
+        try:
+            self.writer.end_task(ended_at_ms=ended_at_ms, exit_code=exit_code, verdict=verdict)
+        except sqlite3.Error as error:
+            log.warning("the end of the task cannot be written: %s", error)  # a full disk; what was there is published
         published = False
         if self._publisher is not None:
             self._publisher.stop()
@@ -135,6 +143,12 @@ class Records:
         self._sidecar.stop(_SIDECAR_PATIENCE_S)
         failure = self._sidecar.failure
         if failure is not None:
+            self._note_telemetry_failure(failure)
+        return failure
+
+    def _note_telemetry_failure(self, failure: str) -> None:
+        try:
             since_ms = last_reading_ms(self.local.recorder_file) or self._started_at_ms
             self.writer.add_gap(None, since_ms, self._world.clock.now_ms(), failure)
-        return failure
+        except sqlite3.Error as error:
+            log.warning("the gap in the telemetry cannot be written: %s", error)

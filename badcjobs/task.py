@@ -7,13 +7,15 @@ look around → take a name → list the work → one worker per device, one rec
 from __future__ import annotations
 
 import logging
+import signal
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from badcjobs import __version__
 from badcjobs.config import RunSettings
-from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
+from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEarly
 from badcjobs.frozen_run import check_against, freeze
 from badcjobs.heartbeat import Progress, heartbeat_line
 from badcjobs.manifest import Shard
@@ -48,7 +50,9 @@ def run_task(settings: RunSettings, world: World) -> TaskEnd:
             task.records.start_recorder(given.grant.devices, how)
         try:
             verdict = judge(task, work_off(task, plans))
-        except BaseException:
+        except sqlite3.Error as error:
+            verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
+        except BaseException:  # a bug: publish what there is, then let the CLI say so
             finish(task, Verdict(ExitCode.BUG, "killed"))
             raise
         return finish(task, verdict)
@@ -94,11 +98,17 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
         records.begin(engine=given.engine.name, telemetry=settings.telemetry)
         records.writer.write_meta({"settings": settings.to_json()})
         yield Task(settings, world, given, out, key, records)
-    except BadcjobsError:
+    except (BadcjobsError, sqlite3.Error) as error:
         if records is not None:
             records.local.remove()
         out.give_back(key)
-        raise
+        if isinstance(error, BadcjobsError):
+            raise
+        raise DatabaseProblem(
+            f"the task database cannot be written: {error}",
+            why=f"node-local folder: {given.allocation.local_dir or 'the default for temporary files'}",
+            fix="export TMPDIR=/a/local/folder/with/space   (in the job script, before badcjobs)",
+        ) from error
     finally:
         if records is not None:
             records.writer.close()
@@ -114,11 +124,19 @@ def list_work(task: Task) -> None:
     shard = Shard(place.index, place.count)
     if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
         shard = Shard(place.step_index, place.step_count)
-    rows = task.writer.fill(sources.chunks(shard), task.world.progress)
+    rows = task.writer.fill(sources.chunks(shard), lambda rows: keep_listing(task, rows))
     log.info("source: %s; part %s: %d chunks", ", ".join(sources.descriptions), shard, rows)
     task.writer.set_shard(shard.index, shard.count)
     if task.settings.resume:
         skip_what_is_done(task)
+
+
+def keep_listing(task: Task, rows: int) -> None:
+    """Show progress; a signal ends a long listing, with nothing started and nothing written."""
+    stop = task.world.stop
+    if stop.requested:
+        raise StoppedEarly(stop.name, 128 + stop.ended_by if stop.ended_by is signal.SIGINT else ExitCode.RUN_ME_AGAIN)
+    task.world.progress(rows)
 
 
 def skip_what_is_done(task: Task) -> None:
@@ -264,7 +282,7 @@ def judge(task: Task, tally: Tally) -> Verdict:
     again = "run the same command again to go on where this stopped"
     if left and stop.cut_short_by is not None:
         return Verdict(128 + stop.cut_short_by, "stopped", again)
-    if left and stop.ended_by is not None and stop.ended_by.name == "SIGINT":
+    if left and stop.ended_by is signal.SIGINT:
         return Verdict(128 + stop.ended_by, "stopped", again)
     if left and stop.requested:
         return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", again)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs.errors import BadInput, NotHere
+from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.records import Recording, Records
 from badcjobs.store.sample_text import TEXT_FORMS
 from badcjobs.surroundings import find_devices, mark_of, read_allocation
@@ -76,11 +77,16 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     records.writer.close()
     kept = "on" if closing.published else f"not published; the files stay in {records.local.path}"
+    if not settings.command and (closing.telemetry_failure or not closing.published):
+        exit_code = ExitCode.DATABASE  # there was nothing else to do than to record
     wall_s = (closing.ended_at_ms - started_at_ms) / 1000
     return WatchEnd(exit_code, str(settings.out), len(grant.devices), wall_s, closing.telemetry_failure or kept)
 
 
 def _check_target(settings: WatchSettings) -> None:
+    for name, value in (("interval", settings.interval_s), ("duration", settings.duration_s)):
+        if value is not None and not math.isfinite(value):
+            raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
     if settings.out.suffix not in _ENDINGS:
         raise BadInput(
             f"--out {settings.out}: unknown ending {settings.out.suffix!r}", why="endings are " + ", ".join(_ENDINGS)

@@ -1,4 +1,4 @@
-"""Options and fixtures of the whole suite."""
+"""Fixtures of the whole suite; its options are in the conftest.py above."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--require",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="turn the skip of tests that need NAME (slurm, cc, hawkears, wheel) into a failure; repeatable",
-    )
 
 
 @pytest.fixture(autouse=True)

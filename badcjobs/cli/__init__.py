@@ -3,6 +3,9 @@
 
 def main() -> None:
     """Run the ``badcjobs`` program."""
-    from badcjobs.cli.program import run_program
+    try:
+        from badcjobs.cli.program import run_program
 
-    run_program()
+        run_program()
+    except KeyboardInterrupt:  # before anybody listened for it
+        raise SystemExit(130) from None

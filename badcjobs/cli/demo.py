@@ -22,7 +22,7 @@ def demo(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html."""
-    from badcjobs.cli.output import print_json, shown
+    from badcjobs.cli.output import print_json, say, shown
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
     from badcjobs.demo import run_demo
@@ -34,9 +34,9 @@ def demo(
     if json_wanted:
         print_json(done.job.summary.to_dict())
         return 0
-    print(summary_text(done.job.summary, folder.name))
-    print(f"\n  each task   {done.command}")
-    print(f"  database    {shown(done.job.database)}\n  report      {shown(done.job.report)}")
+    say(summary_text(done.job.summary, folder.name))
+    say(f"\n  each task   {done.command}")
+    say(f"  database    {shown(done.job.database)}\n  report      {shown(done.job.report)}")
     return 0
 
 

@@ -20,7 +20,7 @@ def gpus(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
     """Show the devices this task really has, and how we know."""
-    from badcjobs.cli.output import print_json
+    from badcjobs.cli.output import print_json, say
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
     from badcjobs.devices import list_granted
@@ -31,7 +31,7 @@ def gpus(
     if json_wanted:
         print_json(found.to_dict())
     elif found.devices:
-        print(devices_text(found.to_dict()))
+        say(devices_text(found.to_dict()))
     if not found.devices and json_wanted:
         return int(NotHere.exit_code)
     if not found.devices:

@@ -26,7 +26,7 @@ def merge(
 
     Repeatable, in any order. Exit code 0 when every file was read, 4 when one was not (it is named).
     """
-    from badcjobs.cli.output import FileCounter, log_to_stderr, print_json, shown
+    from badcjobs.cli.output import FileCounter, log_to_stderr, print_json, say, shown
     from badcjobs.errors import ExitCode
     from badcjobs.job import finish_job
     from badcjobs.report.as_text import summary_text
@@ -36,6 +36,6 @@ def merge(
     if json_wanted:
         print_json(job.summary.to_dict())
     else:
-        print(summary_text(job.summary, job.database.parent.absolute().name))
-        print(f"\n  database    {shown(job.database)}\n  report      {shown(job.report)}")
+        say(summary_text(job.summary, job.database.parent.absolute().name))
+        say(f"\n  database    {shown(job.database)}\n  report      {shown(job.report)}")
     return ExitCode.DATABASE if job.unread else ExitCode.DONE

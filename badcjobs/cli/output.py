@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,9 +13,18 @@ _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _TIME = "%Y-%m-%dT%H:%M:%S"
 
 
+def say(text: str) -> None:
+    """Print a result; a reader who has left (``| head -1``) or a full disk is no failure of what was done."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logging.getLogger(__name__).warning("the result cannot be printed: %s", error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
+
+
 def print_json(document: object) -> None:
     """Print one JSON document, and nothing else."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    say(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def shown(path: Path) -> str:

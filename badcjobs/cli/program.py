@@ -28,7 +28,6 @@ app = typer.Typer(
     name="badcjobs",
     help="Run bird-sound detectors inside Slurm: every GPU busy, every reading written down, every number explained.",
     epilog="First steps: badcjobs demo, then badcjobs guide start.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
@@ -57,6 +56,11 @@ def _main(
 def run_program() -> NoReturn:
     """Run the command line and leave with the exit code of the contract."""
     debug = "--debug" in sys.argv[1:2]
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a log in ASCII shows ? for ×
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
@@ -66,9 +70,6 @@ def run_program() -> NoReturn:
         sys.exit(_complain(error, debug))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left: nothing more to say, and no complaint at exit
-        sys.exit(141)
     except Exception as error:
         bug = BadcjobsError(
             f"{type(error).__name__}: {error}",

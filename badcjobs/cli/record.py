@@ -42,6 +42,8 @@ def record(
     if json_wanted:
         print_json(asdict(end))
     else:
-        said = f"badcjobs: {end.devices} devices recorded for {end.wall_s:.1f} s: {end.out}"
+        trouble = "" if end.telemetry == "on" else f"; telemetry {end.telemetry}"
+        devices = "1 device" if end.devices == 1 else f"{end.devices} devices"
+        said = f"badcjobs: {devices} recorded for {end.wall_s:.1f} s: {end.out}{trouble}"
         typer.echo(said, err=bool(command))  # a command's own output stays clean
     return end.exit_code

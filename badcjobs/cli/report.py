@@ -21,7 +21,8 @@ def report(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Say what a merged job's numbers mean."""
-    from badcjobs.cli.output import log_to_stderr, print_json
+    from badcjobs.cli.output import log_to_stderr, print_json, say
+    from badcjobs.errors import BadInput
     from badcjobs.job import find_job_database, summarize_database, write_page
     from badcjobs.report.as_text import summary_text
 
@@ -30,9 +31,12 @@ def report(
     summary = summarize_database(database)
     title = database.parent.absolute().name
     if html is not None:
-        write_page(summary, html, title=title)
+        try:
+            write_page(summary, html, title=title)
+        except OSError as error:
+            raise BadInput(f"--html {html} cannot be written", why=error.strerror) from error
     if json_wanted:
         print_json(summary.to_dict())
     else:
-        print(summary_text(summary, title))
+        say(summary_text(summary, title))
     return 0

@@ -71,7 +71,7 @@ def run(
 
 
 def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_wanted: bool) -> int:
-    from badcjobs.cli.output import log_to_stderr, print_json
+    from badcjobs.cli.output import log_to_stderr, print_json, say
     from badcjobs.cli.world import read_world
     from badcjobs.config import make_settings
     from badcjobs.errors import BadInput
@@ -86,5 +86,5 @@ def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_want
     if json_wanted:
         print_json(end.to_dict())
     else:
-        print(task_end_text(end.to_dict()))
+        say(task_end_text(end.to_dict()))
     return end.exit_code

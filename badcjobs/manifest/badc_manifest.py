@@ -55,7 +55,7 @@ class Manifest:
             yield line, (row[columns.recording_id], row[columns.chunk_id])
 
     def _other_root(self) -> str:
-        return f"badcjobs check {shlex.quote(self.name)} --root DIR  # the folder its source_paths start from"
+        return f"badcjobs run {shlex.quote(self.name)} --root DIR …   (DIR: the folder its source_paths start from)"
 
 
 def _end_after(start_ms: int, audio_path: str) -> int | None:

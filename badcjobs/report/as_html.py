@@ -40,7 +40,7 @@ def page(summary: Summary, title: str) -> str:
         *_section("Gaps in the telemetry", _gaps(summary), empty="None."),
         *_section("What was heard", _labels(summary), empty="Nothing."),
         *_section("Chunks that failed for good", _failed(summary), empty="None."),
-        *_section("Files that were not read", _unread(summary), empty="None."),
+        *_section("Files with a remark", _files(summary), empty="None."),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -126,6 +126,6 @@ def _failed(summary: Summary) -> list[Sequence[str]]:
     return rows
 
 
-def _unread(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("<file", "<<reason")]
-    return rows + [(path, reason) for path, reason in summary.skipped_files]
+def _files(summary: Summary) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("<file", "<<remark")]
+    return rows + [(path, reason) for path, reason in summary.file_remarks]

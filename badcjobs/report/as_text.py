@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from badcjobs.report.headlines import VERDICTS, headlines
 from badcjobs.report.summarize import DeviceSummary, Summary
-from badcjobs.report.words import UNKNOWN, count, duration, energy, memory, number, percent
+from badcjobs.report.words import UNKNOWN, count, duration, energy, memory, number, percent, plain
 
 _WIDTH = 100
 _MOST_DEVICES = 16
 _MOST_FAILED = 10
 _MOST_TASKS = 10
+_MOST_FILES = 20
 _MOST_LABELS = 8
 _LONGEST_MESSAGE = 200
 
@@ -26,7 +28,7 @@ def summary_text(summary: Summary, title: str) -> str:
     lines += _gap_lines(summary)
     lines += _label_lines(summary)
     lines += _failed_lines(summary)
-    lines += [f"  not read: {path}: {reason}" for path, reason in summary.skipped_files]
+    lines += _file_lines(summary)
     return "\n".join(_fit(line) for line in lines).rstrip()
 
 
@@ -115,7 +117,17 @@ def _failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> 
     return f"{name} ({error_class})" + (f": {last}" if last else "")
 
 
+def _file_lines(summary: Summary) -> list[str]:
+    lines = [f"  file {path}: {remark}" for path, remark in summary.file_remarks[:_MOST_FILES]]
+    if len(summary.file_remarks) > _MOST_FILES:
+        lines.append(
+            f"  … and {len(summary.file_remarks) - _MOST_FILES:,} more files (in job.sqlite, table source_file)"
+        )
+    return lines
+
+
 def _fit(line: str) -> str:
+    line = plain(line)
     return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
 
 
@@ -138,8 +150,8 @@ def task_end_text(end: Mapping[str, Any]) -> str:
         )
     if end["note"]:
         lines.append(f"  note        {end['note']}")
-    lines.append(f"  next        badcjobs merge {end['out']}")
-    return "\n".join(lines)
+    lines.append(f"  next        badcjobs merge {shlex.quote(end['out'])}")
+    return "\n".join(plain(line) for line in lines)
 
 
 def devices_text(listing: Mapping[str, Any]) -> str:

@@ -65,6 +65,8 @@ def _telemetry(summary: Summary) -> str:
         f"{count(sum(gap.gaps for gap in gaps), 'gap')} of {duration(sum(gap.seconds for gap in gaps))} in all"
         if gaps
         else "no gaps"
+        if samples
+        else "so no gaps are known"
     )
     off = summary.tasks_without_telemetry
     return words + (f"; off in {count(off, 'task')} (--no-emit-gpu-telemetry)" if off else "")

@@ -67,7 +67,7 @@ class Summary:
     gaps: tuple[GapFacts, ...]
     labels: tuple[tuple[str, str | None, int], ...]
     failed_chunks: tuple[FailedChunk, ...]
-    skipped_files: tuple[tuple[str, str], ...]
+    file_remarks: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document."""
@@ -82,9 +82,11 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
     wall_s = running_s(job.tasks)
     done, left = job.chunks.get("done", 0), job.chunks.get("pending", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
+    skipped = job.chunks.get("skipped", 0)
     return Summary(
         version=SUMMARY_VERSION,
-        verdict="stopped" if left or missing_indices else "failed" if failed else "done",
+        # A chunk that is only known as done elsewhere is not done here: its results are in a file we do not have.
+        verdict="stopped" if left or skipped or missing_indices else "failed" if failed else "done",
         tasks=len(job.tasks),
         tasks_by_verdict=dict(Counter(task.verdict or "running" for task in job.tasks)),
         tasks_missing=tuple(missing_indices),
@@ -93,7 +95,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
         done=done,
         failed=failed,
         left=left,
-        skipped=job.chunks.get("skipped", 0),
+        skipped=skipped,
         tries=job.tries,
         audio_hours=job.audio_done_s / 3600,
         chunks_of_unknown_length=job.done_of_unknown_length,
@@ -109,7 +111,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
         gaps=job.gaps,
         labels=job.labels,
         failed_chunks=job.failed,
-        skipped_files=job.skipped_files,
+        file_remarks=job.file_remarks,
     )
 
 

@@ -50,3 +50,8 @@ def indices(values: tuple[int, ...], most: int = 10) -> str:
     """Return array indices as --array takes them."""
     shown = ",".join(str(value) for value in values[:most])
     return shown + (f",… ({len(values)} in all)" if len(values) > most else "")
+
+
+def plain(text: str) -> str:
+    """Return text without control characters: an id from a file must not steer somebody's terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -71,7 +71,7 @@ def _read(db: sqlite3.Connection) -> JobFacts:
                    FROM gap GROUP BY reason, metric ORDER BY metric IS NOT NULL, 4 DESC, reason, metric"""
             )
         ),
-        skipped_files=tuple(
+        file_remarks=tuple(
             db.execute("SELECT path, reason FROM source_file WHERE status != 'merged' ORDER BY path").fetchall()
         ),
     )
@@ -79,8 +79,8 @@ def _read(db: sqlite3.Connection) -> JobFacts:
 
 def _tasks(db: sqlite3.Connection) -> list[TaskFacts]:
     rows = db.execute(
-        """SELECT name, job_id, array_index, restart, node, verdict, exit_code, telemetry, coalesce(devices, 0),
-                  started_at_ms, last_sign_ms, done, failed, pending, coalesce(audio_s, 0.0)
+        """SELECT name, job_id, array_index, restart, node, shard_count, verdict, exit_code, telemetry,
+                  coalesce(devices, 0), started_at_ms, last_sign_ms, done, failed, pending, coalesce(audio_s, 0.0)
            FROM task_summary ORDER BY job_id, array_index, restart, node, name"""
     )
     return [TaskFacts(*row) for row in rows]

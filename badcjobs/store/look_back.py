@@ -15,7 +15,7 @@ def merged_files(job_database: Path) -> set[str]:
         return set()
     try:
         with closing(open_sealed(job_database)) as db:
-            rows = db.execute("SELECT path FROM source_file WHERE status = 'merged'").fetchall()
+            rows = db.execute("SELECT path FROM source_file WHERE status IN ('merged', 'kept')").fetchall()
     except sqlite3.Error:
         return set()
     return {Path(path).name for (path,) in rows}

@@ -1,7 +1,8 @@
 """Merging: many task databases → one job database, built aside and renamed into place.
 
 Every attempt is kept as history; a chunk has one final state. The rule: done beats poison beats failed beats pending
-beats skipped; among equals the one that ended last wins. Only the winner's detections are kept.
+beats skipped; among equals the one that ended last wins. Only the winner's detections are kept. What an earlier merge
+had, and no file has any more, stays.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.connect import complain_about, open_sealed, read_only_uri
+from badcjobs.store.connect import open_sealed, read_only_uri
+from badcjobs.store.look_back import complaint
 from badcjobs.store.publish import move_into_place
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, SOURCE_FILE, TABLES, columns_of
 from badcjobs.store.views import VIEWS
@@ -24,6 +27,8 @@ _STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {{0}}.task_id)"
 
 # Read by task, device and time: rows lie in that order, so that a task's samples are neighbours.
 _ORDERED_BY = {"sample": "task_id, device_id, at_ms", "host_sample": "task_id, at_ms"}
+
+KEPT = "kept"
 
 _INDEXES = (
     "CREATE INDEX chunk_by_task ON chunk (task_id)",
@@ -72,6 +77,8 @@ def merge(files: Sequence[Path], target: Path, progress: Callable[[int, int], No
                 for number, path in enumerate(files, 1):
                     outcome.append(_merge_one(db, path, target.parent))
                     progress(number, len(files))
+                if target.exists():
+                    outcome += _keep_what_only_the_old_one_has(db, target)
                 _settle(db)
         except sqlite3.Error as error:
             raise DatabaseProblem(
@@ -105,6 +112,7 @@ def _create_job_database(path: Path) -> sqlite3.Connection:
         db.execute(table.ddl(ordered_by=_ORDERED_BY.get(table.name)))
     for view in (*VIEWS.values(), _column_help()):
         db.execute(view)
+    db.execute("INSERT INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
@@ -147,6 +155,32 @@ def _merge_one(db: sqlite3.Connection, path: Path, folder: Path) -> SourceFile:
     return found
 
 
+def _keep_what_only_the_old_one_has(db: sqlite3.Connection, old: Path) -> list[SourceFile]:
+    """Take over tasks of the earlier job database whose files are gone or damaged by now, or were not given."""
+    reason = complaint(old)
+    if reason is not None:
+        return [SourceFile(old.name, "skipped", f"the earlier job database: {reason}")]
+    db.execute("ATTACH ? AS source", (read_only_uri(old, sealed=True),))
+    db.execute("BEGIN")
+    kept = db.execute(
+        """SELECT path, task_id, size_bytes, mtime_ns FROM source.source_file
+           WHERE task_id IN (SELECT task_id FROM source.task EXCEPT SELECT task_id FROM main.task)"""
+    ).fetchall()
+    outcome = []
+    for path, task_id, size_bytes, mtime_ns in kept:
+        _copy(db, task_id)
+        now = db.execute("SELECT reason FROM main.source_file WHERE path = ?", (path,)).fetchone()
+        reason = f"kept from the earlier merge; the file now: {now[0] if now else 'not given, or gone'}"
+        db.execute(
+            "INSERT OR REPLACE INTO main.source_file VALUES (?, ?, ?, ?, ?, ?)",
+            (path, task_id, KEPT, reason, size_bytes, mtime_ns),
+        )
+        outcome.append(SourceFile(path, KEPT, reason))
+    db.execute("COMMIT")
+    db.execute("DETACH source")
+    return outcome
+
+
 def _is_our_own(error: Exception, path: Path) -> bool:
     """Say whether our scratch file failed, not the file being read: then going on would lose every file after it."""
     if "I/O" not in str(error):
@@ -160,13 +194,13 @@ def _is_our_own(error: Exception, path: Path) -> bool:
 
 def _trouble(db: sqlite3.Connection, path: Path) -> str | None:
     """Return why a file is left out; None: it can be merged."""
+    reason = complaint(path)
+    if reason is not None:
+        return reason
     try:
         with closing(open_sealed(path)) as source:
-            complaint = complain_about(path, source)
-            if complaint is not None:
-                return complaint
             row = source.execute("SELECT task_id, name FROM task").fetchone()
-    except (sqlite3.Error, OSError) as error:
+    except sqlite3.Error as error:
         return str(error)
     if row is None:
         return "it holds no task"
@@ -174,18 +208,20 @@ def _trouble(db: sqlite3.Connection, path: Path) -> str | None:
     return f"the same task ({row[1]}) as {twin[0]}" if twin else None
 
 
-def _copy(db: sqlite3.Connection) -> None:
+def _copy(db: sqlite3.Connection, task_id: int | None = None) -> None:
+    """Copy the rows of the attached file, or of one task in it."""
+    which = "true" if task_id is None else f"task_id = {task_id:d}"
     for table in TABLES:
         if table.name in ("meta", "chunk"):
             continue
         names = ", ".join(columns_of(table.name))
         order = _ORDERED_BY.get(table.name, "rowid")
-        rows = f"SELECT {names} FROM source.{table.name} ORDER BY {order}"
+        rows = f"SELECT {names} FROM source.{table.name} WHERE {which} ORDER BY {order}"
         db.execute(f"INSERT OR REPLACE INTO main.{table.name} ({names}) {rows}")
     chunk_columns = columns_of("chunk")
     columns = ", ".join(chunk_columns)
     db.execute(
-        f"""INSERT INTO main.chunk ({columns}) SELECT {columns} FROM source.chunk WHERE true
+        f"""INSERT INTO main.chunk ({columns}) SELECT {columns} FROM source.chunk WHERE {which}
             ON CONFLICT (recording_id, chunk_id) DO UPDATE SET
                 {", ".join(f"{name} = excluded.{name}" for name in chunk_columns)}
             WHERE {_STRENGTH.format("excluded")} > {_STRENGTH.format("chunk")}"""

@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from badcjobs.store.connect import create_tables, read_only_uri
@@ -35,13 +36,24 @@ def publish(live_files: list[Path], target: Path, *, closing: Mapping[str, objec
     ``closing`` fills columns of the task row that are still NULL: the recorder's last words about
     a wrapper that was killed.
     """
-    with tempfile.TemporaryDirectory(prefix="badcjobs-publish-", dir=live_files[0].parent) as folder:
-        joined = Path(folder) / "joined.sqlite"
-        join_files(live_files, joined, closing=closing)
-        if target.suffix in TEXT_FORMS:
-            joined = write_samples(joined, Path(folder) / f"samples{target.suffix}")
+    with ExitStack() as stack:
+        try:
+            joined = _build(stack, live_files[0].parent, live_files, target.suffix, closing)
+        except (OSError, sqlite3.Error) as error:  # a full local disk; the run folder may have room
+            log.warning("nothing can be built in %s: %s", live_files[0].parent, error)
+            joined = _build(stack, target.parent, live_files, target.suffix, closing)
         move_into_place(joined, target)
     return target.stat().st_size
+
+
+def _build(
+    stack: ExitStack, workplace: Path, live_files: list[Path], form: str, closing: Mapping[str, object] | None
+) -> Path:
+    """Make the file to be published in a folder that ``stack`` removes."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".badcjobs-publish-", dir=workplace))
+    joined = Path(folder) / "joined.sqlite"
+    join_files(live_files, joined, closing=closing)
+    return write_samples(joined, Path(folder) / f"samples{form}") if form in TEXT_FORMS else joined
 
 
 def join_files(live_files: list[Path], joined: Path, *, closing: Mapping[str, object] | None = None) -> None:

@@ -248,8 +248,8 @@ SOURCE_FILE = Table(
     (
         Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
         Column("task_id", "INTEGER", "the task in it"),
-        Column("status", "TEXT NOT NULL", "merged, skipped"),
-        Column("reason", "TEXT", "why it was skipped"),
+        Column("status", "TEXT NOT NULL", "merged, kept (from an earlier merge) or skipped"),
+        Column("reason", "TEXT", "why it was kept or skipped"),
         Column("size_bytes", "INTEGER", "its size when it was read"),
         Column("mtime_ns", "INTEGER", "its time when it was read"),
     ),

@@ -14,7 +14,8 @@ VIEWS = {
     "task_summary": f"""
 CREATE VIEW task_summary AS
 SELECT
-    t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.verdict, t.exit_code, t.telemetry, t.devices,
+    t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.shard_count, t.verdict, t.exit_code,
+    t.telemetry, t.devices,
     t.started_at_ms,
     {_LAST_SIGN} AS last_sign_ms,
     ({_LAST_SIGN} - t.started_at_ms) / 1000.0 AS wall_s,

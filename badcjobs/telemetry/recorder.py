@@ -46,29 +46,25 @@ class Recorder:
         *,
         clock: Clock,
         interval_s: float,
+        since_ms: int | None = None,
     ) -> None:
         self._devices = devices
         self._read_host = read_host
         self._writer = writer
         self._clock = clock
         self._interval_s = interval_s
+        self._since_ms = since_ms  # when recording was asked for
         self._last_ms: int | None = None
         self._unwritten: tuple[int, str] | None = None  # since when, and why
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Record until ``wait(seconds)`` says that it is over; take one last sample then."""
-        self._note_earlier_recorder()
         start_s = self._clock.monotonic_s()
-        number = 0
         over = False
         while not over:
             self.tick()
-            late_s = self._clock.monotonic_s() - start_s
-            due = int(late_s / self._interval_s) + 1
-            if due > number + 1:
-                self._note_missed(due - number - 1)
-            number = due
-            over = wait(start_s + number * self._interval_s - self._clock.monotonic_s())
+            due = int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1
+            over = wait(start_s + due * self._interval_s - self._clock.monotonic_s())
         self.tick()
 
     def tick(self) -> None:
@@ -77,34 +73,40 @@ class Recorder:
         if self._last_ms is not None:
             at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow a tick at once; no two share an instant
         self._devices.remember_gaps()
+        hole = self._hole_before(at_ms)
         try:
             with self._writer.batch():
-                if self._unwritten is not None:
-                    since_ms, why = self._unwritten
-                    self._writer.open_gap(None, None, since_ms, at_ms, f"could not be written: {why}")
+                if hole is not None:
+                    self._writer.open_gap(None, None, hole[0], at_ms, hole[1])
                 self._writer.write_tick(at_ms, self._devices.sample(at_ms), self._read_host())
             self._unwritten = None
         except sqlite3.Error as error:
             self._devices.forget_gaps()  # rolled back with the rest
             if self._unwritten is None:
                 log.warning("readings cannot be written: %s", error)
-                self._unwritten = (self._last_ms or at_ms, str(error))
+                self._unwritten = (hole[0] if hole else self._last_ms or at_ms, str(error))
             return
         self._last_ms = at_ms
 
-    def _note_missed(self, ticks: int) -> None:
-        """Write the hole left by a tick that took too long: a stopped or overloaded machine, a slow driver."""
-        log.warning("the recorder was late and missed %d readings", ticks)
-        if self._last_ms is not None and self._unwritten is None:  # what could not be written is a hole already
-            self._write_hole(self._last_ms, f"the recorder was late: {ticks} readings missed")
+    def _hole_before(self, at_ms: int) -> tuple[int, str] | None:
+        """Return since when, and why, there was no reading before this one; None: it follows the last as it should."""
+        if self._unwritten is not None:
+            return self._unwritten[0], f"could not be written: {self._unwritten[1]}"
+        if self._last_ms is None:
+            return self._hole_at_start(at_ms)
+        if not self._is_hole(self._last_ms, at_ms):
+            return None
+        missed = round((at_ms - self._last_ms) / 1000 / self._interval_s) - 1
+        log.warning("the recorder was late and missed %d readings", missed)
+        return self._last_ms, f"the recorder was late: {missed} readings missed"
 
-    def _note_earlier_recorder(self) -> None:
+    def _hole_at_start(self, at_ms: int) -> tuple[int, str] | None:
         last_ms = self._writer.last_sample_ms()
         if last_ms is not None:
-            self._write_hole(last_ms, "the recorder died and was started again")
+            return last_ms, "the recorder died and was started again"
+        if self._since_ms is not None and self._is_hole(self._since_ms, at_ms):
+            return self._since_ms, "the recorder was starting"
+        return None
 
-    def _write_hole(self, from_ms: int, reason: str) -> None:
-        try:
-            self._writer.open_gap(None, None, from_ms, self._clock.now_ms(), reason)
-        except sqlite3.Error as error:
-            self._unwritten = (from_ms, str(error))
+    def _is_hole(self, from_ms: int, to_ms: int) -> bool:
+        return to_ms - from_ms > 1500 * self._interval_s  # half an interval late is still on the grid

@@ -35,6 +35,7 @@ class SidecarOrder:
     simulate: int | None
     simulate_script: str | None
     started_at_ms: int
+    asked_at_ms: int
     recorder_file: str
     wrapper_file: str
     publish_to: str

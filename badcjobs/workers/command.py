@@ -90,8 +90,9 @@ class CommandSession:
         self._words = words
         self._plan = plan
         self._env = worker_environment(environ, plan)
-        self._output = scratch / "detections.csv"
-        self._log = scratch / "command.log"
+        self._folder = scratch / "command"  # emptied before each chunk, whatever a program has left there
+        self._output = self._folder / "detections.csv"
+        self._log = self._folder / "command.log"
         self._launcher = launcher
         self._clock = clock
         self._running: Process | None = None
@@ -109,8 +110,8 @@ class CommandSession:
             yield self._judge(chunk, code, started_at_ms)
 
     def _run(self, chunk: Chunk) -> int:
-        self._output.unlink(missing_ok=True)
-        self._log.unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         device = self._plan.device
         values = {
             "input": chunk.audio_path,
@@ -165,7 +166,7 @@ class CommandSession:
 
     def close(self) -> int | None:
         """Forget the last output; the exit codes are with the attempts."""
-        self._output.unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         return None
 
 

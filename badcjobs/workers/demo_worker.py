@@ -41,7 +41,8 @@ def main(args: Sequence[str]) -> None:
         try:
             answer = analyse(question["audio"], options.threshold)
         except (OSError, EOFError, ValueError, wave.Error) as error:
-            answer = {"error_class": BAD_AUDIO, "error": f"{question['audio']}: {str(error) or type(error).__name__}"}
+            what = str(error) or "the file ends too early"
+            answer = {"error_class": BAD_AUDIO, "error": f"{question['audio']}: {what} (this engine reads PCM WAV)"}
         burn(options.burn_s)
         print(json.dumps(answer), flush=True)
 

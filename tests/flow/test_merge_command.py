@@ -215,7 +215,7 @@ def test_a_copy_of_a_task_database_counts_once_and_is_no_fault(copied: Site, sum
     shutil.copy(copied.task_databases()[0], copied.out / "tasks" / "a copy.sqlite")
     after = copied.badcjobs("merge", copied.out, "--json")
     assert after.exit_code == 0
-    assert {**after.json, "skipped_files": []} == {**summary, "skipped_files": []}
+    assert {**after.json, "file_remarks": []} == {**summary, "file_remarks": []}
 
 
 def test_a_run_that_is_still_at_it_can_be_merged(site: Site) -> None:
@@ -289,7 +289,7 @@ def test_files_that_cannot_be_read_are_named_in_json_too(copied: Site) -> None:
     reasons = spoil(copied)
     done = copied.badcjobs("merge", copied.out, "--json")
     assert (done.exit_code, done.json["tasks"]) == (4, 2)
-    told = {Path(path).stem: reason for path, reason in done.json["skipped_files"]}
+    told = {Path(path).stem: reason for path, reason in done.json["file_remarks"]}
     assert set(told) == set(reasons)
     assert all(word in told[name] for name, word in reasons.items())
 

@@ -103,7 +103,7 @@ def test_a_root_is_the_only_place_for_relative_audio(work: Path) -> None:
     source = manifest(["r,c1,b.wav,0,1,,,", "r,c2,a.wav,0,1,,,"])
     refused = refusal(source, root=Path("data"))
     assert refused.why == "line 3: no such file: a.wav"
-    assert refused.fix == "badcjobs check m.csv --root DIR  # the folder its source_paths start from"
+    assert refused.fix == "badcjobs run m.csv --root DIR …   (DIR: the folder its source_paths start from)"
     assert refusal(source, root=Path("nowhere")).what == "no such folder: nowhere"
 
 

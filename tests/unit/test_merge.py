@@ -355,3 +355,42 @@ def test_a_device_without_samples_is_unknown_in_its_view_not_zero(run: Path) -> 
         (0, None, None, None, None, None, None)
     ]
     assert make_device().uuid == "GPU-0"
+
+
+# --- what an earlier merge had ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["damaged", "gone"])
+def test_what_an_earlier_merge_had_stays_when_its_file_is_damaged_or_gone(run: Path, harm: str) -> None:
+    first = TaskFile(run, index=0, states={"a": "done", "b": "done"}).write()
+    TaskFile(run, index=1, states={"a": "skipped", "b": "skipped", "c": "done"}).write()
+    merged(run)
+    before = query(run / "job.sqlite", "SELECT * FROM detection ORDER BY 1, 2, 3")
+    samples = query(run / "job.sqlite", "SELECT count(*) FROM sample")
+    if harm == "gone":
+        first.unlink()
+    else:
+        first.write_bytes(first.read_bytes()[:5000])
+    outcome = merged(run)
+    assert chunk_states(run) == {"a": ("done", 0), "b": ("done", 0), "c": ("done", 1)}
+    assert query(run / "job.sqlite", "SELECT * FROM detection ORDER BY 1, 2, 3") == before
+    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == samples
+    assert [file.status for file in outcome if Path(file.path).name == first.name][-1] == "kept"
+    merged(run)  # and a third time
+    assert chunk_states(run) == {"a": ("done", 0), "b": ("done", 0), "c": ("done", 1)}
+
+
+def test_merging_one_file_more_keeps_the_others(run: Path) -> None:
+    TaskFile(run, index=0, states={"a": "done"}).write()
+    merged(run)
+    late = TaskFile(run, index=1, states={"b": "done"}).write()
+    merged(run, late)
+    assert chunk_states(run) == {"a": ("done", 0), "b": ("done", 1)}
+
+
+def test_a_job_database_that_cannot_be_read_is_named_and_made_anew(run: Path) -> None:
+    TaskFile(run, index=0, states={"a": "done"}).write()
+    (run / "job.sqlite").write_bytes(b"not a database, but long enough to look at" * 10)
+    outcome = merged(run)
+    assert [(file.path, file.status) for file in outcome][-1] == ("job.sqlite", "skipped")
+    assert chunk_states(run) == {"a": ("done", 0)}

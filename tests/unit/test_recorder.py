@@ -87,6 +87,7 @@ class Bench:
         self.writer = SickWriter(path, self.clock)
         self.at: dict[float, Callable[[], object]] = {}
         self.cost_s = 0.0
+        self.stands_still = (-1.0, 0.0)  # in the wait after which second, for how long
 
     def run(
         self,
@@ -96,6 +97,7 @@ class Bench:
         *,
         interval_s: float = 1.0,
         last_s: float = 0.5,
+        since_ms: int | None = None,
     ) -> Bench:
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
         reader = reader or self.simulated()
@@ -107,10 +109,15 @@ class Bench:
             if next(left, None) is None:
                 self.clock.sleep(last_s)
                 return True
+            second, still_s = self.stands_still
+            if (self.clock.now_ms() - self.start_ms) / 1000 == second:
+                self.clock.sleep(still_s)
             self.clock.sleep(seconds)
             return False
 
-        Recorder(sampler, self.read_host, self.writer, clock=self.clock, interval_s=interval_s).run(wait)
+        Recorder(sampler, self.read_host, self.writer, clock=self.clock, interval_s=interval_s, since_ms=since_ms).run(
+            wait
+        )
         return self
 
     def read_host(self) -> HostReading:
@@ -171,7 +178,7 @@ def test_the_grid_does_not_drift_however_much_a_tick_costs(bench: Bench, cost_s:
 @pytest.mark.parametrize("interval_s", [0.1, 0.2, 0.3, 0.7, 1.1, 2.5])
 def test_any_interval_gives_its_own_grid_without_doubles_or_holes(bench: Bench, interval_s: float) -> None:
     bench.cost_s = 0.002
-    bench.run(100, interval_s=interval_s)
+    bench.run(100, interval_s=interval_s, last_s=interval_s / 2)
     assert bench.seconds()[:101] == pytest.approx([number * interval_s for number in range(101)], abs=0.0015)
     assert bench.gaps() == []
 
@@ -195,7 +202,19 @@ def test_points_that_were_missed_become_a_gap_and_the_grid_goes_on(bench: Bench)
     bench.at[2.0] = lambda: bench.clock.sleep(3.5)
     bench.run(6)
     assert bench.seconds() == [0, 1, 2, 6, 7, 8, 9, 9.5]
-    assert bench.gaps() == [(None, None, 2.0, 5.5, "the recorder was late: 3 readings missed")]
+    assert bench.gaps() == [(None, None, 2.0, 6.0, "the recorder was late: 3 readings missed")]
+
+
+def test_a_recorder_that_stands_still_between_two_ticks_leaves_a_gap_as_long_as_the_hole(bench: Bench) -> None:
+    bench.stands_still = (3.0, 2.2)  # as by SIGSTOP: from the wait after second 3
+    bench.run(8)
+    assert bench.gaps() == [(None, None, 3.0, 6.2, "the recorder was late: 2 readings missed")]
+
+
+def test_the_time_before_the_first_reading_is_a_gap_when_it_is_longer_than_an_interval(bench: Bench) -> None:
+    bench.clock.sleep(4)
+    bench.run(2, since_ms=bench.start_ms)
+    assert bench.gaps() == [(None, None, 0.0, 4.0, "the recorder was starting")]
 
 
 def test_a_tick_that_is_late_but_misses_no_point_is_no_gap(bench: Bench) -> None:
@@ -208,7 +227,7 @@ def test_a_machine_that_sleeps_through_the_night_leaves_one_gap(bench: Bench) ->
     bench.at[1.0] = lambda: bench.clock.sleep(8 * 3600)
     bench.run(2)
     [(_, _, from_s, to_s, _)] = bench.gaps()
-    assert (from_s, to_s) == (1.0, 28801.0)
+    assert (from_s, to_s) == (1.0, 28802.0)
 
 
 # --- a disk that refuses ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from badcjobs.report.as_text import summary_text
 from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
 
 TASK = TaskFacts(
-    "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0
+    "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0
 )
 DEVICE = DeviceFacts(
     task="4821_0.r0.gpu1", node="gpu1", index=0, uuid="GPU-0", token="0", name="Tesla V100", backend="nvml",
@@ -37,7 +37,7 @@ UNKNOWN = replace(
 JOB = JobFacts(
     tasks=(TASK,), devices=(DEVICE,),
     chunks={"done": 3}, audio_done_s=7200.0, done_of_unknown_length=0, tries=3, failed=(),
-    labels=(("LOUD", "Loud sound", 5), ("SOFT", None, 2)), gaps=(), skipped_files=(),
+    labels=(("LOUD", "Loud sound", 5), ("SOFT", None, 2)), gaps=(), file_remarks=(),
 )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_the_jobs_energy_is_that_of_the_devices_that_said_and_counts_them() -> N
     ("chunks", "missing", "verdict"),
     [
         ({"done": 3}, [], "done"),
-        ({"done": 3, "skipped": 2}, [], "done"),
+        ({"done": 3, "skipped": 2}, [], "stopped"),  # their results are in a file that was not given
         ({}, [], "done"),
         ({"done": 3, "failed": 1}, [], "failed"),
         ({"done": 3, "poison": 1}, [], "failed"),
