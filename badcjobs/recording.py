@@ -1,7 +1,7 @@
 """The life of the recorder's process, from the first sample to, if need be, the last publication.
 
-Started by the wrapper as ``python -m badcjobs.recording ORDER``. It obeys words on its input, not signals: Slurm sends
-TERM to every process of a job, and the last seconds are worth recording.
+Started by the wrapper as ``python -m badcjobs.recording [--again] ORDER``. It obeys words on its input, not signals:
+Slurm sends TERM to every process of a job, and the last seconds are worth recording.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.host import HostReader
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
-from badcjobs.telemetry.sidecar import PUBLISHED, READY, STOPPED, SidecarOrder
+from badcjobs.telemetry.sidecar import AGAIN, PUBLISHED, READY, STOPPED, SidecarOrder
 from badcjobs.workers.leftovers import end_leftovers
 
 log = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ class Words:
         return word.decode()
 
 
-def run_recorder(order: SidecarOrder, words: Words, clock: Clock) -> None:
+def run_recorder(order: SidecarOrder, words: Words, clock: Clock, *, again: bool) -> None:
     """Record until the wrapper says stop or is gone; in the second case publish for it."""
-    word: str | None = record_until_told(order, words, clock)
+    word: str | None = record_until_told(order, words, clock, again=again)
     if word != _WRAPPER_GONE:
         words.say(STOPPED)
         word = words.next(None)
@@ -74,8 +74,8 @@ def run_recorder(order: SidecarOrder, words: Words, clock: Clock) -> None:
         finish_for_the_wrapper(order, clock)
 
 
-def record_until_told(order: SidecarOrder, words: Words, clock: Clock) -> str:
-    """Sample on the grid until a word comes; return the word."""
+def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again: bool) -> str:
+    """Sample on the grid until a word comes; return the word. ``again``: a recorder before us has died."""
     script = load_script(Path(order.simulate_script)) if order.simulate_script else None
     reader = open_reader(order.simulate, script, clock, order.started_at_ms)
     writer = TelemetryWriter(Path(order.recorder_file), order.task_id)
@@ -98,6 +98,7 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock) -> str:
         clock=clock,
         interval_s=order.interval_s,
         since_ms=order.asked_at_ms,
+        again=again,
     )
     recorder.run(wait)
     reader.close()
@@ -129,7 +130,8 @@ def main(args: Sequence[str]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
-    run_recorder(SidecarOrder.read(Path(args[0])), Words(sys.stdin.fileno(), sys.stdout.fileno()), SystemClock())
+    words = Words(sys.stdin.fileno(), sys.stdout.fileno())
+    run_recorder(SidecarOrder.read(Path(args[-1])), words, SystemClock(), again=AGAIN in args)
 
 
 if __name__ == "__main__":

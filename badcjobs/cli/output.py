@@ -18,7 +18,8 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        logging.getLogger(__name__).warning("the result cannot be printed: %s", error)
+        if not isinstance(error, BrokenPipeError):
+            print(f"badcjobs: warning: the result cannot be printed: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
 
 

@@ -14,6 +14,8 @@ from badcjobs.telemetry.gaps import GapWriter
 
 log = logging.getLogger(__name__)
 
+_SLOW_START_S = 2.0
+
 
 class SampleWriter(GapWriter, Protocol):
     """Where samples are written: the recorder's own file."""
@@ -47,6 +49,7 @@ class Recorder:
         clock: Clock,
         interval_s: float,
         since_ms: int | None = None,
+        again: bool = False,
     ) -> None:
         self._devices = devices
         self._read_host = read_host
@@ -54,6 +57,7 @@ class Recorder:
         self._clock = clock
         self._interval_s = interval_s
         self._since_ms = since_ms  # when recording was asked for
+        self._again = again  # whether a recorder before us has died
         self._last_ms: int | None = None
         self._unwritten: tuple[int, str] | None = None  # since when, and why
 
@@ -101,11 +105,12 @@ class Recorder:
         return self._last_ms, f"the recorder was late: {missed} readings missed"
 
     def _hole_at_start(self, at_ms: int) -> tuple[int, str] | None:
+        """Return what there was before our first reading; the moment that any program takes to start is no hole."""
         last_ms = self._writer.last_sample_ms()
-        if last_ms is not None:
-            return last_ms, "the recorder died and was started again"
-        if self._since_ms is not None and self._is_hole(self._since_ms, at_ms):
-            return self._since_ms, "the recorder was starting"
+        if self._again or last_ms is not None:
+            return last_ms or self._since_ms or at_ms, "the recorder died and was started again"
+        if self._since_ms is not None and at_ms - self._since_ms > 1000 * max(_SLOW_START_S, 1.5 * self._interval_s):
+            return self._since_ms, "the recorder was slow to start"
         return None
 
     def _is_hole(self, from_ms: int, to_ms: int) -> bool:

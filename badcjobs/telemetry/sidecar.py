@@ -19,7 +19,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-MODULE = "badcjobs.recording"
+MODULE, AGAIN = "badcjobs.recording", "--again"
 READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
 
 
@@ -74,7 +74,7 @@ class Sidecar:
             return
         self._restarts_left -= 1
         log.warning("%s; starting it again", self._obituary())
-        self._start()
+        self._start(AGAIN)
 
     def stop(self, timeout_s: float) -> None:
         """Ask for a last sample and wait until it is written; a recorder that cannot give one has failed."""
@@ -106,13 +106,13 @@ class Sidecar:
                 except OSError:
                     pass  # it died with our word unread
 
-    def _start(self) -> None:
+    def _start(self, *options: str) -> None:
         try:
             self._order_file.write_text(json.dumps(asdict(self._order)))
             with self._log_file.open("ab") as errors:
                 self._heard = b""
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", MODULE, str(self._order_file)],
+                    [sys.executable, "-m", MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

@@ -98,6 +98,7 @@ class Bench:
         interval_s: float = 1.0,
         last_s: float = 0.5,
         since_ms: int | None = None,
+        again: bool = False,
     ) -> Bench:
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
         reader = reader or self.simulated()
@@ -115,9 +116,15 @@ class Bench:
             self.clock.sleep(seconds)
             return False
 
-        Recorder(sampler, self.read_host, self.writer, clock=self.clock, interval_s=interval_s, since_ms=since_ms).run(
-            wait
-        )
+        Recorder(
+            sampler,
+            self.read_host,
+            self.writer,
+            clock=self.clock,
+            interval_s=interval_s,
+            since_ms=since_ms,
+            again=again,
+        ).run(wait)
         return self
 
     def read_host(self) -> HostReading:
@@ -211,10 +218,21 @@ def test_a_recorder_that_stands_still_between_two_ticks_leaves_a_gap_as_long_as_
     assert bench.gaps() == [(None, None, 3.0, 6.2, "the recorder was late: 2 readings missed")]
 
 
-def test_the_time_before_the_first_reading_is_a_gap_when_it_is_longer_than_an_interval(bench: Bench) -> None:
-    bench.clock.sleep(4)
+@pytest.mark.parametrize(
+    ("start_s", "gaps"), [(1.9, []), (4, [(None, None, 0.0, 4.0, "the recorder was slow to start")])]
+)
+def test_the_time_before_the_first_reading_is_a_gap_when_it_is_long(
+    bench: Bench, start_s: float, gaps: list[tuple[object, ...]]
+) -> None:
+    bench.clock.sleep(start_s)
     bench.run(2, since_ms=bench.start_ms)
-    assert bench.gaps() == [(None, None, 0.0, 4.0, "the recorder was starting")]
+    assert bench.gaps() == gaps
+
+
+def test_a_recorder_that_follows_one_that_died_before_its_first_reading_writes_the_hole(bench: Bench) -> None:
+    bench.clock.sleep(0.4)
+    bench.run(2, since_ms=bench.start_ms, again=True)
+    assert bench.gaps() == [(None, None, 0.0, 0.4, "the recorder died and was started again")]
 
 
 def test_a_tick_that_is_late_but_misses_no_point_is_no_gap(bench: Bench) -> None:
