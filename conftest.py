@@ -11,5 +11,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="turn the skip of tests that need NAME (slurm, cc, hawkears, wheel) into a failure; repeatable",
+        help="fail, not skip, the tests that need NAME (slurm, cc, hawkears, wheel) where it is missing; repeatable",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from support import needs
+
+    unknown = set(config.getoption("--require")) - needs.KNOWN
+    if unknown:
+        raise pytest.UsageError(f"--require {', '.join(sorted(unknown))}: known are {', '.join(sorted(needs.KNOWN))}")
+    needs.required.update(config.getoption("--require"))

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
+from support.needs import missing
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, NotHere
@@ -116,9 +117,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
         return request.getfixturevalue("stand_in")
     program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
     if not (program and root):
-        if "hawkears" in (request.config.getoption("--require", default=None) or []):
-            pytest.fail("BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
-        pytest.skip("no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
+        missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
     real = Bench(tmp_path, Path(program), Path(root))
     # Compiling takes half a minute: once for all tests.
     real.environ["NUMBA_CACHE_DIR"] = os.environ.get("NUMBA_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "numba"))

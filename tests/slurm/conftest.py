@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.needs import missing
 from support.slurm_cluster import INSTALL, SlurmCluster
 
 
 @pytest.fixture(scope="session")
-def slurm_cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+def slurm_cluster() -> Iterator[SlurmCluster]:
     """A running cluster of 2 nodes with 4 GPUs each; with ``--require slurm`` its absence is a failure."""
-    if missing := SlurmCluster.missing():
-        reason = f"no Slurm here, {', '.join(missing)} not found; try: {INSTALL}"
-        if "slurm" in request.config.getoption("--require"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    if programs := SlurmCluster.missing():
+        missing("slurm", f"no Slurm here, {', '.join(programs)} not found; try: {INSTALL}")
     with SlurmCluster(nodes=2, gpus=4) as cluster:
         yield cluster

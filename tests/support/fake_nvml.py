@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from support.needs import missing
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -25,7 +26,7 @@ def fake_nvml_folder() -> Path:
     """Build the library once per test session; return the folder for LD_LIBRARY_PATH."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("needs a C compiler for the stand-in NVML library")
+        missing("cc", "no C compiler for the stand-in NVML library; try: apt-get install gcc libc6-dev")
     folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"

@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from support.needs import missing
 
 from badcjobs.errors import NotHere
 from badcjobs.resources import folder
@@ -39,14 +40,11 @@ def test_a_folder_that_is_missing_is_named_with_the_line_to_paste() -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel and install it into a venv of its own that borrows our dependencies; no network."""
-    missing = [name for name in ("pip", "hatchling", "venv") if importlib.util.find_spec(name) is None]
-    if missing:
-        reason = f"cannot build a wheel without {', '.join(missing)}; try: pip install '.[test]'"
-        if "wheel" in request.config.getoption("--require"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    absent = [name for name in ("pip", "hatchling", "venv") if importlib.util.find_spec(name) is None]
+    if absent:
+        missing("wheel", f"cannot build a wheel without {', '.join(absent)}; try: pip install '.[test]'")
     work = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = copy_of_the_source(work / "source")
