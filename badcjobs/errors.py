@@ -56,12 +56,6 @@ class DatabaseProblem(BadcjobsError):
     exit_code = ExitCode.DATABASE
 
 
-class SlurmRefused(BadcjobsError):
-    """Slurm answered no."""
-
-    exit_code = ExitCode.SLURM
-
-
 class StoppedEarly(BadcjobsError):
     """A signal came before anything was started."""
 

@@ -89,10 +89,6 @@ class Device:
         """What a worker's CUDA_VISIBLE_DEVICES holds: the UUID, or the token where none is known."""
         return self.uuid or self.token
 
-    @property
-    def label(self) -> str:
-        return self.token if self.index is None else str(self.index)
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:

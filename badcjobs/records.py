@@ -129,7 +129,9 @@ class Records:
         published = False
         if self._publisher is not None:
             self._publisher.stop()
-            published = self._publisher.publish_now()
+            published = self._publisher.publish_now(
+                {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
+            )
         if self._sidecar is not None:
             self._sidecar.release(_SIDECAR_PATIENCE_S)
         if published:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,3 @@ def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "SBATCH_", "CUDA_VISIBLE", "BADCJOBS_")) and not name.startswith("BADCJOBS_TEST"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from badcjobs.store.publish import publish, publish_interval_s
@@ -23,7 +24,7 @@ class Publisher:
         self._over = threading.Event()
         self._one_at_a_time = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="publisher", daemon=True)
-        self.failures = 0
+        self._size_bytes = 0
 
     def start(self) -> None:
         """Publish once, so that a file is there from the beginning, then go on in the background."""
@@ -34,13 +35,15 @@ class Publisher:
         """Publish without waiting for the interval, and without making the caller wait."""
         self._wake.set()
 
-    def publish_now(self) -> bool:
-        """Publish and return whether it worked; a full or vanished disk is a warning, not the end of the job."""
+    def publish_now(self, closing: Mapping[str, object] | None = None) -> bool:
+        """Publish and return whether it worked; a full or vanished disk is a warning, not the end of the job.
+
+        ``closing`` fills columns of the task row that a full disk would not take.
+        """
         with self._one_at_a_time:
             try:
-                self._size_bytes = publish(self._live_files, self._target)
+                self._size_bytes = publish(self._live_files, self._target, closing=closing)
             except (OSError, sqlite3.Error) as error:
-                self.failures += 1
                 log.warning("%s could not be published: %s", self._target.name, error)
                 return False
         return True
@@ -53,7 +56,7 @@ class Publisher:
 
     def _loop(self) -> None:
         while not self._over.is_set():
-            self._wake.wait(publish_interval_s(getattr(self, "_size_bytes", 0), self._base_interval_s))
+            self._wake.wait(publish_interval_s(self._size_bytes, self._base_interval_s))
             self._wake.clear()
             if not self._over.is_set():
                 self.publish_now()

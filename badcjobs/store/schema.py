@@ -22,13 +22,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table and what a row of it is; ``writer`` says which process owns it while a task runs."""
+    """One table and what a row of it is."""
 
     name: str
     help: str
     columns: tuple[Column, ...]
     key: str | None = None
-    writer: str = "wrapper"
 
     def ddl(self, ordered_by: str | None = None) -> str:
         """Return the CREATE TABLE statement; ``ordered_by``, a key, also keeps the rows in that order."""
@@ -116,7 +115,6 @@ TABLES = (
             Column("sm_activity_percent", "REAL", "share of multiprocessors at work; NULL where not measured"),
             Column("sm_occupancy_percent", "REAL", "share of warps resident; NULL where not measured"),
         ),
-        writer="recorder",
     ),
     Table(
         "host_sample",
@@ -128,7 +126,6 @@ TABLES = (
             Column("memory_used_bytes", "INTEGER", "memory in use on the machine"),
             Column("memory_total_bytes", "INTEGER", "memory of the machine"),
         ),
-        writer="recorder",
     ),
     Table(
         "gap",
@@ -141,7 +138,6 @@ TABLES = (
             Column("to_ms", "INTEGER NOT NULL", "the first reading after it, or the last moment known without one"),
             Column("reason", "TEXT NOT NULL", "why, in words"),
         ),
-        writer="both",
     ),
     Table(
         "worker",
@@ -225,7 +221,6 @@ TABLES = (
             Column("threshold", "REAL", "the limit"),
             Column("message", "TEXT NOT NULL", "in words"),
         ),
-        writer="recorder",
     ),
     Table(
         "process_sample",
@@ -238,7 +233,6 @@ TABLES = (
             Column("memory_used_bytes", "INTEGER", "device memory it held"),
             Column("sm_percent", "INTEGER", "its share of the multiprocessors"),
         ),
-        writer="recorder",
     ),
 )
 

@@ -40,8 +40,8 @@ def test_a_local_disk_that_fills_up_is_a_database_problem_and_what_was_done_is_p
     )
     code = shell(site, f"{line} --interval 0.01 --engine demo --simulate 1 --engine-arg=--burn-s=0.02")
     assert code == 4
-    done = rows(site.task_database(), "SELECT count(*) FROM chunk WHERE status = 'done'")[0][0]
-    assert done > 0
+    assert rows(site.task_database(), "SELECT count(*) > 0 FROM chunk WHERE status = 'done'") == [(1,)]
+    assert rows(site.task_database(), "SELECT verdict, exit_code FROM task") == [("failed", 4)]
 
 
 def test_a_program_that_makes_its_output_a_folder_costs_its_own_chunk_alone(site: Site) -> None:
