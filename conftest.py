@@ -11,7 +11,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="fail, not skip, the tests that need NAME (slurm, cc, hawkears, wheel) where it is missing; repeatable",
+        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, shm, wheel) where it is missing; repeatable",
     )
 
 

@@ -109,7 +109,7 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again:
 def finish_for_the_wrapper(order: SidecarOrder, clock: Clock) -> None:
     """Do what a killed wrapper cannot: end its workers, publish both files a last time, tidy up."""
     log.warning("the wrapper is gone: ending its workers and publishing what there is")
-    end_leftovers(order.task_name)
+    end_leftovers(order.mark)
     closing = {"ended_at_ms": clock.now_ms(), "verdict": "killed"}
     files = [Path(order.wrapper_file), Path(order.recorder_file)]
     for number in range(_LAST_PUBLICATION_TRIES):

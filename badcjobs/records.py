@@ -81,7 +81,7 @@ class Records:
         script = None if how.simulate_script is None else str(self._world.cwd / how.simulate_script)
         self._sidecar = Sidecar(
             SidecarOrder(
-                task_name=self._mark,
+                mark=self._mark,
                 task_id=self._key.task_id,
                 wrapper_pid=self._world.pid,
                 devices=[(self.writer.device_id(device), device.uuid) for device in devices],

@@ -27,7 +27,7 @@ READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
 class SidecarOrder:
     """Everything the recorder's process needs to know; travels as JSON."""
 
-    task_name: str
+    mark: str
     task_id: int
     wrapper_pid: int
     devices: list[tuple[int, str | None]]

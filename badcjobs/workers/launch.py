@@ -46,8 +46,8 @@ def _obey_the_wrapper_and_term() -> None:
 class SubprocessLauncher:
     """Starts programs as our own children, each in a process group of its own."""
 
-    def __init__(self, task_name: str) -> None:
-        self._task_name = task_name
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
 
     def start(
         self,
@@ -66,7 +66,7 @@ class SubprocessLauncher:
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipes else log,
                 stderr=log,
-                env={**env, TASK_MARK: self._task_name},
+                env={**env, TASK_MARK: self._mark},
                 cwd=cwd,
                 start_new_session=True,
                 preexec_fn=_obey_the_wrapper_and_term if hears_term else _obey_only_the_wrapper,  # no locks

@@ -7,12 +7,12 @@ import psutil
 from badcjobs.workers.launch import TASK_MARK
 
 
-def end_leftovers(task_name: str) -> int:
+def end_leftovers(mark: str) -> int:
     """Kill every process that carries this task's mark; return how many there were."""
     ended = 0
     for process in psutil.process_iter():
         try:
-            if process.environ().get(TASK_MARK) == task_name:
+            if process.environ().get(TASK_MARK) == mark:
                 process.kill()
                 ended += 1
         except (psutil.Error, OSError):

@@ -255,7 +255,7 @@ def test_audio_on_another_file_system_is_reached(bench: Bench, other_file_system
 def other_file_system(tmp_path: Path) -> Iterator[Path]:
     shared_memory = Path("/dev/shm")
     if not os.access(shared_memory, os.W_OK) or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("no second file system here")
+        missing("shm", "no second file system here: /dev/shm")
     folder = Path(tempfile.mkdtemp(dir=shared_memory))
     yield folder
     shutil.rmtree(folder)
