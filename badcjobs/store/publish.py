@@ -9,19 +9,21 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from badcjobs.store.connect import create_tables, read_only_uri
 from badcjobs.store.sample_text import TEXT_FORMS, write_samples
 from badcjobs.store.schema import TABLES, columns_of
+from badcjobs.store.seal import Checksum, prepare_seal
 
 log = logging.getLogger(__name__)
 
+_BLOCK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 50_000  # keeps the traffic of a 24-hour task at about 4 GB
 
 
@@ -76,6 +78,7 @@ def join_files(live_files: list[Path], joined: Path, *, closing: Mapping[str, ob
                 _note_unreadable(db, live, error)
         for column, value in (closing or {}).items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
+        prepare_seal(db)
     finally:
         db.close()
 
@@ -113,7 +116,7 @@ def move_into_place(local: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with local.open("rb") as source, temporary.open("wb") as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
+            _copy_and_seal(source, copy)
             copy.flush()
             os.fsync(copy.fileno())
         os.replace(temporary, target)  # noqa: PTH105
@@ -121,6 +124,17 @@ def move_into_place(local: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
+
+
+def _copy_and_seal(source: BinaryIO, copy: BinaryIO) -> None:
+    checksum = Checksum()
+    while block := source.read(_BLOCK_BYTES):
+        checksum.feed(block)
+        copy.write(block)
+    digits = checksum.digits()
+    if checksum.seal_at is not None:  # None: samples as text
+        copy.seek(checksum.seal_at)
+        copy.write(digits)
 
 
 def remove_unfinished(target: Path) -> None:
