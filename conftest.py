@@ -11,8 +11,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, shm, wheel) where it is missing; repeatable",
+        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, mount, shm, wheel) where missing; repeatable",
     )
+    parser.addoption("--count", type=int, default=10, metavar="N", help="how many kills a kill campaign has")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ else:
     import tomli as tomllib
 
 ENGINES = ("hawkears", "command", "demo")
+LIVE_MODES = ("auto", "local", "shared")
 
 
 def _setting(key: str, default: Any, *, kind: type, frozen: bool = False) -> Any:
@@ -50,6 +51,7 @@ class RunSettings:
     grace_s: float = _setting("grace", 20.0, kind=float)
     shard: str | None = _setting("shard", None, kind=str)
     resume: bool = _setting("resume", True, kind=bool)
+    live_mode: str = _setting("live_mode", "auto", kind=str)
     telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
 
     def to_json(self) -> str:
@@ -167,6 +169,8 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         mistakes.append("--engine command needs --command 'program {input} {output}'")
     if values["engine"] in ENGINES and values["engine"] != "command" and values.get("command"):
         mistakes.append(f"--command goes with --engine command, not with {values['engine']}")
+    if values.get("live_mode", "auto") not in LIVE_MODES:
+        mistakes.append(f"--live-mode {values['live_mode']} is not known; modes are {', '.join(LIVE_MODES)}")
     if not values.get("source"):
         mistakes.append("no SOURCE was given: a manifest CSV, a folder of audio, or a list")
     return mistakes

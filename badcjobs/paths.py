@@ -1,4 +1,4 @@
-"""Where things lie: the run folder that everybody sees, and the node-local folder of one task."""
+"""Where things lie: the run folder that everybody sees, and the folder of one task's live files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from badcjobs.model import TaskKey
 
 _TASK_FILE = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<rest>.+)\.sqlite")
 _MOST_RESTARTS = 10_000
+LIVE_PREFIX = ".live-"  # hidden folders of live files; nobody but their owners looks into them
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """One task's own folder on the node: its live databases, and scratch space for its workers."""
+    """One task's own folder, on the node if possible: its live databases, and scratch space for its workers."""
 
     path: Path
 
@@ -113,6 +114,14 @@ class LocalFolder:
                 fix="export TMPDIR=/a/local/folder   (in the job script, before badcjobs)",
             ) from error
 
+    @classmethod
+    def beside(cls, target: Path) -> LocalFolder:
+        """Make a hidden folder beside the file that will be published: there is no node-local disk to use."""
+        try:
+            return cls(Path(tempfile.mkdtemp(prefix=f"{LIVE_PREFIX}{target.stem}-", dir=target.parent)))
+        except OSError as error:
+            raise BadInput(f"there is no folder to work in: {target.parent}", why=error.strerror) from error
+
     @property
     def wrapper_file(self) -> Path:
         return self.path / "wrapper.sqlite"
@@ -120,6 +129,10 @@ class LocalFolder:
     @property
     def recorder_file(self) -> Path:
         return self.path / "recorder.sqlite"
+
+    @property
+    def recorder_snapshot(self) -> Path:
+        return self.path / "recorder.snapshot.sqlite"
 
     @property
     def scratch(self) -> Path:

@@ -6,10 +6,13 @@ import logging
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from badcjobs import __version__
+from badcjobs.live_folder import choose_live_folder
 from badcjobs.model import Allocation, Device, TaskKey
-from badcjobs.paths import LocalFolder
+from badcjobs.recorder_half import RecorderHalf
+from badcjobs.store.halves import OwnHalf
 from badcjobs.store.live_readings import Pulse, last_reading_ms, read_pulse
 from badcjobs.store.publisher import Publisher
 from badcjobs.store.task_writer import TaskWriter
@@ -37,16 +40,30 @@ class Closing:
     ended_at_ms: int
     published: bool
     telemetry_failure: str | None
+    unsaved: int = 0  # transactions that no disk would take
 
 
 class Records:
-    """Written on node-local disk, published to ``target``; the recorder publishes in our place if we are killed."""
+    """Written to live files, published to ``target``; the recorder publishes in our place if we are killed."""
 
     def __init__(
-        self, key: TaskKey, target: Path, allocation: Allocation, world: World, *, started_at_ms: int, mark: str
+        self,
+        key: TaskKey,
+        target: Path,
+        allocation: Allocation,
+        world: World,
+        *,
+        started_at_ms: int,
+        mark: str,
+        live_mode: str = "auto",
     ) -> None:
-        self.local = LocalFolder.create(allocation.local_dir, key)
-        self.writer = TaskWriter(self.local.wrapper_file, key)
+        self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
+        self.local = self._live.folder
+        try:
+            self.writer = TaskWriter(self.local.wrapper_file, key, shared=self._live.shared)
+        except BaseException:
+            self.local.remove()
+            raise
         self._key = key
         self._target = target
         self._allocation = allocation
@@ -55,9 +72,13 @@ class Records:
         self._mark = mark
         self._publisher: Publisher | None = None
         self._sidecar: Sidecar | None = None
+        self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
 
     def begin(self, *, engine: str | None, telemetry: bool) -> None:
-        """Write the task's own row."""
+        """Write the task's own row, and say where all of this is kept meanwhile."""
+        log.info("%s", self._live.words)
+        if self._live.is_risky:
+            log.warning("WAL on a filesystem that other machines see may be destroyed by whoever looks at it there")
         self.writer.begin_task(
             self._allocation,
             started_at_ms=self._started_at_ms,
@@ -66,11 +87,12 @@ class Records:
             engine=engine,
             telemetry=telemetry,
         )
+        self.writer.write_meta(self._live.to_meta())
 
     def start_publishing(self, every_s: float) -> None:
         """Publish now, so that a file is there from the beginning, and from now on every so often."""
-        files = [self.local.wrapper_file, self.local.recorder_file]
-        self._publisher = Publisher(files, self._target, base_interval_s=every_s)
+        halves = (OwnHalf(self.writer), self._readings)
+        self._publisher = Publisher(halves, self._target, base_interval_s=every_s, workplace=self.local.path)
         self._publisher.start()
 
     def start_recorder(self, devices: tuple[Device, ...], how: Recording, *, wait_s: float = 0.0) -> None:
@@ -94,8 +116,10 @@ class Records:
                 wrapper_file=str(self.local.wrapper_file),
                 publish_to=str(self._target),
                 local_folder=str(self.local.path),
+                shared=self._live.shared,
             )
         )
+        self._readings.recorder = self._sidecar
         if wait_s > 0:
             self._sidecar.wait_until_ready(wait_s)
 
@@ -116,41 +140,45 @@ class Records:
 
     def pulse(self, last_s: float) -> Pulse:
         """Return how the machine has been lately."""
-        return read_pulse(self.local.recorder_file, self._world.clock.now_ms() - int(last_s * 1000))
+        return read_pulse(self._readings.uri_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
     def close(self, *, exit_code: int, verdict: str) -> Closing:
-        """Stop the recorder, write the end, publish a last time; what could not be published stays on this node."""
-        failure = self._stop_recorder()
-        ended_at_ms = self._world.clock.now_ms()
-        try:
-            self.writer.end_task(ended_at_ms=ended_at_ms, exit_code=exit_code, verdict=verdict)
-        except sqlite3.Error as error:
-            log.warning("the end of the task cannot be written: %s", error)  # a full disk; what was there is published
-        published = False
+        """Stop the recorder, write the end, publish a last time; what could not be published stays where it is."""
         if self._publisher is not None:
             self._publisher.stop()
-            published = self._publisher.publish_now(
-                {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
-            )
+        failure = self._stop_recorder()
+        ended_at_ms = self._world.clock.now_ms()
+        end = {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
+        self._write_end(**end)
+        published = self._publisher is not None and self._publisher.publish_now(end)
         if self._sidecar is not None:
             self._sidecar.release(_SIDECAR_PATIENCE_S)
         if published:
+            self._readings.tidy_up()
             self.local.remove()
-        return Closing(ended_at_ms, published, failure)
+        return Closing(ended_at_ms, published, failure, self.writer.waiting)
 
     def _stop_recorder(self) -> str | None:
         """Return why telemetry is not complete; None: it is."""
         if self._sidecar is None:
             return None
-        self._sidecar.stop(_SIDECAR_PATIENCE_S)
-        failure = self._sidecar.failure
+        self._sidecar.stop(_SIDECAR_PATIENCE_S, last_copy=self._readings.refuge)
+        now_ms, failure = self._world.clock.now_ms(), self._sidecar.failure
+        gaps = self._sidecar.unwritten.gaps(now_ms)
         if failure is not None:
-            self._note_telemetry_failure(failure)
-        return failure
+            gaps.append((last_reading_ms(self._readings.uri_at_hand()) or self._started_at_ms, now_ms, failure))
+        self._write_gaps(gaps)
+        return failure or self._sidecar.unwritten.words
 
-    def _note_telemetry_failure(self, failure: str) -> None:
+    def _write_gaps(self, gaps: list[tuple[int, int, str]]) -> None:
         try:
-            since_ms = last_reading_ms(self.local.recorder_file) or self._started_at_ms
-            self.writer.add_gap(None, since_ms, self._world.clock.now_ms(), failure)
+            for from_ms, to_ms, reason in gaps:
+                self.writer.add_gap(None, from_ms, to_ms, reason)
         except sqlite3.Error as error:
             log.warning("the gap in the telemetry cannot be written: %s", error)
+
+    def _write_end(self, **end: Any) -> None:
+        try:
+            self.writer.end_task(**end)
+        except sqlite3.Error as error:
+            log.warning("the end of the task cannot be written: %s", error)  # a broken file; the publication has it

@@ -93,20 +93,21 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
             world,
             started_at_ms=given.started_at_ms,
             mark=given.mark,
+            live_mode=settings.live_mode,
         )
         world.log_to(out.task_log(key))
         records.begin(engine=given.engine.name, telemetry=settings.telemetry)
         records.writer.write_meta({"settings": settings.to_json()})
         yield Task(settings, world, given, out, key, records)
     except (BadcjobsError, sqlite3.Error) as error:
-        if records is not None:
+        if records is not None and not out.task_database(key).exists():  # else there may be more in it
             records.local.remove()
         out.give_back(key)
         if isinstance(error, BadcjobsError):
             raise
         raise DatabaseProblem(
             f"the task database cannot be written: {error}",
-            why=f"node-local folder: {given.allocation.local_dir or 'the default for temporary files'}",
+            why=f"its live files: {records.local.path if records else given.allocation.local_dir}",
             fix="export TMPDIR=/a/local/folder/with/space   (in the job script, before badcjobs)",
         ) from error
     finally:
@@ -306,6 +307,7 @@ def finish(task: Task, end: Verdict) -> TaskEnd:
     exit_code, note = int(end.exit_code), end.note
     if not closing.published:
         note = f"the last publication failed; the task's own files stay in {task.records.local.path}"
+        note += f", without the last {closing.unsaved} changes, which no disk would take" if closing.unsaved else ""
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from badcjobs.config import LIVE_MODES
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.records import Recording, Records
 from badcjobs.store.sample_text import TEXT_FORMS
@@ -34,6 +35,7 @@ class WatchSettings:
     simulate: int | None = None
     simulate_script: str | None = None
     overwrite: bool = False
+    live_mode: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
         world,
         started_at_ms=started_at_ms,
         mark=mark_of(allocation, world),
+        live_mode=settings.live_mode,
     )
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
@@ -87,6 +90,8 @@ def _check_target(settings: WatchSettings) -> None:
     for name, value in (("interval", settings.interval_s), ("duration", settings.duration_s)):
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
+    if settings.live_mode not in LIVE_MODES:
+        raise BadInput(f"--live-mode {settings.live_mode} is not known", why="modes are " + ", ".join(LIVE_MODES))
     if settings.out.suffix not in _ENDINGS:
         raise BadInput(
             f"--out {settings.out}: unknown ending {settings.out.suffix!r}", why="endings are " + ", ".join(_ENDINGS)

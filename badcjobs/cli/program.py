@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from itertools import pairwise
@@ -12,6 +13,7 @@ import typer
 from badcjobs import __version__
 from badcjobs.cli import (
     demo,
+    export,
     gpus,
     guide,
     merge,
@@ -33,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, gpus, run, record, merge, report, guide):
+for module in (demo, gpus, run, record, merge, report, export, guide):
     module.add_to(app)
 
 
@@ -63,6 +65,7 @@ def run_program() -> NoReturn:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a log in ASCII shows ? for ×
     try:
         code = app(standalone_mode=False)
+        _ignore_signals()
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
     except UsageError as error:
         sys.exit(_complain(_as_ours(error), debug))
@@ -77,6 +80,12 @@ def run_program() -> NoReturn:
             fix="the same command with --debug:  badcjobs --debug " + " ".join(sys.argv[1:2]) + " …",
         )
         sys.exit(_complain(bug, debug))
+
+
+def _ignore_signals() -> None:
+    """Keep the exit code: a signal in the moment in which Python leaves would turn it into the signal's own."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _complain(error: BadcjobsError, debug: bool) -> int:

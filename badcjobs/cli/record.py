@@ -27,6 +27,9 @@ def record(
     simulate: Annotated[int | None, typer.Option(min=1, help="Pretend that this machine has N GPUs.")] = None,
     simulate_script: Annotated[str | None, typer.Option(help="TOML file: their load and faults.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    live_mode: Annotated[
+        str, typer.Option(help="Where the live file is: auto, local or shared (badcjobs guide store).")
+    ] = "auto",
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON (not with a command).")] = False,
 ) -> int:
     """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns)."""
@@ -37,7 +40,9 @@ def record(
     from badcjobs.watch import WatchSettings, watch
 
     log_to_stderr(quiet=True)
-    settings = WatchSettings(out, interval, duration, tuple(command or ()), simulate, simulate_script, overwrite)
+    settings = WatchSettings(
+        out, interval, duration, tuple(command or ()), simulate, simulate_script, overwrite, live_mode
+    )
     end = watch(settings, read_world())
     if json_wanted:
         print_json(asdict(end))

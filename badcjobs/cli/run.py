@@ -54,6 +54,9 @@ def run(
     resume: Annotated[
         bool | None, typer.Option("--resume/--no-resume", help="Skip what is done in --out; default: skip.")
     ] = None,
+    live_mode: Annotated[
+        str | None, typer.Option(help="Where live files lie: auto (default), local, or shared (no node-local disk).")
+    ] = None,
     emit_gpu_telemetry: Annotated[
         bool | None,
         typer.Option("--emit-gpu-telemetry/--no-emit-gpu-telemetry", help="Record the devices; default: record."),

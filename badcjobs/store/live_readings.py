@@ -1,13 +1,10 @@
-"""Reads the newest telemetry from the recorder's live file, for the heartbeat line and the gap after its death."""
+"""Reads the newest telemetry that the recorder lets us see, for the heartbeat line and the gap after its death."""
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-
-from badcjobs.store.connect import read_only_uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +16,12 @@ class Pulse:
     gpu_percent: float | None = None
 
 
-def last_reading_ms(recorder_file: Path) -> int | None:
+def last_reading_ms(uri: str | None) -> int | None:
     """Return when the recorder last wrote something; None when it never did, or its file cannot be read."""
+    if uri is None:
+        return None
     try:
-        with closing(sqlite3.connect(read_only_uri(recorder_file, sealed=False), uri=True)) as db:
+        with closing(sqlite3.connect(uri, uri=True)) as db:
             # Every instant is in host_sample, unless the machine did not say; then a device may have.
             (at_ms,) = db.execute(
                 "SELECT max(at_ms) FROM (SELECT at_ms FROM host_sample UNION ALL SELECT at_ms FROM sample)"
@@ -32,12 +31,12 @@ def last_reading_ms(recorder_file: Path) -> int | None:
     return None if at_ms is None else int(at_ms)
 
 
-def read_pulse(recorder_file: Path, since_ms: int) -> Pulse:
+def read_pulse(uri: str | None, since_ms: int) -> Pulse:
     """Return means over the recent past; an unreadable file is an unknown pulse, not an error."""
-    if not recorder_file.exists():
+    if uri is None:
         return Pulse()
     try:
-        with closing(sqlite3.connect(read_only_uri(recorder_file, sealed=False), uri=True)) as db:
+        with closing(sqlite3.connect(uri, uri=True)) as db:
             host = db.execute(
                 """SELECT avg(cpu_percent), avg(100.0 * memory_used_bytes / memory_total_bytes)
                    FROM host_sample WHERE at_ms >= ?""",

@@ -1,7 +1,7 @@
 """Publishing: joins the two live files of a task into one sealed file in the run folder.
 
-The join is built on node-local disk and copied over under a temporary name, then renamed: a reader on another node
-sees the old file or the new one, whole, and the shared filesystem never needs to lock anything.
+The join is built beside the live files (or beside the target, where they have no room), copied over under a temporary
+name, then renamed: a reader on another node sees the old file or the new one, whole, and nothing needs to be locked.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import shutil
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from badcjobs.store.connect import create_tables, read_only_uri
+from badcjobs.store.connect import create_tables, transaction, unshared_uri
+from badcjobs.store.figures import write_figures
+from badcjobs.store.halves import Half, OpenHalf, can_be_read
 from badcjobs.store.sample_text import TEXT_FORMS, write_samples
 from badcjobs.store.schema import TABLES, columns_of
 from badcjobs.store.seal import Checksum, prepare_seal
@@ -32,77 +36,121 @@ def publish_interval_s(size_bytes: int, base_s: float) -> float:
     return max(base_s, size_bytes / _SLOW_BYTES_PER_S)
 
 
-def publish(live_files: list[Path], target: Path, *, closing: Mapping[str, object] | None = None) -> int:
-    """Publish the join of the live files as ``target`` and return its size; its ending picks SQLite, CSV or JSON lines.
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What is said about a task by the one who publishes it last.
 
-    ``closing`` fills columns of the task row that are still NULL: the recorder's last words about
-    a wrapper that was killed.
+    ``closing`` fills columns of the task row that are still NULL; a gap is (from_ms, to_ms, reason).
     """
+
+    closing: Mapping[str, object] = field(default_factory=dict)
+    gaps: Sequence[tuple[int, int, str]] = ()
+
+
+def publish(
+    halves: Sequence[Half | Path],
+    target: Path,
+    *,
+    workplace: Path | None = None,
+    closing: Mapping[str, object] | None = None,
+    gaps: Sequence[tuple[int, int, str]] = (),
+) -> int:
+    """Publish the join of the halves as ``target`` and return its size; its ending picks SQLite, CSV or JSON lines.
+
+    The first half is the wrapper's; a path is a live file on node-local disk. ``closing`` and ``gaps`` are last words:
+    columns of the task row that are still NULL, and stretches without readings that nobody could write down.
+    """
+    if workplace is None:
+        workplace = next((half.parent for half in halves if isinstance(half, Path)), target.parent)
+    words = LastWords(closing or {}, gaps)
     with ExitStack() as stack:
         try:
-            joined = _build(stack, live_files[0].parent, live_files, target.suffix, closing)
-        except (OSError, sqlite3.Error) as error:  # a full local disk; the run folder may have room
-            log.warning("nothing can be built in %s: %s", live_files[0].parent, error)
-            joined = _build(stack, target.parent, live_files, target.suffix, closing)
+            joined = _build(stack, workplace, halves, target, words)
+        except (OSError, sqlite3.Error):  # a full local disk; the run folder may have room
+            joined = _build(stack, target.parent, halves, target, words)
         move_into_place(joined, target)
     return target.stat().st_size
 
 
-def _build(
-    stack: ExitStack, workplace: Path, live_files: list[Path], form: str, closing: Mapping[str, object] | None
-) -> Path:
+def _build(stack: ExitStack, workplace: Path, halves: Sequence[Half | Path], target: Path, words: LastWords) -> Path:
     """Make the file to be published in a folder that ``stack`` removes."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".badcjobs-publish-", dir=workplace))
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=workplace))
     joined = Path(folder) / "joined.sqlite"
-    join_files(live_files, joined, closing=closing)
-    return write_samples(joined, Path(folder) / f"samples{form}") if form in TEXT_FORMS else joined
+    join_files(halves, joined, words)
+    return write_samples(joined, Path(folder) / target.name) if target.suffix in TEXT_FORMS else joined
 
 
-def join_files(live_files: list[Path], joined: Path, *, closing: Mapping[str, object] | None = None) -> None:
-    """Write a new database with the rows of all the live files that exist.
+def join_files(halves: Sequence[Half | Path], joined: Path, words: LastWords | None = None) -> None:
+    """Write a new database with the rows of all the halves that there are.
 
     The first is the wrapper's and must be readable; what cannot be read of the recorder's is a gap, not a failure.
     """
-    db = sqlite3.connect(joined, isolation_level=None, uri=True)
+    db = sqlite3.connect(unshared_uri(joined), isolation_level=None, uri=True)
     try:
         db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: only a rollback matters
         db.execute("PRAGMA synchronous = OFF")
         create_tables(db)
-        for live in live_files:
+        for half in halves:
+            part = OpenHalf(half) if isinstance(half, Path) else half
             try:
-                if live.exists():
-                    _copy_rows(db, live)
+                found = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
-                if live == live_files[0]:
-                    raise
-                _note_unreadable(db, live, error)
-        for column, value in (closing or {}).items():
-            db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
-        prepare_seal(db)
+                if half is halves[0] or can_be_read(part, joined.parent):
+                    raise  # it is our own file that has no room
+                _note_unreadable(db, error)
+            else:
+                if half is halves[0] and not found:
+                    raise FileNotFoundError("the wrapper's file is gone")  # never publish nothing over something
+        _add_last_words(db, words or LastWords())
+        _complete(db)
     finally:
         db.close()
 
 
-def _copy_rows(db: sqlite3.Connection, live: Path) -> None:
-    db.execute("ATTACH ? AS live", (read_only_uri(live, sealed=False),))
+def _complete(db: sqlite3.Connection) -> None:
+    """Add what follows from the rows."""
+    with transaction(db):
+        for (task_id,) in db.execute("SELECT task_id FROM task").fetchall():
+            write_figures(db, task_id)
+        prepare_seal(db)
+
+
+def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
+    """Copy all there is; return whether there was a database at all."""
+    uri = half.uri(workplace)
+    if uri is None:
+        return False
+    db.execute("ATTACH ? AS live", (uri,))
     try:
         if db.execute("PRAGMA live.user_version").fetchone() == (0,):
-            return  # just created: its tables come next
-        db.execute("BEGIN")  # one snapshot of the live file
-        try:
-            for table in TABLES:
-                into, names = f"main.{table.name}", ", ".join(columns_of(table.name))
-                db.execute(f"INSERT INTO {into} ({names}) SELECT {names} FROM live.{table.name} ORDER BY rowid")
-        except sqlite3.Error:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+            return False  # just created: its tables come next
+        with transaction(db):  # one snapshot of the live file
+            for table in (table for table in TABLES if table.name in half.tables):
+                _copy_table(db, table.name)
     finally:
         db.execute("DETACH live")
+    return True
 
 
-def _note_unreadable(db: sqlite3.Connection, live: Path, error: sqlite3.Error) -> None:
-    log.warning("%s cannot be read, its readings are lost: %s", live.name, error)
+def _copy_table(db: sqlite3.Connection, table: str) -> None:
+    """Copy the rows in the order in which they were written; samples device by device, as merge keeps them."""
+    names = ", ".join(columns_of(table))
+    copy = f"INSERT INTO main.{table} ({names}) SELECT {names} FROM live.{table}"
+    if table != "sample":
+        db.execute(f"{copy} ORDER BY rowid")
+        return
+    for device in db.execute("SELECT DISTINCT device_id FROM live.sample ORDER BY 1").fetchall():
+        db.execute(f"{copy} WHERE device_id = ? ORDER BY rowid", device)
+
+
+def _add_last_words(db: sqlite3.Connection, words: LastWords) -> None:
+    for column, value in words.closing.items():
+        db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
+    db.executemany("INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task", words.gaps)
+
+
+def _note_unreadable(db: sqlite3.Connection, error: sqlite3.Error) -> None:
+    log.warning("the recorder's file cannot be read, its readings are not published: %s", error)
     db.execute(
         """INSERT INTO gap (task_id, from_ms, to_ms, reason)
            SELECT task_id, started_at_ms,
@@ -113,7 +161,7 @@ def _note_unreadable(db: sqlite3.Connection, live: Path, error: sqlite3.Error) -
 
 def move_into_place(local: Path, target: Path) -> None:
     """Copy a finished local file to where readers look, so that they never see half of it."""
-    temporary = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    temporary = unfinished_name(target)
     try:
         with local.open("rb") as source, temporary.open("wb") as copy:
             _copy_and_seal(source, copy)
@@ -123,7 +171,7 @@ def move_into_place(local: Path, target: Path) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def _copy_and_seal(source: BinaryIO, copy: BinaryIO) -> None:
@@ -137,13 +185,22 @@ def _copy_and_seal(source: BinaryIO, copy: BinaryIO) -> None:
         copy.write(digits)
 
 
+def unfinished_name(target: Path) -> Path:
+    """Return the name of a file that this process is still writing."""
+    return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+
+
 def remove_unfinished(target: Path) -> None:
-    """Remove the copies that killed publishers of this file have left half done."""
+    """Remove what killed publishers of this file have left half done."""
     for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        copy.unlink(missing_ok=True)
+        if copy.is_dir():
+            shutil.rmtree(copy, ignore_errors=True)
+        else:
+            copy.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder last."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

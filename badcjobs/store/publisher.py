@@ -5,26 +5,31 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from badcjobs.store.halves import Half
 from badcjobs.store.publish import publish, publish_interval_s
 
 log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Keeps the published file at most one interval behind the live ones."""
+    """Keeps the published file at most one interval behind the live ones; builds it in ``workplace``."""
 
-    def __init__(self, live_files: list[Path], target: Path, *, base_interval_s: float) -> None:
-        self._live_files = live_files
+    def __init__(
+        self, halves: Sequence[Half | Path], target: Path, *, base_interval_s: float, workplace: Path | None = None
+    ) -> None:
+        self._halves = halves
         self._target = target
+        self._workplace = workplace
         self._base_interval_s = base_interval_s
         self._wake = threading.Event()
         self._over = threading.Event()
         self._one_at_a_time = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="publisher", daemon=True)
         self._size_bytes = 0
+        self._failing = False
 
     def start(self) -> None:
         """Publish once, so that a file is there from the beginning, then go on in the background."""
@@ -42,11 +47,20 @@ class Publisher:
         """
         with self._one_at_a_time:
             try:
-                self._size_bytes = publish(self._live_files, self._target, closing=closing)
+                self._size_bytes = publish(self._halves, self._target, workplace=self._workplace, closing=closing)
             except (OSError, sqlite3.Error) as error:
-                log.warning("%s could not be published: %s", self._target.name, error)
+                self._note_failure(error)
                 return False
+        if self._failing:
+            log.info("%s is published again", self._target.name)
+        self._failing = False
         return True
+
+    def _note_failure(self, error: Exception) -> None:
+        """Warn once, not at every interval, of a disk that stays full."""
+        if not self._failing:
+            log.warning("%s could not be published: %s; trying again at every interval", self._target.name, error)
+        self._failing = True
 
     def stop(self) -> None:
         """End the background thread; the last publication is the caller's, by ``publish_now``."""

@@ -1,7 +1,7 @@
 """The wrapper's half of a task database: what was to do, who did it, and what came of it.
 
-One connection, one thread, one file on node-local disk. The recorder writes the other half (telemetry_writer.py);
-publish.py joins the two.
+One connection, one thread, one file. The recorder writes the other half (telemetry_writer.py); publish.py joins the
+two. A disk that refuses is backlog.py's business: here everything that was written can be read again.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Allocation, Chunk, ChunkResult, Device, TaskKey, stable_id
-from badcjobs.store.connect import create_live, read_only_uri
+from badcjobs.store.backlog import PatientDatabase
+from badcjobs.store.job_file import published_uri
 from badcjobs.store.look_back import complaint
 
 _PENDING = """
     SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms
     FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
+_DONE_ELSEWHERE = """
+    SELECT rowid FROM chunk c WHERE status = 'pending' AND rowid > ? AND EXISTS (
+        SELECT 1 FROM other.chunk o
+        WHERE o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id AND o.status = 'done')
+    ORDER BY rowid LIMIT 10000"""
 # Repeated chunks are the source's to tell, at its end and with their lines; then nothing of this is kept.
 _FILL = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
@@ -28,11 +35,11 @@ _FILL = """
 class TaskWriter:
     """Writes one task's rows; every public method is one transaction unless ``batch`` holds it open."""
 
-    def __init__(self, path: Path, key: TaskKey) -> None:
+    def __init__(self, path: Path, key: TaskKey, *, shared: bool = False) -> None:
         self.path = path
         self.task_id = key.task_id
         self._key = key
-        self._db = create_live(path)
+        self._db = PatientDatabase(path, shared=shared)
         self._attempts = 0
         self._workers = 0
         self._open_attempts: dict[tuple[str, str], int] = {}
@@ -54,21 +61,19 @@ class TaskWriter:
 
     def set_shard(self, index: int, count: int) -> None:
         """Write which part of the source is ours."""
-        self._db.execute("UPDATE task SET shard_index = ?, shard_count = ?", (index, count))
+        self._write("UPDATE task SET shard_index = ?, shard_count = ?", (index, count))
 
     def set_plan(self, *, devices: int, workers: int) -> None:
         """Write with how many devices and workers we go at it."""
-        self._db.execute("UPDATE task SET devices = ?, workers = ?", (devices, workers))
+        self._write("UPDATE task SET devices = ?, workers = ?", (devices, workers))
 
     def end_task(self, *, ended_at_ms: int, exit_code: int, verdict: str) -> None:
         """Write how it ended."""
-        self._db.execute(
-            "UPDATE task SET ended_at_ms = ?, exit_code = ?, verdict = ?", (ended_at_ms, exit_code, verdict)
-        )
+        self._write("UPDATE task SET ended_at_ms = ?, exit_code = ?, verdict = ?", (ended_at_ms, exit_code, verdict))
 
     def write_meta(self, values: Mapping[str, str]) -> None:
         """Write facts about this file."""
-        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        self._write_many("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
 
     def device_id(self, device: Device) -> int:
         """Return the id under which this task writes about a device."""
@@ -76,13 +81,14 @@ class TaskWriter:
 
     def add_devices(self, devices: Sequence[Device]) -> None:
         """Write the granted devices."""
-        for device in devices:
-            self._insert(
-                "device", device_id=self.device_id(device), task_id=self.task_id, uuid=device.uuid,
-                device_index=device.index, token=device.token, name=device.name,
-                memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w,
-                pci_bus_id=device.pci_bus_id, driver=device.driver, backend=device.backend, why=device.why,
-            )  # fmt: skip
+        with self.batch():
+            for device in devices:
+                self._insert(
+                    "device", device_id=self.device_id(device), task_id=self.task_id, uuid=device.uuid,
+                    device_index=device.index, token=device.token, name=device.name,
+                    memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w,
+                    pci_bus_id=device.pci_bus_id, driver=device.driver, backend=device.backend, why=device.why,
+                )  # fmt: skip
 
     def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
         """Write a stretch without readings that only the wrapper knows of."""
@@ -92,21 +98,22 @@ class TaskWriter:
 
     def fill(self, chunks: Iterable[Chunk], progress: Callable[[int], None]) -> int:
         """Write every chunk as pending, streaming; nothing is written when the source turns out to be wrong."""
-        rows = 0
-        self._db.execute("BEGIN")
+        rows, db = 0, self._db.on_disk()  # a list of work may be too long for memory
+        db.execute("BEGIN")
         try:
             for chunk in chunks:
-                self._db.execute(
+                db.execute(
                     _FILL,
                     (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
                      chunk.audio_s),
                 )  # fmt: skip
                 rows += 1
                 progress(rows)
+            db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if db.in_transaction:  # SQLite itself rolls back when a disk is full
+                db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
         return rows
 
     def skip_done_in(self, database: Path) -> int:
@@ -120,37 +127,36 @@ class TaskWriter:
         raise DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
 
     def _skip_done_in(self, database: Path) -> int:
-        self._db.execute("ATTACH ? AS other", (read_only_uri(database, sealed=True),))
+        db = self._db.now  # should the disk refuse in between, this one still reads both
+        db.execute("ATTACH ? AS other", (published_uri(database),))
+        skipped, last = 0, 0
         try:
-            cursor = self._db.execute(
-                """UPDATE chunk SET status = 'skipped' WHERE status = 'pending' AND EXISTS (
-                       SELECT 1 FROM other.chunk o
-                       WHERE o.recording_id = chunk.recording_id AND o.chunk_id = chunk.chunk_id
-                         AND o.status = 'done')"""
-            )
-            return cursor.rowcount
+            while rows := db.execute(_DONE_ELSEWHERE, (last,)).fetchall():
+                self._write_many("UPDATE chunk SET status = 'skipped' WHERE rowid = ?", rows)
+                skipped, last = skipped + len(rows), rows[-1][0]
         finally:
-            self._db.execute("DETACH other")
+            db.execute("DETACH other")
+        return skipped
 
     def next_pending(self, limit: int) -> list[Chunk]:
         """Return the next chunks to do, in source order; each is returned once."""
-        rows = self._db.execute(_PENDING, (self._cursor, limit)).fetchall()
+        rows = self._db.now.execute(_PENDING, (self._cursor, limit)).fetchall()
         if rows:
             self._cursor = rows[-1][0]
         return [Chunk(*row[1:]) for row in rows]
 
     def count_by_status(self) -> dict[str, int]:
         """Return how many chunks are in each state."""
-        return dict(self._db.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
+        return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
 
     def audio_done_s(self) -> float:
         """Return the seconds of audio analysed by this task so far."""
-        (seconds,) = self._db.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
+        (seconds,) = self._db.now.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
         return float(seconds)
 
     def failed_chunks(self, limit: int) -> list[tuple[str, str, str, str]]:
         """Return (recording, chunk, class, error) of what failed for good."""
-        return self._db.execute(
+        return self._db.now.execute(
             """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
                WHERE status IN ('failed', 'poison') ORDER BY rowid LIMIT ?""",
             (limit,),
@@ -158,10 +164,9 @@ class TaskWriter:
 
     # --- what the supervisor tells us (seams.Journal) -------------------------------------------------------------
 
-    def batch(self) -> sqlite3.Connection:
+    def batch(self) -> AbstractContextManager[None]:
         """Hold one transaction open over several calls: ``with writer.batch(): …``."""
-        self._db.execute("BEGIN")
-        return self._db  # commits on leaving the with block, rolls back on an exception
+        return self._db.transaction()
 
     def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
         """Write a new engine process and return its id."""
@@ -180,7 +185,7 @@ class TaskWriter:
 
     def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None:
         """Write the end of an engine process."""
-        self._db.execute(
+        self._write(
             "UPDATE worker SET ended_at_ms = ?, exit_code = ? WHERE worker_id = ?", (at_ms, exit_code, worker_id)
         )
 
@@ -206,24 +211,35 @@ class TaskWriter:
                 chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=result.started_at_ms
             )
         outcome = "done" if result.ok else "failed" if result.charged else "lost"
-        self._db.execute(
+        self._write(
             """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?
                WHERE task_id = ? AND attempt_id = ?""",
             (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error,
              self.task_id, self._open_attempts.pop(chunk.key)),
         )  # fmt: skip
-        self._db.execute(
+        self._write(
             """UPDATE chunk SET status = ?, attempts = ?, device_id = ?, worker_id = ?, started_at_ms = ?,
                    ended_at_ms = ?, audio_s = coalesce(?, audio_s), detections = ?, error_class = ?, error = ?
                WHERE recording_id = ? AND chunk_id = ?""",
             (status, try_number, device_id, worker_id, result.started_at_ms, result.ended_at_ms, result.audio_s,
              len(result.detections) if result.ok else None, result.error_class, result.error, *chunk.key),
         )  # fmt: skip
-        self._db.executemany(
+        self._write_many(
             "INSERT INTO detection VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [(self.task_id, *chunk.key, d.start_ms, d.end_ms, d.label, d.label_name, d.score)
              for d in result.detections],
         )  # fmt: skip
+
+    # --- what becomes of it ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many transactions the disk has refused so far; they are in memory, and in every publication."""
+        return self._db.waiting
+
+    def snapshot(self, target: Path) -> None:
+        """Write a scratch copy of all that was written, whether the disk has it or not; for any thread."""
+        self._db.snapshot(target)
 
     def close(self) -> None:
         """Close the file."""
@@ -231,4 +247,11 @@ class TaskWriter:
 
     def _insert(self, table: str, **values: object) -> None:
         names, marks = ", ".join(values), ", ".join("?" * len(values))
-        self._db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+        self._write(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+
+    def _write(self, sql: str, values: Sequence[object]) -> None:
+        self._db.write(lambda db: db.execute(sql, values))
+
+    def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            self._db.write(lambda db: db.executemany(sql, rows))

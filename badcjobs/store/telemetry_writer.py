@@ -8,6 +8,7 @@ from pathlib import Path
 
 from badcjobs.model import METRICS, HostReading, Reading
 from badcjobs.store.connect import create_live
+from badcjobs.store.snapshot import take_snapshot
 
 _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
               VALUES (?, ?, ?{", ?" * len(METRICS)})"""
@@ -16,9 +17,9 @@ _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)
 class TelemetryWriter:
     """Writes one task's readings; reopening the file goes on where a dead recorder stopped."""
 
-    def __init__(self, path: Path, task_id: int) -> None:
+    def __init__(self, path: Path, task_id: int, *, shared: bool = False) -> None:
         self.task_id = task_id
-        self._db = create_live(path)
+        self._db = create_live(path, shared=shared)
 
     def last_sample_ms(self) -> int | None:
         """Return the time of the newest sample; None in a new file."""
@@ -30,6 +31,8 @@ class TelemetryWriter:
 
     def batch(self) -> sqlite3.Connection:
         """Hold one transaction open over several calls: ``with writer.batch(): …``."""
+        if self._db.in_transaction:  # a commit that a full disk refused, and that was not undone
+            self._db.execute("ROLLBACK")
         self._db.execute("BEGIN")
         return self._db  # commits on leaving the with block, rolls back on an exception
 
@@ -58,6 +61,10 @@ class TelemetryWriter:
     def stretch_gap(self, gap: int, to_ms: int) -> None:
         """Move the end of a gap."""
         self._db.execute("UPDATE gap SET to_ms = ? WHERE rowid = ?", (to_ms, gap))
+
+    def snapshot(self, target: Path) -> None:
+        """Write a sealed copy of all that was committed; for any thread, while the ticks go on."""
+        take_snapshot(self._db, target)
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from badcjobs.model import HostReading, Reading
 from badcjobs.seams import Clock
 from badcjobs.telemetry.gaps import GapWriter
+from badcjobs.telemetry.unwritten import Unwritten
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Recorder:
         interval_s: float,
         since_ms: int | None = None,
         again: bool = False,
+        refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._devices = devices
         self._read_host = read_host
@@ -59,7 +61,10 @@ class Recorder:
         self._since_ms = since_ms  # when recording was asked for
         self._again = again  # whether a recorder before us has died
         self._last_ms: int | None = None
+        self._refused = refused  # told once per stretch in which the disk refuses
         self._unwritten: tuple[int, str] | None = None  # since when, and why
+        self._lost_ms = 0
+        self._lost_why = ""
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Record until ``wait(seconds)`` says that it is over; take one last sample then."""
@@ -83,14 +88,28 @@ class Recorder:
                 if hole is not None:
                     self._writer.open_gap(None, None, hole[0], at_ms, hole[1])
                 self._writer.write_tick(at_ms, self._devices.sample(at_ms), self._read_host())
-            self._unwritten = None
         except sqlite3.Error as error:
             self._devices.forget_gaps()  # rolled back with the rest
-            if self._unwritten is None:
-                log.warning("readings cannot be written: %s", error)
-                self._unwritten = (hole[0] if hole else self._last_ms or at_ms, str(error))
+            self._note_refusal(hole[0] if hole else self._last_ms or at_ms, str(error))
             return
+        if self._unwritten is not None:
+            self._lost_ms += at_ms - self._unwritten[0]
+            self._unwritten = None
         self._last_ms = at_ms
+
+    @property
+    def unwritten(self) -> Unwritten:
+        """What the disk has refused so far."""
+        since_ms = None if self._unwritten is None else self._unwritten[0]
+        lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self._clock.now_ms() - since_ms))
+        return Unwritten(lost_ms / 1000, self._lost_why, since_ms)
+
+    def _note_refusal(self, since_ms: int, reason: str) -> None:
+        if self._unwritten is None:
+            log.warning("readings cannot be written: %s", reason)
+            self._unwritten = (since_ms, reason)
+            self._lost_why = reason
+            self._refused(reason)
 
     def _hole_before(self, at_ms: int) -> tuple[int, str] | None:
         """Return since when, and why, there was no reading before this one; None: it follows the last as it should."""

@@ -1,8 +1,9 @@
 """The wrapper's hand on its recorder: starts it as a process of its own, restarts it once, stops it in order.
 
-They talk in words over pipes. ``ready``: the first sample is taken. ``stop``: take a last sample; the recorder answers
-``stopped`` and stays, ready to publish both files should the wrapper die before it has. ``published``: go. A pipe that
-closes without a word: the wrapper is dead.
+They talk in words over pipes. ``ready``: the first sample is taken. ``refused WHY``: the disk takes no readings.
+``snapshot FILE``: copy what is written so far, nobody else may open your file. ``stop [FILE]``: take a last sample
+(and a last snapshot); the recorder answers ``stopped``, with what is missing, and stays, ready to publish both files
+should the wrapper die before it has. ``published``: go. A pipe that closes without a word: the wrapper is dead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from badcjobs.telemetry.unwritten import Unwritten
+
 log = logging.getLogger(__name__)
 
+_POLL_S = 0.02
+_DYING_S = 2.0
+_FULL_PIPE_S = 1.0
 MODULE, AGAIN = "badcjobs.recording", "--again"
 READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
+REFUSED, SNAPSHOT = "refused", "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class SidecarOrder:
     wrapper_file: str
     publish_to: str
     local_folder: str
+    shared: bool = False  # the files lie on a shared filesystem: the safe mode
 
     @classmethod
     def read(cls, path: Path) -> SidecarOrder:
@@ -56,17 +64,23 @@ class Sidecar:
         self._log_file = Path(order.local_folder) / "recorder.log"
         self._restarts_left = 1
         self.failure: str | None = None
+        self.unwritten = Unwritten()
+        self.over = False  # nobody writes the recorder's file any more
         self._process: subprocess.Popen[bytes] | None = None
         self._heard = b""
+        self._deaf = False
+        self._warned = False
+        self._answers: dict[str, str] = {}  # what it has said so far, by its first word
         self._start()
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait for the first sample, so that what comes next is recorded from its beginning."""
-        if self._is_alive() and not self._hear(READY, timeout_s):
+        if self._is_alive() and self._hear(READY, timeout_s) is None:
             log.warning("the recorder had no reading after %.0f s; going on", timeout_s)
 
     def check(self) -> None:
         """Restart a dead recorder once; after that, go on without."""
+        self._listen(0.0)
         if self.failure is not None or self._is_alive():
             return
         if self._restarts_left == 0:
@@ -76,29 +90,41 @@ class Sidecar:
         log.warning("%s; starting it again", self._obituary())
         self._start(AGAIN)
 
-    def stop(self, timeout_s: float) -> None:
-        """Ask for a last sample and wait until it is written; a recorder that cannot give one has failed."""
+    def ask_for_snapshot(self, target: Path, timeout_s: float) -> bool:
+        """Wait until the recorder has written ``target`` anew, and say whether it has; for any thread."""
+        before, deadline_s = _state_of(target), time.monotonic() + timeout_s
+        self._say(f"{SNAPSHOT} {target}")
+        while self._is_alive() and time.monotonic() < deadline_s:
+            if _state_of(target) != before:
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
+        """Ask for a last sample (and a last snapshot) and wait for it; a recorder that cannot give one has failed."""
         if self.failure is None and self._is_alive():
-            self._say(STOP)
-            if not self._hear(STOPPED, timeout_s):
+            self._say(STOP if last_copy is None else f"{STOP} {last_copy}")
+            answer = self._hear(STOPPED, timeout_s)
+            if answer is None:
                 self._give_up(
                     f"the recorder did not answer in {timeout_s:.0f} s" if self._is_alive() else self._obituary()
                 )
+            else:
+                self.unwritten = Unwritten.from_json(answer)
         elif self.failure is None:
             self._give_up(self._obituary())
+        self.over = True
 
     def release(self, timeout_s: float) -> None:
         """Tell the recorder that everything is published, and see it off."""
         if self._process is None:
             return
-        if self.failure is not None:
-            self._process.kill()  # it may hang in a driver; what it has written is published
         self._say(PUBLISHED)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             log.warning("the recorder did not end in %.0f s: killing it", timeout_s)
-            self._process.kill()
+            self._kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 try:
@@ -110,7 +136,7 @@ class Sidecar:
         try:
             self._order_file.write_text(json.dumps(asdict(self._order)))
             with self._log_file.open("ab") as errors:
-                self._heard = b""
+                self._heard, self._deaf, self._answers = b"", False, {}
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
@@ -126,30 +152,59 @@ class Sidecar:
 
     def _give_up(self, why: str) -> None:
         self.failure = why
+        self._kill()  # it may hang in a driver; what it has written is published
+        self.over = True
         log.warning("%s; the job goes on without telemetry", why)
+
+    def _kill(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        try:
+            self._process.wait(_DYING_S)
+        except subprocess.TimeoutExpired:
+            pass  # deep in a driver: it cannot even die, but writes no more
 
     def _say(self, word: str) -> None:
         try:
             assert self._process is not None and self._process.stdin is not None
+            if not select.select([], [self._process.stdin], [], _FULL_PIPE_S)[1]:
+                return  # it has not listened for hours, and will not listen to this
             self._process.stdin.write(word.encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):
             pass  # it is dead; check() or the last publication deals with that
 
-    def _hear(self, word: str, timeout_s: float) -> bool:
-        """Wait for a word of the recorder; False when it did not come in time, or never will."""
-        assert self._process is not None and self._process.stdout is not None
+    def _hear(self, word: str, timeout_s: float) -> str | None:
+        """Wait for a word of the recorder and return what it adds; None: it did not come in time, or never will."""
         deadline_s = time.monotonic() + timeout_s
-        while word.encode() not in self._heard.split():
+        while word not in self._answers:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
-                return False
-            part = os.read(self._process.stdout.fileno(), 4096)
-            if not part:
-                self._process.wait()
-                return False
-            self._heard += part
-        return True
+            if left_s <= 0 or not self._listen(left_s):
+                return None
+        return self._answers[word]
+
+    def _listen(self, timeout_s: float) -> bool:
+        """Take in what the recorder says; False: nothing came, or nothing will ever come."""
+        if self._process is None or self._process.stdout is None or self._deaf:
+            return False
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return False
+        part = os.read(self._process.stdout.fileno(), 4096)
+        if not part:
+            self._deaf = True
+            self._process.wait()
+        *lines, self._heard = (self._heard + part).split(b"\n")
+        for line in lines:
+            self._note(line.decode(errors="replace"))
+        return bool(part)
+
+    def _note(self, line: str) -> None:
+        word, _, more = line.partition(" ")
+        self._answers[word] = more
+        if word == REFUSED and not self._warned:  # once: a disk on the brink refuses every other tick
+            self._warned = True
+            log.warning("readings cannot be written: %s; a gap will tell", more)
 
     def _obituary(self) -> str:
         code = None if self._process is None else self._process.returncode
@@ -161,3 +216,11 @@ class Sidecar:
         except OSError:
             lines = []  # somebody has tidied up our folder
         return lines[-1] if lines else "(it said nothing)"
+
+
+def _state_of(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

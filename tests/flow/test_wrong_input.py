@@ -154,8 +154,9 @@ def test_a_run_folder_that_is_a_file_is_refused(site: Site) -> None:
     assert_refused(site.run(site.manifest(1), *ON_CPU), 2, "--out", "cannot be used")
 
 
-def test_a_node_local_folder_that_does_not_exist_is_refused(site: Site) -> None:
-    refused = site.run(site.manifest(1), *ON_CPU, env={"TMPDIR": str(site.folder / "nowhere")})
+def test_a_node_local_folder_that_does_not_exist_is_refused_when_it_is_insisted_on(site: Site) -> None:
+    env = {"TMPDIR": str(site.folder / "nowhere")}
+    refused = site.run(site.manifest(1), *ON_CPU, "--live-mode", "local", env=env)
     assert_refused(refused, 2, "nowhere", "export TMPDIR=")
     assert not site.out.exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import random
 import sqlite3
 import subprocess
@@ -16,11 +17,14 @@ from pathlib import Path
 
 import pytest
 from support.databases import query
+from support.small_disk import small_disk
 from support.task_files import START_MS, make_chunk, make_device
 
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
+from badcjobs.store.halves import OpenHalf, OwnHalf
 from badcjobs.store.publish import join_files, publish, publish_interval_s, remove_unfinished
 from badcjobs.store.publisher import Publisher
+from badcjobs.store.schema import SCHEMA_VERSION
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.store.telemetry_writer import TelemetryWriter
 
@@ -101,7 +105,7 @@ def test_the_published_file_is_sealed_and_alone(live: LiveFiles, target: Path) -
     publish(live.paths, target)
     assert names_in(target.parent) == [target.name]
     assert query(target, "PRAGMA journal_mode") == [("delete",)]
-    assert query(target, "PRAGMA user_version") == [(1,)]
+    assert query(target, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
     assert names_in(live.folder) == sorted(
         f"{name}.sqlite{end}" for name in ("recorder", "wrapper") for end in ("", "-shm", "-wal")
     )
@@ -188,6 +192,13 @@ def test_closing_leaves_the_live_file_as_it_is(live: LiveFiles, target: Path) ->
     assert query(live.paths[0], "SELECT verdict FROM task") == [(None,)]
 
 
+def test_a_gap_that_no_file_could_take_is_added_by_whoever_publishes_last(live: LiveFiles, target: Path) -> None:
+    publish(live.paths, target, gaps=[(START_MS + 1, START_MS + 9, "could not be written: full")])
+    assert query(target, "SELECT task_id, device_id, from_ms, to_ms, reason FROM gap") == [
+        (KEY.task_id, None, START_MS + 1, START_MS + 9, "could not be written: full")
+    ]
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +268,7 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(live: LiveFiles
     publish(live.paths, target)
     code = f"""
 from pathlib import Path
+from badcjobs.store.halves import OpenHalf, OwnHalf
 from badcjobs.store.publish import publish
 while True:
     publish([Path({str(live.paths[0])!r}), Path({str(live.paths[1])!r})], Path({str(target)!r}))
@@ -319,6 +331,7 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_file_and_no_copy(live: Live
     code = f"""
 import resource
 from pathlib import Path
+from badcjobs.store.halves import OpenHalf, OwnHalf
 from badcjobs.store.publish import move_into_place
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # no file may grow beyond this, as on a full disk
 move_into_place(Path({str(joined)!r}), Path({str(target)!r}))
@@ -377,6 +390,41 @@ def test_a_disk_that_comes_back_is_written_to_again(live: LiveFiles, target: Pat
     away.rename(target.parent)
     assert wait_until(target.exists)
     publisher.stop()
+
+
+def test_a_folder_that_stays_away_is_told_once_and_its_return_too(
+    live: LiveFiles, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = Publisher(live.paths, target, base_interval_s=60)
+    away = target.parent.with_name("away")
+    target.parent.rename(away)
+    with caplog.at_level(logging.INFO):
+        assert [publisher.publish_now() for _ in range(3)] == [False] * 3
+        away.rename(target.parent)
+        assert publisher.publish_now()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_what_has_no_room_beside_the_live_files_is_built_beside_the_target(live: LiveFiles, target: Path) -> None:
+    live.add(0)
+    publish([OwnHalf(live.wrapper), OpenHalf(live.paths[1])], target, workplace=live.folder / "gone")
+    assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 1)]
+    assert names_in(target.parent) == [target.name]
+
+
+def test_a_file_whose_own_disk_has_no_room_even_for_reading_is_read_from_a_copy(tmp_path: Path, target: Path) -> None:
+    with small_disk(tmp_path / "node") as disk:
+        files = LiveFiles(disk.path / "local")
+        files.add(0)
+        dead = disk.path / "dead"
+        dead.mkdir()
+        for path in files.folder.iterdir():  # what killed processes leave behind
+            if not path.name.endswith("-shm"):
+                (dead / path.name).write_bytes(path.read_bytes())
+        disk.fill()
+        publish([dead / path.name for path in files.paths], target)
+        files.close()
+    assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 1)]
 
 
 @pytest.mark.parametrize(("size_bytes", "interval_s"), [(0, 30.0), (1_000_000, 30.0), (5_000_000, 100.0)])

@@ -20,6 +20,7 @@ from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
+from badcjobs.telemetry.unwritten import Unwritten
 
 TASK = 77
 
@@ -87,6 +88,7 @@ class Bench:
         self.writer = SickWriter(path, self.clock)
         self.at: dict[float, Callable[[], object]] = {}
         self.cost_s = 0.0
+        self.refused: list[str] = []
         self.stands_still = (-1.0, 0.0)  # in the wait after which second, for how long
 
     def run(
@@ -116,7 +118,7 @@ class Bench:
             self.clock.sleep(seconds)
             return False
 
-        Recorder(
+        self.recorder = Recorder(
             sampler,
             self.read_host,
             self.writer,
@@ -124,7 +126,9 @@ class Bench:
             interval_s=interval_s,
             since_ms=since_ms,
             again=again,
-        ).run(wait)
+            refused=self.refused.append,
+        )
+        self.recorder.run(wait)
         return self
 
     def read_host(self) -> HostReading:
@@ -307,6 +311,32 @@ def test_a_device_that_comes_back_while_the_disk_refuses_has_its_gap_closed_afte
         (0, None, 1.0, 6.0, "GPU is lost (simulated)"),
         (None, None, 3.0, 6.0, "could not be written: database or disk is full"),
     ]
+
+
+def test_a_disk_that_never_comes_back_is_told_to_whoever_can_still_write(bench: Bench) -> None:
+    bench.writer.fall_ill(3, 1e9, "write")
+    bench.run(6)
+    assert bench.gaps() == []
+    unwritten = bench.recorder.unwritten
+    assert unwritten == Unwritten(4.5, "database or disk is full", bench.start_ms + 2000)
+    assert unwritten.words == "4.5 s of readings could not be written: database or disk is full"
+    end_ms = bench.start_ms + 7000
+    assert unwritten.gaps(end_ms) == [(bench.start_ms + 2000, end_ms, "could not be written: database or disk is full")]
+    assert Unwritten.from_json(unwritten.to_json()) == unwritten
+    assert bench.refused == ["database or disk is full"], "once per stretch, not once per tick"
+
+
+def test_what_the_file_tells_already_is_not_told_again_but_counted(bench: Bench) -> None:
+    bench.writer.fall_ill(2, 4, "write")
+    bench.run(6)
+    assert bench.recorder.unwritten == Unwritten(3.0, "database or disk is full", None)
+    assert bench.recorder.unwritten.gaps(bench.start_ms + 9000) == []
+
+
+def test_a_recorder_that_could_write_everything_has_nothing_to_tell(bench: Bench) -> None:
+    bench.run(3)
+    assert bench.recorder.unwritten == Unwritten.from_json("") == Unwritten()
+    assert bench.recorder.unwritten.words is None
 
 
 # --- devices that do not answer ---------------------------------------------------------------------------------------

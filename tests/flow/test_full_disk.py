@@ -1,0 +1,255 @@
+"""Full disks, quotas, read-only and vanished folders: the run goes on; the loss is a gap and a warning."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.badcjobs_program import Outcome, Program, Site, rows, wait_for
+from support.live_files import live_rows
+from support.small_disk import SmallDisk, read_only, small_disk
+
+CHUNKS = 16
+DONE = "SELECT 1 FROM chunk WHERE status = 'done'"
+ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", 2)
+
+
+@pytest.fixture
+def local_disk(site: Site) -> Iterator[SmallDisk]:
+    with small_disk(site.local) as disk:
+        yield disk
+
+
+@pytest.fixture
+def run_disk(site: Site) -> Iterator[SmallDisk]:
+    with small_disk(site.out) as disk:
+        yield disk
+
+
+def start(site: Site, *more: object) -> Program:
+    """Start a run and hold its workers in the middle of it: the rest comes with ``go_on``."""
+    program = site.start_run(site.manifest(CHUNKS), *ENGINE, *more)
+    wait_for(lambda: len(live_rows(site, DONE)) >= 2, "some chunks are done")
+    for worker in site.workers():
+        worker.suspend()
+    wait_for(lambda: done(site) >= 2 and site.count("sample") > 2, "this is published")
+    assert done(site) < CHUNKS - 4
+    return program
+
+
+def go_on(site: Site, *, for_s: float | None = None) -> None:
+    """Let the workers go on, to the end or for some time."""
+    for worker in site.workers():
+        worker.resume()
+    if for_s is not None:
+        time.sleep(for_s)
+        for worker in site.workers():
+            worker.suspend()
+
+
+def done(site: Site) -> int:
+    return site.count("chunk", "status = 'done'")
+
+
+def warnings(outcome: Outcome) -> list[str]:
+    return [line.split("WARNING ")[1].strip() for line in outcome.stderr.splitlines() if "WARNING" in line]
+
+
+def assert_all_done(database: Path) -> None:
+    assert rows(database, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(database, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
+    assert rows(database, "SELECT outcome, count(*) FROM attempt GROUP BY outcome") == [("done", CHUNKS)]
+    heard = dict(rows(database, "SELECT chunk_id, count(*) FROM detection GROUP BY chunk_id"))
+    assert heard == {f"c{i:03d}": i % 3 for i in range(CHUNKS) if i % 3}
+    assert rows(database, "SELECT verdict, exit_code, ended_at_ms > started_at_ms FROM task") == [("done", 0, 1)]
+
+
+def lost_stretches(site: Site) -> list[tuple[int, int]]:
+    return site.rows("SELECT from_ms, to_ms FROM gap WHERE reason LIKE 'could not be written%' ORDER BY from_ms")
+
+
+# --- the node's own disk ----------------------------------------------------------------------------------------------
+
+
+def test_a_local_disk_that_stays_full_costs_readings_and_nothing_else(site: Site, local_disk: SmallDisk) -> None:
+    program = start(site)
+    local_disk.fill()
+    wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert_all_done(site.task_database())
+    [(from_ms, to_ms)] = lost_stretches(site)
+    [(last_ms, ended_ms)] = site.rows("SELECT max(at_ms), (SELECT ended_at_ms FROM task) FROM sample")
+    assert from_ms == last_ms, "a gap starts with the last reading before it"
+    assert ended_ms - to_ms < 1000
+    assert "telemetry incomplete" in ended.stdout and "could not be written" in ended.stdout
+    about_readings = [line for line in warnings(ended) if "readings" in line]
+    assert len(about_readings) == 1, ended.stderr
+    assert len(warnings(ended)) <= 2, ended.stderr
+    assert [path.name for path in site.local.iterdir()] == [".stone"]
+
+
+def test_a_local_disk_that_gets_room_again_has_a_gap_for_the_time_between(site: Site, local_disk: SmallDisk) -> None:
+    program = start(site)
+    local_disk.fill()
+    wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
+    before, samples = done(site), site.count("sample")
+    go_on(site, for_s=0.5)
+    wait_for(lambda: done(site) > before, "what the disk refused is published nevertheless")
+    local_disk.make_room()
+    wait_for(lambda: site.count("sample") > samples, "it records again")
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert_all_done(site.task_database())
+    [(from_ms, to_ms)] = lost_stretches(site)
+    assert site.count("sample", f"at_ms > {from_ms} AND at_ms < {to_ms}") == 0
+    assert site.count("sample", f"at_ms >= {to_ms}") > 0, "it records again"
+    assert "telemetry incomplete" in ended.stdout
+    assert len(warnings(ended)) <= 2, ended.stderr
+
+
+def test_a_wrapper_that_is_killed_on_a_full_disk_leaves_its_gap_and_what_it_had_published_from_memory(
+    site: Site, local_disk: SmallDisk
+) -> None:
+    program = start(site)
+    local_disk.fill()
+    wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
+    before = done(site)
+    go_on(site, for_s=0.5)
+    wait_for(lambda: done(site) > before, "what the disk refused is published nevertheless")
+    before = done(site)
+    program.kill()
+    wait_for(lambda: not site.processes(), "the recorder has published and is gone", timeout_s=15)
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
+    assert site.rows("SELECT verdict FROM task") == [("killed",)]
+    assert done(site) >= before, "it was published already"
+    assert len(lost_stretches(site)) == 1
+    assert site.count("sample") > 2
+
+
+def test_a_local_folder_that_is_tidied_away_is_not_missed(site: Site) -> None:
+    """Its files have no name any more, but whoever writes them has them open."""
+    program = start(site)
+    (folder,) = site.local.iterdir()
+    shutil.rmtree(folder)
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert_all_done(site.task_database())
+    [(last_ms, last_chunk_ms)] = site.rows("SELECT max(at_ms), (SELECT max(ended_at_ms) FROM attempt) FROM sample")
+    assert last_ms >= last_chunk_ms, "the readings of all the time are there"
+    assert {path.suffix for path in (site.out / "tasks").iterdir()} == {".log", ".sqlite"}
+
+
+# --- the run folder ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_that_is_full_for_a_while_is_published_to_later(site: Site, run_disk: SmallDisk) -> None:
+    program = start(site)
+    run_disk.fill()
+    wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
+    samples = site.count_now("sample")
+    wait_for(lambda: site.count_now("sample") > samples, "it records on")
+    run_disk.make_room()
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert_all_done(site.task_database())
+    assert site.count("gap") == 0
+    assert len(warnings(ended)) == 1, "one warning, not one per interval"
+    assert "is published again" in ended.stderr
+
+
+def test_a_run_folder_that_stays_full_keeps_the_old_file_and_names_the_new(site: Site, run_disk: SmallDisk) -> None:
+    program = start(site)
+    run_disk.fill()
+    wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 4
+    (folder,) = site.local.iterdir()
+    assert f"the task's own files stay in {folder}" in ended.stdout
+    assert rows(folder / "wrapper.sqlite", "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
+    assert len(warnings(ended)) == 1
+
+
+def test_a_quota_on_files_is_like_a_full_disk(site: Site) -> None:
+    with small_disk(site.out, "8m", inodes=16) as run_disk:
+        program = start(site)
+        thieves = [run_disk.path / f"thief{number}" for number in range(16)]
+        for thief in thieves:
+            try:
+                thief.touch()
+            except OSError:
+                break
+        wait_for(lambda: "could not be published" in program.stderr, "the quota to be felt")
+        for thief in thieves:
+            thief.unlink(missing_ok=True)
+        go_on(site)
+        ended = program.wait()
+        assert ended.exit_code == 0, ended.stderr
+        assert_all_done(site.task_database())
+
+
+def test_a_run_folder_that_is_read_only_for_a_while_is_published_to_later(site: Site) -> None:
+    program = start(site)
+    with read_only(site.out):
+        wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
+        assert "Read-only" in program.stderr
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert_all_done(site.task_database())
+
+
+# --- everything -------------------------------------------------------------------------------------------------------
+
+
+def test_when_no_disk_takes_anything_the_run_still_comes_to_its_end_and_says_what_is_missing(
+    site: Site, local_disk: SmallDisk, run_disk: SmallDisk
+) -> None:
+    program = start(site)
+    local_disk.fill()
+    run_disk.fill()
+    wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 4
+    assert f"chunks      {CHUNKS} done of {CHUNKS}" in ended.stdout
+    assert "the last publication failed" in ended.stdout and "no disk would take" in ended.stdout
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
+    local_disk.make_room()
+    run_disk.make_room()
+    again = site.run(site.folder / "manifest.csv", *ENGINE)
+    assert again.exit_code == 0
+    assert site.count("chunk", "status = 'done'") >= CHUNKS
+
+
+def test_the_safe_mode_survives_a_full_run_folder_too(site: Site, run_disk: SmallDisk) -> None:
+    """There the live files lie on the same disk."""
+    program = start(site, "--live-mode", "shared")
+    run_disk.fill()
+    wait_for(lambda: "cannot be written" in program.stderr, "the disk to refuse")
+    run_disk.make_room()
+    go_on(site)
+    ended = program.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert_all_done(site.task_database())
+    assert {path.suffix for path in (site.out / "tasks").iterdir()} == {".log", ".sqlite"}
+
+
+def test_a_task_that_starts_on_a_full_node_works_beside_its_run_folder(site: Site, local_disk: SmallDisk) -> None:
+    local_disk.fill()
+    ended = site.run(site.manifest(CHUNKS), "--engine", "demo", "--simulate", 2)
+    assert ended.exit_code == 0, ended.stderr
+    assert "safe mode for shared filesystems" in ended.stderr
+    assert "cannot be written (No space left on device)" in ended.stderr
+    assert site.rows("SELECT value FROM meta WHERE key = 'live_mode'") == [("shared",)]
+    assert_all_done(site.task_database())

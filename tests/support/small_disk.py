@@ -1,0 +1,75 @@
+"""Disks that are really full: a small tmpfs, mounted by the test, with a stone to fill it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support import needs
+
+_BLOCK = 4096
+
+
+class SmallDisk:
+    """A mounted tmpfs of a few megabytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stone = path / ".stone"
+
+    @property
+    def free_bytes(self) -> int:
+        room = os.statvfs(self.path)
+        return room.f_bavail * room.f_frsize
+
+    def fill(self) -> None:
+        """Leave not a byte: one file takes all there is."""
+        with self._stone.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(_BLOCK))
+            except OSError:
+                pass
+
+    def make_room(self) -> None:
+        self._stone.unlink()
+
+    def keep_full(self, seconds: float) -> None:
+        """Fill it again and again: what is freed meanwhile is taken by somebody else, as on a busy disk."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self.fill()
+            time.sleep(0.02)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Make a folder read-only for everybody, root too; what is open already stays open."""
+    for words in (("--bind", str(folder), str(folder)), ("-o", "remount,bind,ro", str(folder))):
+        done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            needs.missing("mount", f"nothing can be made read-only here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def small_disk(path: Path, size: str = "4m", inodes: int = 0) -> Iterator[SmallDisk]:
+    """Mount a tmpfs; skip (or fail, with --require mount) where we may not."""
+    path.mkdir(parents=True, exist_ok=True)
+    limits = f"size={size}" + (f",nr_inodes={inodes}" if inodes else "")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", limits, "badcjobs-test", str(path)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        needs.missing("mount", f"no small disk can be mounted here: {done.stderr.strip()}")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
