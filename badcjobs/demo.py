@@ -17,6 +17,7 @@ from badcjobs.job import FinishedJob, finish_job
 from badcjobs.paths import RunFolder
 from badcjobs.scheduler.local import EmulatedTask, run_array
 from badcjobs.seams import Clock
+from badcjobs.store.merge import MergeOrder
 
 _RATE = 8000
 _CHUNK_S = 30
@@ -58,7 +59,8 @@ def run_demo(out: Path, environ: Mapping[str, str], clock: Clock) -> Demo:
                 why=task.log.read_text(errors="replace").strip()[-2000:],
                 fix=f"cat {task.log}",
             )
-    return Demo("badcjobs " + " ".join(arguments), tasks, finish_job([out]))
+    job = finish_job(MergeOrder([out], RunFolder(out).job_database), clock)
+    return Demo("badcjobs " + " ".join(arguments), tasks, job)
 
 
 def make_audio(folder: Path) -> Path:

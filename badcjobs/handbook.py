@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from badcjobs import resources
 from badcjobs.errors import BadInput
-from badcjobs.store.schema import SOURCE_FILE, TABLES
+from badcjobs.store.job_schema import JOB_TABLES
 from badcjobs.store.views import VIEWS
 
 
@@ -43,7 +43,7 @@ def _template() -> str:
 
 def _tables() -> str:
     sections = []
-    for table in (*TABLES, SOURCE_FILE):
+    for table in JOB_TABLES:
         width = max(len(column.name) for column in table.columns)
         rows = [f"    {column.name:<{width}}  {column.help}" for column in table.columns]
         sections.append("\n".join([f"## {table.name}", "", table.help, "", *rows]))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from badcjobs.completeness import prove_complete
 from badcjobs.errors import DatabaseProblem
-from badcjobs.frozen_run import FrozenRun
-from badcjobs.model import JobFacts
 from badcjobs.paths import RunFolder
 from badcjobs.report.as_html import page
 from badcjobs.report.summarize import Summary, summarize
+from badcjobs.seams import Clock
 from badcjobs.store.job_reader import read_job
-from badcjobs.store.merge import SourceFile, find_task_databases, merge
+from badcjobs.store.merge import MergeOrder, MergeOutcome, merge
+from badcjobs.store.remove_merged import Removal, remove_merged_files
+from badcjobs.store.source_file import SourceFile
 
 log = logging.getLogger(__name__)
 
@@ -26,27 +29,39 @@ class FinishedJob:
     database: Path
     report: Path
     summary: Summary
-    files: Sequence[SourceFile]
+    merged: MergeOutcome
+    removed: Removal | None = None
 
     @property
-    def unread(self) -> list[SourceFile]:
-        """The files that could not be read; a second copy of a task is no loss."""
-        return [f for f in self.files if f.status == "skipped" and not (f.reason or "").startswith("the same task")]
+    def lossy(self) -> list[SourceFile]:
+        """The files of which rows are missing, or may be; a second copy of a task is no loss."""
+        return [file for file in self.merged.files if file.lost_something]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document of ``badcjobs merge --json``: the summary, and what became of the files."""
+        statuses = Counter(file.status for file in self.merged.files)
+        files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
+        removed = None if self.removed is None else asdict(self.removed)
+        return {**self.summary.to_dict(), "files": files, "removed": removed}
 
 
 def finish_job(
-    inputs: Sequence[Path], target: Path | None = None, progress: Callable[[int, int], None] = lambda done, of: None
+    order: MergeOrder,
+    clock: Clock,
+    *,
+    remove_merged: bool = False,
+    reading_source: Callable[[int], None] = lambda rows: None,
 ) -> FinishedJob:
     """Merge task databases into a job database, summarise it, write its page."""
-    target = target or default_target(inputs)
-    files = merge(find_task_databases(inputs, target), target, progress)
-    summary = summarize_database(target)
-    report = target.with_name("report.html")
+    merged = merge(order, clock)
+    summary = summarize_database(order.target, reading_source)
+    report = order.target.with_name("report.html")
     try:
-        write_page(summary, report, title=target.parent.absolute().name)
+        write_page(summary, report, title=order.target.parent.absolute().name)
     except OSError as error:
         log.warning("%s could not be written: %s", report, error)  # the numbers are safe
-    return FinishedJob(target, report, summary, files)
+    removed = remove_merged_files(order.target) if remove_merged else None
+    return FinishedJob(order.target, report, summary, merged, removed)
 
 
 def default_target(inputs: Sequence[Path]) -> Path:
@@ -64,24 +79,11 @@ def find_job_database(given: Path) -> Path:
     return path
 
 
-def summarize_database(database: Path) -> Summary:
-    """Return the summary of a job database."""
+def summarize_database(database: Path, progress: Callable[[int], None] = lambda rows: None) -> Summary:
+    """Return the summary of a job database; ``progress`` is told how many rows of its source have been read."""
     facts = read_job(database)
-    return summarize(facts, missing_indices(facts, RunFolder(database.parent)))
-
-
-def missing_indices(facts: JobFacts, run: RunFolder) -> list[int]:
-    """Return the array indices, of those frozen in run.toml, that left no database.
-
-    None are missing once a task outside the array has taken the whole source: then every chunk is in the database.
-    """
-    frozen = FrozenRun.read(run.run_toml)
-    outside = [task for task in facts.tasks if task.job_id.startswith("local")]
-    if frozen is None or frozen.array is None or any(task.shard_count == 1 for task in outside):
-        return []
-    shape = frozen.array
-    seen = {task.array_index for task in facts.tasks if task not in outside}
-    return [i for i in range(shape.first, shape.first + shape.count * shape.step, shape.step) if i not in seen]
+    proof = prove_complete(database, facts, progress)
+    return summarize(facts, proof.missing_indices, proof)
 
 
 def write_page(summary: Summary, path: Path, *, title: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # What a sample holds; the `sample` table has a column for each. None: the device did not say.
 METRICS = (
@@ -315,4 +316,34 @@ class JobFacts:
     failed: tuple[FailedChunk, ...]
     labels: tuple[tuple[str, str | None, int], ...]
     gaps: tuple[GapFacts, ...]
-    file_remarks: tuple[tuple[str, str], ...]  # (path, why it was not read, or kept from before)
+    file_remarks: tuple[tuple[str, str], ...]  # (path, what became of it), where it was not simply merged
+    conflicts: int = 0  # chunks that were done more than once; the stated rule has chosen
+    last_settings: Mapping[str, Any] = field(default_factory=dict)  # how the task that started last was told to work
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """What the sources of a run hold against what its job database holds.
+
+    ``done`` to ``elsewhere`` and ``not_listed`` are the source's rows and add up to ``expected``; ``done`` to
+    ``elsewhere`` and ``strangers`` add up to ``listed``. Where the source is not known they are the database's rows.
+    """
+
+    expected: int | None  # rows of the sources in run.toml; None: see why_unknown
+    why_unknown: str | None
+    listed: int  # rows of the job database
+    done: int
+    failed: int
+    poison: int
+    pending: int
+    elsewhere: int  # found done by a task, in a file that was not merged
+    not_listed: int | None = None  # rows of the source that are in no task
+    strangers: int | None = None  # rows of the job database that are not in the source
+    not_listed_examples: tuple[str, ...] = ()
+    strangers_examples: tuple[str, ...] = ()
+    missing_indices: tuple[int, ...] = ()  # array tasks that left no database
+    finish: tuple[str, ...] = ()  # commands, each of which does what is left; the last one without Slurm
+
+    @property
+    def complete(self) -> bool:
+        return self.expected is not None and self.done == self.expected

@@ -20,22 +20,38 @@ def merge(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The job database; default: job.sqlite in the run folder.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse, and change nothing, when a file cannot be read whole.")
+    ] = False,
+    remove_merged: Annotated[
+        bool,
+        typer.Option("--remove-merged", help="Remove task databases whose rows are all in it."),
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another merge of the same job.")] = True,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Join all task databases of a run into job.sqlite and say what happened.
 
-    Repeatable, in any order. Exit code 0 when every file was read, 4 when one was not (it is named).
+    Repeatable, in any order; files that have not changed since the last merge are not read again. Exit code 0 when
+    every file was read whole, 4 when something was lost (each file is named with its reason).
     """
-    from badcjobs.cli.output import FileCounter, log_to_stderr, print_json, say, shown
+    from badcjobs.cli.output import FileCounter, RowCounter, log_to_stderr, print_json, remark, say, shown
+    from badcjobs.clock import SystemClock
     from badcjobs.errors import ExitCode
-    from badcjobs.job import finish_job
-    from badcjobs.report.as_text import summary_text
+    from badcjobs.job import default_target, finish_job
+    from badcjobs.report.as_text import removal_text, summary_text
+    from badcjobs.store.merge import MergeOrder
 
     log_to_stderr(quiet=True)
-    job = finish_job(inputs, output, FileCounter("task databases merged"))
+    counter = FileCounter("task databases merged")
+    order = MergeOrder(inputs, output or default_target(inputs), strict, wait, progress=counter, tell=remark)
+    reading = RowCounter("rows of the source read")
+    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=reading)
     if json_wanted:
-        print_json(job.summary.to_dict())
+        print_json(job.to_dict())
     else:
         say(summary_text(job.summary, job.database.parent.absolute().name))
         say(f"\n  database    {shown(job.database)}\n  report      {shown(job.report)}")
-    return ExitCode.DATABASE if job.unread else ExitCode.DONE
+        if job.removed is not None:
+            say(removal_text(job.removed.removed, job.removed.left))
+    return ExitCode.DATABASE if job.lossy else ExitCode.DONE

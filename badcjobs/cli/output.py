@@ -64,14 +64,27 @@ class RowCounter:
 
 
 class FileCounter:
-    """Says on stderr how many files of how many are done, at most every few seconds."""
+    """Says on stderr how far a merge is, how fast, and when it will be done; at most every few seconds."""
 
     def __init__(self, what: str, every_s: float = 3.0) -> None:
         self._what = what
         self._every_s = every_s
-        self._next_s = time.monotonic() + every_s
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + every_s
 
-    def __call__(self, done: int, of: int) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + self._every_s
-            print(f"badcjobs: {done:,} of {of:,} {self._what}", file=sys.stderr)
+    def __call__(self, done: int, of: int, rows: int) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + self._every_s
+        spent_s = now_s - self._started_s
+        left_s = round(spent_s / done * (of - done))
+        remark(
+            f"{done:,} of {of:,} {self._what}; {done / spent_s:,.0f} files/s, {rows / spent_s:,.0f} rows/s,"
+            f" done in {left_s // 60}:{left_s % 60:02d}"
+        )
+
+
+def remark(text: str) -> None:
+    """Say something on the way, on stderr."""
+    print(f"badcjobs: {text}", file=sys.stderr)

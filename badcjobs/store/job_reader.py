@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import DeviceFacts, FailedChunk, GapFacts, JobFacts, TaskFacts
-from badcjobs.store.connect import complain_about, open_sealed
+from badcjobs.store.connect import complain_about
+from badcjobs.store.job_file import open_job_database
+from badcjobs.store.job_schema import is_job_database
+from badcjobs.store.source_file import MERGED, NOT_OURS, read_source_files
 
 _MOST_FAILED = 1000
-
-# Energy by integration: neighbouring power readings, but never across a hole.
-_LONGEST_STEP_MS = 15_000
-_INTEGRATED_ENERGY = f"""
-    SELECT device_id, sum((power_w + before_w) / 2 * (at_ms - before_ms) / 1000.0) FROM (
-        SELECT device_id, at_ms, power_w,
-               lag(at_ms) OVER (PARTITION BY task_id, device_id ORDER BY at_ms) AS before_ms,
-               lag(power_w) OVER (PARTITION BY task_id, device_id ORDER BY at_ms) AS before_w
-        FROM sample WHERE power_w IS NOT NULL)
-    WHERE at_ms - before_ms <= {_LONGEST_STEP_MS} GROUP BY device_id"""
 
 
 def read_job(path: Path) -> JobFacts:
     """Return everything the summary needs."""
     try:
-        with closing(open_sealed(path)) as db:
+        with closing(open_job_database(path)) as db:
             complaint = complain_about(path, db)
-            if complaint is None and not _is_job_database(db):
+            if complaint is None and not is_job_database(db):
                 complaint = "this is a task database; merge it first"
             if complaint is not None:
                 raise DatabaseProblem(
@@ -37,10 +32,6 @@ def read_job(path: Path) -> JobFacts:
             return _read(db)
     except sqlite3.Error as error:
         raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix="badcjobs merge RUN_FOLDER") from error
-
-
-def _is_job_database(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'source_file'").fetchone() is not None
 
 
 def _read(db: sqlite3.Connection) -> JobFacts:
@@ -72,9 +63,25 @@ def _read(db: sqlite3.Connection) -> JobFacts:
             )
         ),
         file_remarks=tuple(
-            db.execute("SELECT path, reason FROM source_file WHERE status != 'merged' ORDER BY path").fetchall()
+            (file.path, f"{file.status}: {file.reason}")
+            for file in read_source_files(db)
+            if file.status != MERGED and file.reason != NOT_OURS
         ),
+        conflicts=db.execute("SELECT count(*) FROM rival_chunk WHERE status = 'done'").fetchone()[0],
+        last_settings=_last_settings(db),
     )
+
+
+def _last_settings(db: sqlite3.Connection) -> dict[str, Any]:
+    """Return how the task that started last was told to work; run.toml has only what all tasks share."""
+    row = db.execute(
+        """SELECT value FROM task_meta JOIN task USING (task_id)
+           WHERE key = 'settings' ORDER BY started_at_ms DESC LIMIT 1"""
+    ).fetchone()
+    try:
+        return dict(json.loads(row[0])) if row else {}
+    except (TypeError, ValueError):
+        return {}
 
 
 def _tasks(db: sqlite3.Connection) -> list[TaskFacts]:
@@ -87,18 +94,15 @@ def _tasks(db: sqlite3.Connection) -> list[TaskFacts]:
 
 
 def _devices(db: sqlite3.Connection) -> list[DeviceFacts]:
-    integrated = dict(db.execute(_INTEGRATED_ENERGY).fetchall())
     busy: dict[int, dict[int, int]] = {}
-    for device_id, percent, count in db.execute(
-        """SELECT device_id, utilization_percent, count(*) FROM sample
-           WHERE utilization_percent IS NOT NULL GROUP BY device_id, utilization_percent"""
-    ):
-        busy.setdefault(device_id, {})[percent] = count
+    counts = "SELECT device_id, utilization_percent, samples FROM utilization_count"
+    for device_id, percent, samples in db.execute(counts):
+        busy.setdefault(device_id, {})[percent] = samples
     rows = db.execute(
         """SELECT d.device_id, t.name, t.node, d.device_index, d.uuid, d.token, d.name, d.backend, d.memory_total_bytes,
                   s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.energy_j,
-                  s.energy_span_s, s.span_s, coalesce(s.gap_s, 0.0)
+                  s.energy_span_s, s.span_s, coalesce(s.gap_s, 0.0), s.energy_integrated_j
            FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
            ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
     ).fetchall()
-    return [DeviceFacts(*(*row[1:], integrated.get(row[0]), busy.get(row[0], {}))) for row in rows]
+    return [DeviceFacts(*(*row[1:], busy.get(row[0], {}))) for row in rows]

@@ -7,15 +7,22 @@ from contextlib import closing
 from pathlib import Path
 
 from badcjobs.store.connect import complain_about, open_sealed
+from badcjobs.store.job_file import open_job_database
 
 
 def merged_files(job_database: Path) -> set[str]:
-    """Return the names of the task databases that job.sqlite holds already; none if it cannot be read."""
+    """Return the names of the task databases that job.sqlite holds already; none if it cannot be read.
+
+    Not those of tasks that were still running when they were merged: they may have done more since.
+    """
     if not job_database.exists() or complaint(job_database) is not None:
         return set()
     try:
-        with closing(open_sealed(job_database)) as db:
-            rows = db.execute("SELECT path FROM source_file WHERE status IN ('merged', 'kept')").fetchall()
+        with closing(open_job_database(job_database)) as db:
+            rows = db.execute(
+                """SELECT path FROM source_file JOIN task USING (task_id)
+                   WHERE status != 'skipped' AND verdict IS NOT NULL"""
+            ).fetchall()
     except sqlite3.Error:
         return set()
     return {Path(path).name for (path,) in rows}

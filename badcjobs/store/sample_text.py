@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TextIO
 
 from badcjobs.model import METRICS
 from badcjobs.store.connect import open_sealed
+from badcjobs.store.export_text import write_csv, write_json_lines
 
 TEXT_FORMS = (".csv", ".jsonl")
 
@@ -22,18 +19,8 @@ _SAMPLES = f"""
 
 def write_samples(database: Path, target: Path) -> Path:
     """Write the samples of a task database as text; an unknown value is an empty field, or null."""
-    with closing(open_sealed(database)) as db, target.open("w", encoding="utf-8", newline="") as out:
+    write = write_csv if target.suffix == ".csv" else write_json_lines
+    with closing(open_sealed(database)) as db, target.open("wb") as out:
         cursor = db.execute(_SAMPLES)
-        names = [column[0] for column in cursor.description]
-        if target.suffix == ".csv":
-            writer = csv.writer(out)
-            writer.writerow(names)
-            writer.writerows(cursor)
-        else:
-            _write_json_lines(cursor, names, out)
+        write([column[0] for column in cursor.description], [cursor], out)
     return target
-
-
-def _write_json_lines(cursor: sqlite3.Cursor, names: list[str], out: TextIO) -> None:
-    for row in cursor:
-        print(json.dumps(dict(zip(names, row, strict=True))), file=out)

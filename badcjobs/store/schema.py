@@ -1,13 +1,16 @@
 """The tables, as data: the DDL, the guide's page and ``column_help`` all come from this one description.
 
 Every table except ``meta`` carries ``task_id``; a value that was not given is NULL, never 0; times are UTC ms.
+
+A change here is a new SCHEMA_VERSION. Files are never changed in place: what an older version wrote is read column by
+column, so a new column must allow NULL or have a DEFAULT, and no column may change its meaning.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x42414443  # "BADC": tells our files from other people's SQLite files
 
 
@@ -28,6 +31,7 @@ class Table:
     help: str
     columns: tuple[Column, ...]
     key: str | None = None
+    parent: str | None = None  # a foreign key of several columns
 
     def ddl(self, ordered_by: str | None = None) -> str:
         """Return the CREATE TABLE statement; ``ordered_by``, a key, also keeps the rows in that order."""
@@ -35,15 +39,19 @@ class Table:
         key = ordered_by or self.key
         if key:
             lines.append(f"    PRIMARY KEY ({key})")
+        if self.parent:
+            lines.append(f"    FOREIGN KEY {self.parent}")
         kind = "STRICT, WITHOUT ROWID" if ordered_by else "STRICT"
         return f"CREATE TABLE {self.name} (\n" + ",\n".join(lines) + f"\n) {kind}"
 
 
-_TASK_ID = Column("task_id", "INTEGER NOT NULL", "the array task attempt this row belongs to: task.task_id")
+_TASK_ID = Column("task_id", "INTEGER NOT NULL REFERENCES task", "the array task attempt it belongs to: task.task_id")
 _CHUNK = (
     Column("recording_id", "TEXT NOT NULL", "the recording, as the source names it"),
     Column("chunk_id", "TEXT NOT NULL", "the chunk; unique together with recording_id"),
 )
+
+_OF_A_CHUNK = "(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)"
 
 TABLES = (
     Table(
@@ -101,7 +109,7 @@ TABLES = (
         "One reading of one device at one instant.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL", "device.device_id"),
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
             Column("at_ms", "INTEGER NOT NULL", "when it was read"),
             Column("utilization_percent", "INTEGER", "share of the last moments in which a kernel ran"),
             Column("memory_utilization_percent", "INTEGER", "share in which device memory was read or written"),
@@ -132,7 +140,7 @@ TABLES = (
         "A stretch without readings, and why.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER", "device.device_id; NULL: all devices of the task"),
+            Column("device_id", "INTEGER REFERENCES device", "device.device_id; NULL: all devices of the task"),
             Column("metric", "TEXT", "the column that is missing; NULL: all of them"),
             Column("from_ms", "INTEGER NOT NULL", "the last reading before it"),
             Column("to_ms", "INTEGER NOT NULL", "the first reading after it, or the last moment known without one"),
@@ -145,7 +153,7 @@ TABLES = (
         (
             Column("worker_id", "INTEGER PRIMARY KEY", "a number made from task and sequence; the same in every file"),
             _TASK_ID,
-            Column("device_id", "INTEGER", "device.device_id; NULL: on the CPU"),
+            Column("device_id", "INTEGER REFERENCES device", "device.device_id; NULL: on the CPU"),
             Column("pid", "INTEGER", "process id; NULL: a new process for each chunk"),
             Column("engine", "TEXT NOT NULL", "which engine"),
             Column("started_at_ms", "INTEGER NOT NULL", "when it was started"),
@@ -165,8 +173,8 @@ TABLES = (
             Column("end_ms", "INTEGER", "where it ends in the recording; NULL: not known"),
             Column("status", "TEXT NOT NULL", "done, failed, poison, pending or skipped (found done elsewhere)"),
             Column("attempts", "INTEGER NOT NULL", "tries so far in this task"),
-            Column("device_id", "INTEGER", "where the last try ran"),
-            Column("worker_id", "INTEGER", "which worker made the last try"),
+            Column("device_id", "INTEGER REFERENCES device", "where the last try ran"),
+            Column("worker_id", "INTEGER REFERENCES worker", "which worker made the last try"),
             Column("started_at_ms", "INTEGER", "when the last try started"),
             Column("ended_at_ms", "INTEGER", "when the last try ended"),
             Column("audio_s", "REAL", "seconds of audio; NULL: not known"),
@@ -184,8 +192,8 @@ TABLES = (
             Column("attempt_id", "INTEGER NOT NULL", "number of the try within its task"),
             *_CHUNK,
             Column("try_number", "INTEGER NOT NULL", "1 for the first try of this chunk in this task"),
-            Column("worker_id", "INTEGER", "worker.worker_id"),
-            Column("device_id", "INTEGER", "device.device_id"),
+            Column("worker_id", "INTEGER REFERENCES worker", "worker.worker_id"),
+            Column("device_id", "INTEGER REFERENCES device", "device.device_id"),
             Column("started_at_ms", "INTEGER NOT NULL", "when it started"),
             Column("ended_at_ms", "INTEGER", "when it ended; NULL: it never did"),
             Column("outcome", "TEXT", "done, failed or lost (with its batch); NULL: cut short"),
@@ -193,6 +201,7 @@ TABLES = (
             Column("error", "TEXT", "why it failed, in the engine's words"),
         ),
         key="task_id, attempt_id",
+        parent=_OF_A_CHUNK,
     ),
     Table(
         "detection",
@@ -206,13 +215,14 @@ TABLES = (
             Column("label_name", "TEXT", "its name, where the engine gives one"),
             Column("score", "REAL", "the engine's confidence"),
         ),
+        parent=_OF_A_CHUNK,
     ),
     Table(
         "alert",
         "A threshold crossed, with begin, end and peak.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER", "device.device_id"),
+            Column("device_id", "INTEGER REFERENCES device", "device.device_id"),
             Column("kind", "TEXT NOT NULL", "what crossed"),
             Column("severity", "TEXT NOT NULL", "warning or critical"),
             Column("started_at_ms", "INTEGER NOT NULL", "when it began"),
@@ -227,32 +237,60 @@ TABLES = (
         "One process on one device at one instant.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL", "device.device_id"),
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
             Column("at_ms", "INTEGER NOT NULL", "when it was read"),
             Column("pid", "INTEGER NOT NULL", "process id on the host"),
             Column("memory_used_bytes", "INTEGER", "device memory it held"),
             Column("sm_percent", "INTEGER", "its share of the multiprocessors"),
         ),
     ),
-)
-
-SOURCE_FILE = Table(
-    "source_file",
-    "What merge found: one row per file, read or not.",
-    (
-        Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
-        Column("task_id", "INTEGER", "the task in it"),
-        Column("status", "TEXT NOT NULL", "merged, kept (from an earlier merge) or skipped"),
-        Column("reason", "TEXT", "why it was kept or skipped"),
-        Column("size_bytes", "INTEGER", "its size when it was read"),
-        Column("mtime_ns", "INTEGER", "its time when it was read"),
+    Table(
+        "device_total",
+        "The samples of one device, added up at publication.",
+        (
+            Column("device_id", "INTEGER PRIMARY KEY REFERENCES device", "device.device_id"),
+            _TASK_ID,
+            Column("samples", "INTEGER NOT NULL", "how many there are"),
+            Column("first_at_ms", "INTEGER", "the first of them"),
+            Column("last_at_ms", "INTEGER", "the last of them"),
+            Column("energy_counter_j", "REAL", "last minus first reading of the energy counter"),
+            Column("energy_counter_span_s", "REAL", "from its first reading to its last"),
+            Column("energy_integrated_j", "REAL", "power integrated over the samples, never across a hole of 15 s"),
+        ),
     ),
-    key="path",
+    Table(
+        "metric_summary",
+        "One metric of one device over all its samples.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column("metric", "TEXT NOT NULL", "the column of `sample`"),
+            Column("samples", "INTEGER NOT NULL", "how many had a value"),
+            Column("minimum", "REAL NOT NULL", "the smallest"),
+            Column("mean", "REAL NOT NULL", "the mean"),
+            Column("p50", "REAL NOT NULL", "the median, by nearest rank"),
+            Column("p95", "REAL NOT NULL", "95 % do not exceed it, by nearest rank"),
+            Column("maximum", "REAL NOT NULL", "the largest"),
+        ),
+    ),
+    Table(
+        "utilization_count",
+        "How many samples of a device showed each utilization; percentiles over any set of devices follow from it.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column("utilization_percent", "INTEGER NOT NULL", "as in `sample`"),
+            Column("samples", "INTEGER NOT NULL", "how many"),
+        ),
+    ),
 )
 
-TABLE_BY_NAME = {table.name: table for table in (*TABLES, SOURCE_FILE)}
+# Made from the rows of the other tables, so never salvaged but made anew.
+DERIVED = ("device_total", "metric_summary", "utilization_count")
+
+TABLE_BY_NAME = {table.name: table for table in TABLES}
 
 
 def columns_of(name: str) -> tuple[str, ...]:
-    """Return the column names of one table, in order."""
+    """Return the column names of one table of a task database, in order."""
     return tuple(column.name for column in TABLE_BY_NAME[name].columns)

@@ -28,6 +28,15 @@ def prepare_seal(db: sqlite3.Connection) -> None:
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
 
+def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
+    """Return the row counts that a file was published with; empty: it does not say."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
+    try:
+        return {str(table): int(many) for table, many in json.loads(row[0]).items()} if row else {}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
 class Checksum:
     """The checksum of a file, fed block by block; finds the seal on its way."""
 
@@ -66,11 +75,20 @@ class Checksum:
             self._position += count
 
 
-def seal_is_broken(path: Path) -> bool | None:
-    """Say whether the bytes of a file differ from those that were sealed; None: it has no seal."""
+def read_checksum(path: Path) -> tuple[str | None, str]:
+    """Return the checksum that a file states (None: it has no seal), and the one of its bytes."""
     checksum = Checksum()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
             checksum.feed(block)
-    computed = checksum.digits()
-    return None if checksum.stated in (None, _BLANK) else checksum.stated != computed
+    computed = checksum.digits().decode()
+    stated = checksum.stated
+    if stated is None or stated == _BLANK:
+        return None, computed
+    return stated.decode(errors="replace"), computed
+
+
+def seal_is_broken(path: Path) -> bool | None:
+    """Say whether the bytes of a file differ from those that were sealed; None: it has no seal."""
+    stated, computed = read_checksum(path)
+    return None if stated is None else stated != computed

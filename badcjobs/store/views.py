@@ -28,20 +28,30 @@ FROM task t""",
 CREATE VIEW device_summary AS
 SELECT
     d.device_id, d.task_id, d.uuid, d.device_index, d.name, d.memory_total_bytes, d.backend,
-    count(s.at_ms) AS samples,
-    avg(s.utilization_percent) AS utilization_mean_percent,
-    max(s.utilization_percent) AS utilization_max_percent,
-    max(s.memory_used_bytes) AS memory_peak_bytes,
-    max(s.temperature_c) AS temperature_max_c,
-    avg(s.power_w) AS power_mean_w,
-    max(s.energy_j) - min(s.energy_j) AS energy_j,
-    (max(s.at_ms) FILTER (WHERE s.energy_j IS NOT NULL) - min(s.at_ms) FILTER (WHERE s.energy_j IS NOT NULL)) / 1000.0
-        AS energy_span_s,
-    (max(s.at_ms) - min(s.at_ms)) / 1000.0 AS span_s,
+    t.samples,
+    u.mean AS utilization_mean_percent,
+    u.p50 AS utilization_p50_percent,
+    u.p95 AS utilization_p95_percent,
+    u.maximum AS utilization_max_percent,
+    CAST(m.maximum AS INTEGER) AS memory_peak_bytes,
+    CAST(c.maximum AS INTEGER) AS temperature_max_c,
+    p.mean AS power_mean_w,
+    t.energy_counter_j AS energy_j,
+    t.energy_counter_span_s AS energy_span_s,
+    t.energy_integrated_j,
+    (t.last_at_ms - t.first_at_ms) / 1000.0 AS span_s,
     (SELECT sum(g.to_ms - g.from_ms) / 1000.0 FROM gap g
       WHERE g.task_id = d.task_id AND g.metric IS NULL AND (g.device_id = d.device_id OR g.device_id IS NULL)) AS gap_s
-FROM device d LEFT JOIN sample s ON s.task_id = d.task_id AND s.device_id = d.device_id
-GROUP BY d.device_id""",
+FROM device d
+JOIN device_total t USING (device_id)
+LEFT JOIN metric_summary u
+    ON u.task_id = d.task_id AND u.device_id = d.device_id AND u.metric = 'utilization_percent'
+LEFT JOIN metric_summary m
+    ON m.task_id = d.task_id AND m.device_id = d.device_id AND m.metric = 'memory_used_bytes'
+LEFT JOIN metric_summary c
+    ON c.task_id = d.task_id AND c.device_id = d.device_id AND c.metric = 'temperature_c'
+LEFT JOIN metric_summary p
+    ON p.task_id = d.task_id AND p.device_id = d.device_id AND p.metric = 'power_w'""",
     "chunk_summary": """
 CREATE VIEW chunk_summary AS
 SELECT status, error_class, count(*) AS chunks, sum(audio_s) AS audio_s, sum(detections) AS detections

@@ -215,7 +215,13 @@ def test_a_copy_of_a_task_database_counts_once_and_is_no_fault(copied: Site, sum
     shutil.copy(copied.task_databases()[0], copied.out / "tasks" / "a copy.sqlite")
     after = copied.badcjobs("merge", copied.out, "--json")
     assert after.exit_code == 0
-    assert {**after.json, "file_remarks": []} == {**summary, "file_remarks": []}
+
+    def told(document: dict[str, Any]) -> dict[str, Any]:
+        proof = {**document["completeness"], "finish": []}  # the run folder is in the command
+        return {**document, "completeness": proof, "file_remarks": [], "files": {}}
+
+    assert told(after.json) == told(summary)
+    assert after.json["files"] == {"read_now": 3, "by_status": {"copy": 1, "merged": 2}}
 
 
 def test_a_run_that_is_still_at_it_can_be_merged(site: Site) -> None:
@@ -253,15 +259,15 @@ def spoil(site: Site) -> dict[str, str]:
     healthy = site.task_databases()[0]
     (tasks / "garbage.sqlite").write_bytes(b"0123456789" * 1000)
     (tasks / "empty.sqlite").write_bytes(b"")
-    (tasks / "cut.sqlite").write_bytes(healthy.read_bytes()[: healthy.stat().st_size // 2])
+    (tasks / "cut in half.sqlite").write_bytes(healthy.read_bytes()[: healthy.stat().st_size // 2])
     with closing(sqlite3.connect(tasks / "foreign.sqlite")) as db:
         db.execute("CREATE TABLE task (task_id INTEGER, name TEXT)")
     shutil.copy(healthy, tasks / "newer.sqlite")
     with closing(sqlite3.connect(tasks / "newer.sqlite")) as db:
         db.execute("PRAGMA user_version = 99")
     return {
-        "garbage": "not a database", "empty": "empty", "cut": "malformed", "foreign": "not a badcjobs database",
-        "newer": "schema 99",
+        "garbage": "not a SQLite database", "empty": "empty", "cut in half": "damaged copy of the task in",
+        "foreign": "not a badcjobs database", "newer": "schema 99",
     }  # fmt: skip
 
 
@@ -281,7 +287,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_are_merged(
     files = rows(copied.out / "job.sqlite", "SELECT path, status FROM source_file")
     assert sorted(files) == sorted(
         [(f"tasks/{name}.sqlite", "merged") for name in NAMES]
-        + [(f"tasks/{name}.sqlite", "skipped") for name in reasons]
+        + [(f"tasks/{name}.sqlite", "copy" if "copy" in reason else "skipped") for name, reason in reasons.items()]
     )
 
 
@@ -294,13 +300,23 @@ def test_files_that_cannot_be_read_are_named_in_json_too(copied: Site) -> None:
     assert all(word in told[name] for name, word in reasons.items())
 
 
-def test_when_nothing_can_be_read_the_old_job_database_stays(copied: Site) -> None:
+def test_when_nothing_can_be_read_any_more_the_job_database_keeps_what_it_had(copied: Site) -> None:
     before = dump(copied.merged())
     for database in copied.task_databases():
         database.write_bytes(b"gone bad")
+    again = copied.badcjobs("merge", copied.out)
+    assert again.exit_code == 4
+    for name in NAMES:
+        assert f"tasks/{name}.sqlite: kept: kept from an earlier merge; the file now: not a SQLite" in again.stdout
+    assert {**dump(copied.out / "job.sqlite"), "source_file": []} == {**before, "source_file": []}
+
+
+def test_when_nothing_can_be_read_from_the_beginning_nothing_is_made(copied: Site) -> None:
+    for database in copied.task_databases():
+        database.write_bytes(b"gone bad")
     refused = copied.badcjobs("merge", copied.out)
-    assert_refused(refused, 4, f"tasks/{NAMES[0]}.sqlite", f"tasks/{NAMES[1]}.sqlite", "not a database")
-    assert dump(copied.out / "job.sqlite") == before
+    assert_refused(refused, 4, f"tasks/{NAMES[0]}.sqlite", f"tasks/{NAMES[1]}.sqlite", "not a SQLite database")
+    assert not (copied.out / "job.sqlite").exists()
 
 
 def test_a_folder_without_task_databases_is_a_clear_error(site: Site) -> None:
@@ -312,7 +328,7 @@ def test_a_folder_without_task_databases_is_a_clear_error(site: Site) -> None:
 def test_a_job_database_that_cannot_be_written_is_a_clear_error(copied: Site) -> None:
     (copied.folder / "file").touch()
     refused = copied.badcjobs("merge", copied.out, "-o", copied.folder / "file" / "job.sqlite")
-    assert_refused(refused, 4, "cannot be written")
+    assert_refused(refused, 4, "cannot be made")
 
 
 # --- report --------------------------------------------------------------------------------------------------------
@@ -334,7 +350,8 @@ def test_report_says_what_merge_said(merged: Outcome, summary: dict[str, Any], f
     assert merged.stdout.startswith(told.stdout.rstrip())
     assert page.read_text() == (finished.out / "report.html").read_text()
     as_json = finished.badcjobs("report", finished.out / "job.sqlite", "--json")
-    assert json.loads(as_json.stdout) == summary
+    files = {"files": summary["files"], "removed": None}  # what merge alone knows
+    assert {**json.loads(as_json.stdout), **files} == summary
 
 
 def test_report_without_a_merged_job_says_how_to_get_one(copied: Site) -> None:

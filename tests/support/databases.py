@@ -12,3 +12,13 @@ def query(database: Path, sql: str, *parameters: object) -> list[tuple[Any, ...]
     """Return the rows of one query."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         return connection.execute(sql, parameters).fetchall()
+
+
+def canonical(database: Path) -> str:
+    """Return the whole logical content of a database, the same whatever order its rows were written in."""
+    lines = []
+    for kind, name, sql in query(database, "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"):
+        lines.append(f"{kind} {name} {sql}")
+        if kind == "table":
+            lines += sorted(repr(row) for row in query(database, f"SELECT * FROM {name}"))
+    return "\n".join(lines)

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from support.databases import query
-from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile, make_device
 
+from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Reading
-from badcjobs.store.merge import SourceFile, find_task_databases, merge
+from badcjobs.store.find_files import find_task_databases
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.source_file import SourceFile
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 def merged(run: Path, *files: Path) -> list[SourceFile]:
     """Merge these files, or the whole folder."""
     target = run / "job.sqlite"
-    return merge(list(files) or find_task_databases([run], target), target, lambda done, of: None)
+    return list(merge(MergeOrder(files or [run], target), SystemClock()).files)
 
 
 def chunk_states(run: Path) -> dict[str, tuple[str, int]]:
@@ -120,86 +122,12 @@ def test_merging_twice_gives_the_same_rows(run: Path) -> None:
 def test_a_copy_of_a_task_is_named_and_counted_once(run: Path) -> None:
     original = TaskFile(run, states={"a": "done"}).write()
     shutil.copy(original, original.with_name("copy.sqlite"))
-    assert unread(merged(run)) == {"copy.sqlite": "the same task (4821_0.r0.gpu1) as tasks/4821_0.r0.gpu1.sqlite"}
+    assert unread(merged(run)) == {"copy.sqlite": "a copy of the task in tasks/4821_0.r0.gpu1.sqlite"}
     assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(3,)]
     assert query(run / "job.sqlite", "SELECT path, status FROM source_file ORDER BY path") == [
         ("tasks/4821_0.r0.gpu1.sqlite", "merged"),
-        ("tasks/copy.sqlite", "skipped"),
+        ("tasks/copy.sqlite", "copy"),
     ]
-
-
-def damage(path: Path) -> dict[str, bytes]:
-    good = path.read_bytes()
-    newer = bytearray(good)
-    newer[60:64] = (99).to_bytes(4, "big")
-    foreign = bytearray(good)
-    foreign[68:72] = b"\0\0\0\0"
-    torn = bytearray(good)
-    torn[4096 : len(good) - 4096] = b"\xa5" * (len(good) - 8192)
-    return {
-        "empty": b"",
-        "text": b"this is no database\n" * 300,
-        "garbage": bytes(range(256)) * 64,
-        "half": good[: len(good) // 2],
-        "one-page": good[:4096],
-        "header-only": good[:50],
-        "torn": bytes(torn),
-        "foreign": bytes(foreign),
-        "newer": bytes(newer),
-    }
-
-
-def test_every_damaged_file_is_named_with_its_reason_and_the_others_are_merged(run: Path) -> None:
-    good = TaskFile(run, index=0, states={"a": "done", "b": "failed"}).write()
-    donor = TaskFile(run, index=1, states={f"c{n}": "done" for n in range(100)}, samples=300).write()
-    bad = damage(donor)
-    for name, content in bad.items():
-        (run / "tasks" / f"{name}.sqlite").write_bytes(content)
-    donor.unlink()
-    outcome = merged(run)
-    reasons = unread(outcome)
-    assert set(reasons) == {f"{name}.sqlite" for name in bad}
-    assert all(reasons.values())
-    assert reasons["empty.sqlite"] == "the file is empty"
-    assert reasons["foreign.sqlite"] == "not a badcjobs database"
-    assert reasons["newer.sqlite"] == "schema 99; this badcjobs reads up to 1"
-    assert [file.path for file in outcome if file.status == "merged"] == [f"tasks/{good.name}"]
-    assert query(run / "job.sqlite", "SELECT chunk_id FROM chunk ORDER BY 1") == [("a",), ("b",)]
-    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(3,)]
-    assert query(run / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
-
-
-def test_a_file_that_breaks_in_the_middle_leaves_none_of_its_rows(run: Path) -> None:
-    TaskFile(run, index=0, states={"a": "done"}, samples=1).write()
-    broken = TaskFile(run, index=1, states={f"c{n}": "done" for n in range(400)}, samples=2000).write()
-    [(root,)] = query(broken, "SELECT rootpage FROM sqlite_master WHERE name = 'detection'")
-    content = bytearray(broken.read_bytes())
-    start = (int(str(root)) - 1) * 4096
-    content[start : start + 4096] = b"\xff" * 4096
-    broken.write_bytes(content)
-    reasons = unread(merged(run))
-    assert set(reasons) == {broken.name}
-    assert "malformed" in str(reasons[broken.name])
-    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(1,)]
-    assert chunk_states(run) == {"a": ("done", 0)}
-
-
-def test_a_link_to_nothing_and_a_folder_are_named(run: Path) -> None:
-    TaskFile(run, states={"a": "done"}).write()
-    (run / "tasks" / "gone.sqlite").symlink_to("nowhere")
-    (run / "tasks" / "folder.sqlite").mkdir()
-    reasons = unread(merged(run))
-    assert set(reasons) == {"gone.sqlite", "folder.sqlite"}
-    assert all(reasons.values())
-    assert chunk_states(run) == {"a": ("done", 0)}
-
-
-def test_a_file_we_may_not_read_is_named() -> None:
-    with powerless_folder() as folder:
-        TaskFile(folder / "july", index=0, states={"a": "done"}).write()
-        closed = TaskFile(folder / "july", index=1, states={"b": "done"}).write()
-        closed.chmod(0)
-        assert unread(merged(folder / "july")) == {closed.name: "unable to open database file"}
 
 
 def test_two_readings_of_one_instant_do_not_cost_the_task(run: Path) -> None:
@@ -208,6 +136,7 @@ def test_two_readings_of_one_instant_do_not_cost_the_task(run: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         for table in ("sample", "host_sample"):
             db.execute(f"INSERT INTO {table} SELECT * FROM {table} LIMIT 1")
+        db.execute("DELETE FROM meta WHERE key = 'seal'")
     assert unread(merged(run)) == {}
     assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(2,)]
     assert query(run / "job.sqlite", "SELECT count(*) FROM host_sample") == [(2,)]
@@ -236,8 +165,8 @@ def test_a_job_database_that_readers_have_open_is_replaced_not_changed(run: Path
 def test_a_target_that_cannot_be_written_is_a_database_problem(run: Path) -> None:
     path = TaskFile(run, states={"a": "done"}).write()
     (run / "file").touch()
-    with pytest.raises(DatabaseProblem, match="cannot be written") as refused:
-        merge([path], run / "file" / "job.sqlite", lambda done, of: None)
+    with pytest.raises(DatabaseProblem, match="cannot be made") as refused:
+        merge(MergeOrder([path], run / "file" / "job.sqlite"), SystemClock())
     assert refused.value.exit_code == 4
 
 
@@ -252,12 +181,12 @@ def test_a_disk_too_full_for_the_merge_is_a_database_problem_and_the_old_file_st
 import resource
 from pathlib import Path
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.merge import find_task_databases, merge
+from badcjobs.clock import SystemClock
+from badcjobs.store.merge import MergeOrder, merge
 run = Path({str(run)!r})
-files = find_task_databases([run], run / "job.sqlite")
 resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))  # no file may grow beyond this, as on a full disk
 try:
-    merge(files, run / "job.sqlite", lambda done, of: None)
+    merge(MergeOrder([run], run / "job.sqlite"), SystemClock())
 except DatabaseProblem as problem:
     print(problem)
 """
@@ -274,9 +203,9 @@ def test_files_and_folders_may_be_given_in_any_mixture_and_are_found_once(run: P
     files = [TaskFile(run, index=index, states={"a": "done"}).write() for index in range(3)]
     other = TaskFile(run.with_name("august"), states={"b": "done"}).write()
     target = run / "job.sqlite"
-    assert find_task_databases([run], target) == files
-    assert find_task_databases([run / "tasks"], target) == files
-    assert find_task_databases([files[1], run, other], target) == sorted([*files, other])
+    assert [file.path for file in find_task_databases([run], target)] == files
+    assert [file.path for file in find_task_databases([run / "tasks"], target)] == files
+    assert [file.path for file in find_task_databases([files[1], run, other], target)] == sorted([*files, other])
 
 
 def test_unfinished_copies_and_job_databases_are_no_task_databases(run: Path) -> None:
@@ -285,7 +214,7 @@ def test_unfinished_copies_and_job_databases_are_no_task_databases(run: Path) ->
     (run / "tasks" / ".hidden.sqlite").touch()
     (run / "job.sqlite").touch()
     (run / "other-job.sqlite").touch()
-    assert find_task_databases([run], run / "other-job.sqlite") == [path]
+    assert [file.path for file in find_task_databases([run], run / "other-job.sqlite")] == [path]
 
 
 @pytest.mark.parametrize("what", ["missing", "empty"])
@@ -293,7 +222,7 @@ def test_a_folder_without_task_databases_is_a_problem_with_a_line_to_paste(run: 
     if what == "empty":
         run.mkdir()
     with pytest.raises(DatabaseProblem) as refused:
-        find_task_databases([run], run / "job.sqlite")
+        merge(MergeOrder([run], run / "job.sqlite"), SystemClock())
     assert str(run) in refused.value.what
     assert (refused.value.fix or "").startswith("badcjobs merge ")
 
@@ -301,7 +230,8 @@ def test_a_folder_without_task_databases_is_a_problem_with_a_line_to_paste(run: 
 def test_progress_is_told_file_by_file(run: Path) -> None:
     files = [TaskFile(run, index=index, states={"a": "done"}).write() for index in range(3)]
     told: list[tuple[int, int]] = []
-    merge(files, run / "job.sqlite", lambda done, of: told.append((done, of)))
+    order = MergeOrder(files, run / "job.sqlite", progress=lambda done, of, rows: told.append((done, of)))
+    merge(order, SystemClock())
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -375,7 +305,8 @@ def test_what_an_earlier_merge_had_stays_when_its_file_is_damaged_or_gone(run: P
     assert chunk_states(run) == {"a": ("done", 0), "b": ("done", 0), "c": ("done", 1)}
     assert query(run / "job.sqlite", "SELECT * FROM detection ORDER BY 1, 2, 3") == before
     assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == samples
-    assert [file.status for file in outcome if Path(file.path).name == first.name][-1] == "kept"
+    [status] = [file.status for file in outcome if Path(file.path).name == first.name]
+    assert status == ("kept" if harm == "damaged" else "merged")
     merged(run)  # and a third time
     assert chunk_states(run) == {"a": ("done", 0), "b": ("done", 0), "c": ("done", 1)}
 
@@ -392,5 +323,6 @@ def test_a_job_database_that_cannot_be_read_is_named_and_made_anew(run: Path) ->
     TaskFile(run, index=0, states={"a": "done"}).write()
     (run / "job.sqlite").write_bytes(b"not a database, but long enough to look at" * 10)
     outcome = merged(run)
-    assert [(file.path, file.status) for file in outcome][-1] == ("job.sqlite", "skipped")
+    assert [(file.path, file.status) for file in outcome if file.lost_something] == [("job.sqlite.damaged", "skipped")]
     assert chunk_states(run) == {"a": ("done", 0)}
+    assert (run / "job.sqlite.damaged").read_bytes().startswith(b"not a database")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,14 +13,18 @@ import pytest
 from support.databases import query
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.clock import SystemClock
 from badcjobs.handbook import read_topic
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri
-from badcjobs.store.merge import merge
+from badcjobs.store.job_schema import JOB_TABLES
+from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.publish import join_files
-from badcjobs.store.schema import SCHEMA_VERSION, SOURCE_FILE, TABLES, columns_of
+from badcjobs.store.schema import SCHEMA_VERSION, columns_of
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.store.telemetry_writer import TelemetryWriter
+
+SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1"  # as version 0.1.0 wrote them before the schema changed
 
 # Other people's queries name these.
 CONTRACT = {
@@ -50,7 +55,7 @@ def task_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def job_database(task_database: Path) -> Path:
     target = task_database.parents[1] / "job.sqlite"
-    merge([task_database], target, lambda done, of: None)
+    merge(MergeOrder([task_database], target), SystemClock())
     return target
 
 
@@ -91,7 +96,7 @@ def test_the_version_and_the_owner_stand_in_the_header(database: Path) -> None:
 
 
 def test_the_job_database_adds_the_files_and_the_views(job_database: Path) -> None:
-    assert {name for name, _, _ in tables_in(job_database)} == {*CONTRACT, "source_file"}
+    assert {name for name, _, _ in tables_in(job_database)} == {table.name for table in JOB_TABLES}
     views = {str(name) for (name,) in query(job_database, "SELECT name FROM sqlite_master WHERE type = 'view'")}
     assert views == VIEWS
     for view in views:
@@ -109,7 +114,7 @@ def test_every_column_is_explained(job_database: Path) -> None:
 
 def test_the_guide_explains_the_same_columns() -> None:
     page = read_topic("tables")
-    for table in (*TABLES, SOURCE_FILE):
+    for table in JOB_TABLES:
         assert f"## {table.name}\n" in page
         for column in table.columns:
             assert f"    {column.name} " in page
@@ -120,9 +125,10 @@ def test_columns_carry_their_unit() -> None:
     plain = {  # what has no unit: names, numbers, counts, texts
         "exit_code", "cpus", "devices", "workers", "telemetry", "restart", "array_index", "shard_index", "shard_count",
         "procid", "pid", "attempts", "try_number", "detections", "score", "device_index", "throttle_reasons", "peak",
-        "threshold",
+        "threshold", "samples", "rows", "rows_lost",
+        "minimum", "mean", "p50", "p95", "maximum",  # those of a metric, which has its own unit
     }  # fmt: skip
-    for table in (*TABLES, SOURCE_FILE):
+    for table in JOB_TABLES:
         for column in table.columns:
             if not column.sql.startswith("TEXT") and not column.name.endswith("_id") and column.name not in plain:
                 assert column.name.endswith(units), f"{table.name}.{column.name}"
@@ -198,3 +204,38 @@ def test_a_file_opened_for_reading_cannot_be_written(task_database: Path) -> Non
         pytest.raises(sqlite3.OperationalError, match="readonly"),
     ):
         db.execute("DELETE FROM task")
+
+
+# --- foreign keys, and files of an earlier version --------------------------------------------------------------------
+
+
+def test_every_foreign_key_holds(database: Path) -> None:
+    keys = {name: query(database, f"PRAGMA foreign_key_list({name})") for name, _, _ in tables_in(database)}
+    assert {name for name, found in keys.items() if not found} == {"meta", "task"}
+    assert query(database, "PRAGMA foreign_key_check") == []
+
+
+def test_files_of_schema_1_are_merged_with_all_their_rows(tmp_path: Path) -> None:
+    shutil.copytree(SCHEMA_1 / "tasks", tmp_path / "tasks")
+    outcome = merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+    assert {file.status for file in outcome.files} == {"merged"}
+    for table in ("sample", "host_sample", "gap", "attempt", "chunk", "detection", "worker", "device", "task"):
+        rows = sum(query(path, f"SELECT count(*) FROM {table}")[0][0] for path in (tmp_path / "tasks").iterdir())
+        assert query(tmp_path / "job.sqlite", f"SELECT count(*) FROM {table}") == [(rows,)], table
+    assert query(tmp_path / "job.sqlite", "SELECT DISTINCT utilization_mean_percent FROM device_summary") == [(80.0,)]
+
+
+def test_a_job_database_of_schema_1_is_taken_over_even_when_its_task_files_are_gone(tmp_path: Path) -> None:
+    shutil.copytree(SCHEMA_1, tmp_path / "old")
+    shutil.copytree(SCHEMA_1 / "tasks", tmp_path / "new" / "tasks")
+    shutil.rmtree(tmp_path / "old" / "tasks")
+    late = TaskFile(tmp_path / "old", index=7, states={"z": "done"}).write()
+    shutil.copy(late, tmp_path / "new" / "tasks")
+    for run in ("old", "new"):
+        merge(MergeOrder([tmp_path / run], tmp_path / run / "job.sqlite"), SystemClock())
+    unknown_to_schema_1 = ("source_file", "task_meta")
+    for table in (table.name for table in JOB_TABLES if table.name not in unknown_to_schema_1):
+        old, new = (
+            sorted(map(repr, query(tmp_path / run / "job.sqlite", f"SELECT * FROM {table}"))) for run in ("old", "new")
+        )
+        assert old == new, table

@@ -1,0 +1,47 @@
+"""Output files of an export: under their name they are whole, or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from badcjobs.errors import BadInput
+
+
+@contextmanager
+def fresh_file(target: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name and rename it when it is complete; a pipe or device is written directly."""
+    try:
+        if target.exists() and not target.is_file():
+            with target.open("wb") as out:
+                yield out
+            return
+        # Of one length, however long the target's name is; the host, because others may share this folder.
+        temporary = target.with_name(f".badcjobs-export.{os.uname().nodename}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as out:
+                yield out
+            os.replace(temporary, target)  # noqa: PTH105
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for output, and those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def cannot_write(target: Path, error: OSError) -> BadInput:
+    """Return the error for an output that cannot be written."""
+    missing = isinstance(error, FileNotFoundError)
+    return BadInput(
+        f"{target} cannot be written", why=error.strerror, fix=f"mkdir -p {target.parent}" if missing else None
+    )

@@ -1,0 +1,82 @@
+"""A scratch table of the rows of a source, to be compared with the chunks of a job database one by one."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from badcjobs.store.job_file import published_uri
+
+NOT_LISTED = "not listed"  # the state of a row that is in no task
+_EXAMPLES = 5
+_BATCH = 10_000
+
+_STATES = f"""
+    SELECT r.position, coalesce(c.status, '{NOT_LISTED}'), count(*)
+    FROM main.row r LEFT JOIN job.chunk c ON c.recording_id = r.recording_id AND c.chunk_id = r.chunk_id
+    GROUP BY 1, 2"""
+_ONLY_IN = """
+    SELECT recording_id, chunk_id FROM {0} a WHERE NOT EXISTS (
+        SELECT 1 FROM {1} b WHERE b.recording_id = a.recording_id AND b.chunk_id = a.chunk_id)
+    ORDER BY recording_id, chunk_id LIMIT ?"""
+
+
+class SourceRows:
+    """The rows so far; memory holds one batch and SQLite's cache."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+            db.execute(f"PRAGMA {setting}")
+        db.execute(
+            "CREATE TABLE row (recording_id TEXT, chunk_id TEXT, position INTEGER,"
+            " PRIMARY KEY (recording_id, chunk_id)) WITHOUT ROWID"
+        )
+        self._db = db
+        self._batch: list[tuple[str, str, int]] = []
+
+    def add(self, key: tuple[str, str], position: int) -> None:
+        """Take a row and the position in the array that it falls to."""
+        self._batch.append((*key, position))
+        if len(self._batch) == _BATCH:
+            self._flush()
+
+    def compare_with(self, job_database: Path) -> None:
+        """Have the chunks of a job database at hand for the questions below."""
+        self._flush()
+        self._db.execute("ATTACH ? AS job", (published_uri(job_database),))
+
+    def states(self) -> list[tuple[int, str, int]]:
+        """Return position, state and number of the rows."""
+        return self._db.execute(_STATES).fetchall()
+
+    def only_in_source(self) -> tuple[str, ...]:
+        """Return the first rows that no task has listed."""
+        return self._names("main.row", "job.chunk")
+
+    def only_in_job(self) -> tuple[str, ...]:
+        """Return the first chunks that are no rows of the source."""
+        return self._names("job.chunk", "main.row")
+
+    def _flush(self) -> None:
+        """Write what is still in memory; a row that repeats another counts once, as it would be done once."""
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", self._batch)
+        self._db.execute("COMMIT")
+        self._batch.clear()
+
+    def _names(self, here: str, not_here: str) -> tuple[str, ...]:
+        found = self._db.execute(_ONLY_IN.format(here, not_here), (_EXAMPLES,)).fetchall()
+        return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
+
+
+@contextmanager
+def scratch_rows() -> Iterator[SourceRows]:
+    """Give an empty table, which is gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="badcjobs-complete-") as folder,
+        closing(sqlite3.connect(Path(folder) / "rows.sqlite", isolation_level=None, uri=True)) as db,
+    ):
+        yield SourceRows(db)

@@ -1,0 +1,85 @@
+"""The figures of a task: what its samples add up to, checked against the plainest way to say the same."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.databases import query
+from support.task_files import START_MS, TaskFile
+
+from badcjobs.model import Reading
+from badcjobs.store.figures import GAUGES, DeviceFigures, PowerIntegral, describe
+
+VALUES = st.lists(st.integers(0, 100), min_size=1, max_size=200)
+
+
+@given(VALUES)
+def test_mean_and_percentiles_are_those_of_the_sorted_values(values: list[int]) -> None:
+    counts = {value: values.count(value) for value in values}
+    samples, minimum, mean, p50, p95, maximum = describe(counts)
+    ordered = sorted(values)
+    assert (samples, minimum, maximum) == (len(values), ordered[0], ordered[-1])
+    assert mean == pytest.approx(sum(values) / len(values))
+    assert p50 == ordered[-(-len(values) * 50 // 100) - 1]  # nearest rank
+    assert p95 == ordered[-(-len(values) * 95 // 100) - 1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 30_000), st.none() | st.floats(0, 700)), max_size=60), st.integers(1, 10))
+def test_power_is_integrated_over_neighbours_and_never_across_a_hole(
+    steps: list[tuple[int, float | None]], block: int
+) -> None:
+    at_ms, points = 0, []
+    for step_ms, power_w in steps:
+        at_ms += step_ms
+        points.append((at_ms, power_w))
+    integral = PowerIntegral()
+    for start in range(0, len(points), block):
+        integral.take(points[start : start + block])
+    known = [(at, power) for at, power in points if power is not None]
+    parts = [(b + a) / 2 * (t2 - t1) / 1000 for (t1, a), (t2, b) in pairwise(known) if t2 - t1 <= 15_000]
+    assert integral.joules == (pytest.approx(sum(parts)) if parts else None)
+
+
+def test_blocks_of_any_size_give_the_same_figures() -> None:
+    rows = [
+        (START_MS + n * 1000, None if n % 5 else 1000.0 + n, *(n % 7 if g != "power_w" else 100.0 + n for g in GAUGES))
+        for n in range(97)
+    ]
+    written = []
+    for block in (1, 10, 97):
+        figures = DeviceFigures()
+        for start in range(0, len(rows), block):
+            figures.take(rows[start : start + block])
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.execute("CREATE TABLE device_total (a, b, c, d, e, f, g, h)")
+            db.execute("CREATE TABLE metric_summary (a, b, c, d, e, f, g, h, i)")
+            db.execute("CREATE TABLE utilization_count (a, b, c, d)")
+            figures.write(db, 1, 2)
+            written.append([db.execute(f"SELECT * FROM {t}").fetchall() for t in ("device_total", "metric_summary")])
+    assert written[0] == written[1] == written[2]
+    assert written[0][0] == [(2, 1, 97, START_MS, START_MS + 96_000, 95.0, 95.0, pytest.approx(96 * 148.0))]
+
+
+def test_a_published_file_has_its_figures_and_what_was_not_said_has_none(tmp_path: Path) -> None:
+    path = TaskFile(tmp_path, samples=4, devices=2, reading=Reading(utilization_percent=80, power_w=250.0)).write()
+    assert query(path, "SELECT DISTINCT metric, samples, mean, p95 FROM metric_summary ORDER BY 1") == [
+        ("power_w", 4, 250.0, 250.0),
+        ("utilization_percent", 4, 80.0, 80.0),
+    ]
+    assert query(path, "SELECT samples, energy_counter_j, energy_integrated_j FROM device_total") == [
+        (4, None, 750.0),
+        (4, None, 750.0),
+    ]
+    assert query(path, "SELECT DISTINCT utilization_percent, samples FROM utilization_count") == [(80, 4)]
+
+
+def test_a_device_without_samples_has_a_total_of_none(tmp_path: Path) -> None:
+    path = TaskFile(tmp_path, samples=0).write()
+    assert query(path, "SELECT samples, first_at_ms, energy_integrated_j FROM device_total") == [(0, None, None)]
+    assert query(path, "SELECT count(*) FROM metric_summary") == [(0,)]

@@ -1,0 +1,107 @@
+"""One merge at a time: the second waits or says so, and a merge that was killed is in nobody's way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.hand_clock import HandClock
+from support.task_files import TaskFile
+
+from badcjobs.clock import SystemClock
+from badcjobs.errors import DatabaseProblem
+from badcjobs.seams import Clock
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.merge_lock import only_merge
+
+
+def told(*, wait: bool, lock_of: Path, clock: Clock | None = None) -> list[str]:
+    said: list[str] = []
+    with only_merge(lock_of, clock or SystemClock(), wait=wait, tell=said.append):
+        return said
+
+
+def test_the_second_merge_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
+    target, said = tmp_path / "job.sqlite", []
+    order: list[str] = []
+    with only_merge(target, SystemClock(), wait=True, tell=said.append):
+        second = threading.Thread(target=lambda: (said.extend(told(wait=True, lock_of=target)), order.append("second")))
+        second.start()
+        time.sleep(0.5)
+        order.append("first")
+    second.join()
+    assert order == ["first", "second"]
+    assert said == [f"another merge is running ({os.uname().nodename} as process {os.getpid()}); waiting for it"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_second_merge_says_who_is_at_it_when_it_must_not_wait(tmp_path: Path) -> None:
+    target = tmp_path / "job.sqlite"
+    with (
+        only_merge(target, SystemClock(), wait=True, tell=print),
+        pytest.raises(DatabaseProblem, match=r"another merge is making job\.sqlite") as refused,
+    ):
+        told(wait=False, lock_of=target)
+    assert str(os.getpid()) in (refused.value.why or "")
+
+
+def test_the_lock_of_a_merge_that_was_killed_here_is_taken_over_at_once(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from badcjobs.clock import SystemClock
+from badcjobs.store.merge_lock import only_merge
+with only_merge(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), wait=True, tell=print):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert [path.name for path in tmp_path.iterdir()] == [".job.sqlite.lock"]
+    assert told(wait=False, lock_of=tmp_path / "job.sqlite") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+class TouchingClock(HandClock):
+    """While this clock is waited for, another node touches the lock, for a while."""
+
+    def __init__(self, lock: Path, touches: int) -> None:
+        super().__init__()
+        self._lock = lock
+        self._touches = touches
+        self.last_touch_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(10)
+        if self._touches:
+            self._touches -= 1
+            os.utime(self._lock, ns=(0, self.now_ms()))
+            self.last_touch_s = self.monotonic_s()
+
+
+def test_a_lock_from_another_node_is_taken_over_only_when_nobody_touches_it_any_more(tmp_path: Path) -> None:
+    lock = tmp_path / ".job.sqlite.lock"
+    lock.write_text("another-node 77")
+    clock = TouchingClock(lock, touches=20)
+    said = told(wait=True, lock_of=tmp_path / "job.sqlite", clock=clock)
+    assert said == ["another merge is running (another-node as process 77); waiting for it"]
+    assert clock.last_touch_s > 0
+    assert clock.monotonic_s() - clock.last_touch_s >= 60
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_merges_at_once_both_end_well_and_lose_nothing(tmp_path: Path) -> None:
+    first = [TaskFile(tmp_path, index=n, states={f"a{n}": "done"}, samples=200).write() for n in range(8)]
+    second = [TaskFile(tmp_path, index=n, states={f"b{n}": "done"}, samples=200).write() for n in range(8, 16)]
+    target = tmp_path / "job.sqlite"
+    threads = [
+        threading.Thread(target=merge, args=(MergeOrder(files, target), SystemClock())) for files in (first, second)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert merge(MergeOrder([tmp_path], target), SystemClock()).read == 0
