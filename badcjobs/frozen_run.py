@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 from badcjobs.config import RunSettings, read_toml, settings_by_key
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape
+
+_LONGEST_COMMAND = 4000  # letters; a terminal takes about as many in one line
+_OF_ONE_TASK = ("shard", "resume")  # they say what one task is to do, not how
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,33 @@ class FrozenRun:
             shape = self.array
             lines += ["", "[array]", f"first = {shape.first}", f"step = {shape.step}", f"count = {shape.count}"]
         return "\n".join(lines) + "\n"
+
+    def command_line(self, out: Path, also: Mapping[str, Any]) -> str:
+        """Return the ``badcjobs run`` that takes the whole source with these settings, ready to paste.
+
+        ``also`` holds settings that are not frozen, by TOML name. Where the line would be too long to paste, or hold
+        letters that do not print, the settings are left in run.toml.
+        """
+        others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
+        source = " ".join(shlex.quote(path) for path in self.settings.get("source", ()))
+        into = f"--out={shlex.quote(str(out))}"
+        line = " ".join(["badcjobs run", source, into, *_flags({**others, **self.settings})])
+        if len(line) <= _LONGEST_COMMAND and line.isprintable():
+            return line
+        config = shlex.quote(str(out / "run.toml"))
+        return " ".join(["badcjobs run", f"--config={config}", into, *_flags(others)])
+
+
+def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
+    for key, field in settings_by_key().items():
+        value, flag = settings.get(key), key.replace("_", "-")
+        if key == "source" or value is None or value == field.default:
+            continue
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+            continue
+        for one in value if isinstance(value, list | tuple) else (value,):
+            yield f"--{flag}={shlex.quote(str(one))}"
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:

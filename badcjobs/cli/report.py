@@ -21,14 +21,14 @@ def report(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
     """Say what a merged job's numbers mean."""
-    from badcjobs.cli.output import log_to_stderr, print_json, say
+    from badcjobs.cli.output import RowCounter, log_to_stderr, print_json, say
     from badcjobs.errors import BadInput
     from badcjobs.job import find_job_database, summarize_database, write_page
     from badcjobs.report.as_text import summary_text
 
     log_to_stderr(quiet=True)
     database = find_job_database(job)
-    summary = summarize_database(database)
+    summary = summarize_database(database, RowCounter("rows of the source read"))
     title = database.parent.absolute().name
     if html is not None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from badcjobs.manifest.mistakes import Mistakes
 from badcjobs.manifest.path_list import given_audio
 from badcjobs.manifest.recognise import AudioFile, recognise
 from badcjobs.manifest.repeats import note_repeats
-from badcjobs.manifest.shards import Shard
+from badcjobs.manifest.shards import WHOLE, Shard
 from badcjobs.manifest.walk import Source, Walk
 from badcjobs.model import Chunk
+
+# Row number over all sources and number of the part it is in, both from 0, and (recording_id, chunk_id).
+RowNote = Callable[[int, int, tuple[str, str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,23 @@ class Sources:
         Mistakes are gathered on the way and raised as one BadInput at the end, so what came before
         counts only once the iteration has ended well.
         """
-        mistakes = Mistakes([part.name for part in self.parts])
-        walk = Walk(shard, mistakes)
+        walk = Walk(shard, Mistakes([part.name for part in self.parts]))
+        yield from self._read(walk)
+        note_repeats(self.parts, walk)
+        walk.mistakes.raise_any()
+
+    def read_identities(self, note: RowNote) -> None:
+        """Tell ``note`` every row that ``chunks`` would number, without looking at any audio.
+
+        Mistakes of the rows are raised as ``chunks`` would; whether identities repeat is left to the caller.
+        """
+        walk = _Onlooker(Mistakes([part.name for part in self.parts]), note)
+        for _ in self._read(walk):
+            pass  # none is ours: they all went to note
+        walk.mistakes.raise_any()
+
+    def _read(self, walk: Walk) -> Iterator[Chunk]:
+        mistakes = walk.mistakes
         for mistakes.source, part in enumerate(self.parts):
             before = walk.rows, mistakes.count
             try:
@@ -53,8 +71,19 @@ class Sources:
                 mistakes.add(0, "cannot be read", why=error.strerror or str(error))
             if (walk.rows, mistakes.count) == before:
                 mistakes.add(0, part.without_rows)
-        note_repeats(self.parts, walk)
-        mistakes.raise_any()
+
+
+class _Onlooker(Walk):
+    """A reading in which no row is ours, so that nobody looks for its audio."""
+
+    def __init__(self, mistakes: Mistakes, note: RowNote) -> None:
+        super().__init__(WHOLE, mistakes)
+        self._note = note
+
+    def takes(self, recording_id: str, chunk_id: str) -> bool:
+        self._note(self.rows, self.mistakes.source, (recording_id, chunk_id))
+        self.rows += 1
+        return False
 
 
 def open_sources(paths: Sequence[Path], *, root: Path | None, position: int | None = None) -> Sources:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from badcjobs import __version__
-from badcjobs.report.headlines import VERDICTS, headlines
+from badcjobs.report.headlines import VERDICTS, finish_words, headlines
 from badcjobs.report.summarize import DeviceSummary, Summary
 from badcjobs.report.words import UNKNOWN, duration, energy, memory, number, percent
 
@@ -24,6 +24,7 @@ dt { color: var(--soft) } dd { margin: 0 }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
 th, td { text-align: right; padding: .3rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap }
 th.text, td.text { text-align: left } td.long { white-space: pre-wrap; text-align: left; max-width: 40rem }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); padding: .6rem .8rem }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem }
 @media print { body { margin: 0; max-width: none } }
 """
@@ -35,6 +36,7 @@ def page(summary: Summary, title: str) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="verdict {summary.verdict}">{escape(VERDICTS[summary.verdict])}</p>',
         "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{escape(w)}</dd>" for n, w in headlines(summary)) + "</dl>",
+        *_finish(summary),
         *_section("Tasks", _tasks(summary), empty="None."),
         *_section("Devices", _devices(summary.devices), empty="No device took part."),
         *_section("Gaps in the telemetry", _gaps(summary), empty="None."),
@@ -50,6 +52,25 @@ def page(summary: Summary, title: str) -> str:
         + f"</main>\n<footer>Made by badcjobs {__version__}; {UNKNOWN} means that the device did not say."
         "</footer></body></html>\n"
     )
+
+
+def _finish(summary: Summary) -> Iterable[str]:
+    """Yield what is missing or too much, and the commands that finish the job; nothing when there is nothing to say."""
+    rows = _strays(summary)
+    if len(rows) > 1:
+        yield from _section("Rows that do not match", rows, empty="")
+    for words, command in finish_words(summary):
+        yield f"<p>{escape(words[0].upper() + words[1:])}</p><pre>{escape(command)}</pre>"
+
+
+def _strays(summary: Summary) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("<where", "rows", "<<the first of them")]
+    proof = summary.completeness
+    if proof is not None and proof.not_listed_examples:
+        rows.append(("in the source, in no task", f"{proof.not_listed:,}", "\n".join(proof.not_listed_examples)))
+    if proof is not None and proof.strangers_examples:
+        rows.append(("in the job, not in the source", f"{proof.strangers:,}", "\n".join(proof.strangers_examples)))
+    return rows
 
 
 def _section(heading: str, rows: list[Sequence[str]], *, empty: str) -> Iterable[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from badcjobs.report.headlines import VERDICTS, headlines
+from badcjobs.report.headlines import VERDICTS, finish_words, headlines
 from badcjobs.report.summarize import DeviceSummary, Summary
 from badcjobs.report.words import UNKNOWN, count, duration, energy, memory, number, percent, plain
 
@@ -22,14 +23,54 @@ _LONGEST_MESSAGE = 200
 def summary_text(summary: Summary, title: str) -> str:
     """Return the whole summary."""
     lines = [f"{title}: {VERDICTS[summary.verdict]}", ""]
-    lines += [f"  {name:<11} {words}" for name, words in headlines(summary)]
-    lines += ["", *_device_table(summary.devices)]
+    for name, words in headlines(summary):
+        lines += _wrap(f"  {name:<11} {words}", indent=14)
+    lines += ["", *_example_lines(summary), *_device_table(summary.devices)]
     lines += _task_lines(summary)
     lines += _gap_lines(summary)
     lines += _label_lines(summary)
     lines += _failed_lines(summary)
     lines += _file_lines(summary)
-    return "\n".join(_fit(line) for line in lines).rstrip()
+    text = "\n".join(_fit(line) for line in lines).rstrip()
+    return "\n".join([text, *_finish_lines(summary)])
+
+
+def _example_lines(summary: Summary) -> list[str]:
+    """Return the first rows that only the source has, and the first that only the job has."""
+    proof = summary.completeness
+    if proof is None:
+        return []
+    lines = [
+        *_some("in no task", proof.not_listed_examples, proof.not_listed),
+        *_some("not in the source", proof.strangers_examples, proof.strangers),
+    ]
+    return [*lines, ""] if lines else []
+
+
+def _some(what: str, names: Sequence[str], many: int | None) -> list[str]:
+    more = (many or 0) - len(names)
+    return [f"  {what}: {name}" for name in names] + ([f"  … and {more:,} more"] if names and more > 0 else [])
+
+
+def _finish_lines(summary: Summary) -> list[str]:
+    """Return the commands that finish the job, whole however long they are: a shell could not guess the rest."""
+    lines = []
+    for words, command in finish_words(summary):
+        lines += ["", *_wrap(f"  {words}", indent=2), *_command_lines(command)]
+    return lines
+
+
+def _command_lines(command: str) -> list[str]:
+    r"""Return a command in lines that a shell joins again: cut between words, with a backslash at each end."""
+    lines = ["    " + plain(command)]
+    if len(lines[0]) > _WIDTH:
+        lines = [" " * 3]
+        for word in shlex.split(command):
+            if len(lines[-1]) + len(shlex.quote(word)) > _WIDTH - 3 and lines[-1].strip():
+                lines[-1] += " \\"
+                lines.append(" " * 7)
+            lines[-1] += " " + plain(shlex.quote(word))
+    return lines
 
 
 def _device_table(devices: Sequence[DeviceSummary]) -> list[str]:
@@ -126,9 +167,24 @@ def _file_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def _wrap(line: str, *, indent: int) -> list[str]:
+    return textwrap.wrap(
+        plain(line), _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def _fit(line: str) -> str:
     line = plain(line)
     return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+
+
+def removal_text(removed: Sequence[str], left: Sequence[tuple[str, str]]) -> str:
+    """Return what ``badcjobs merge --remove-merged`` has removed."""
+    lines = [f"  removed     {count(len(removed), 'task database')}; all rows are in the job database"]
+    lines += [f"  not removed {path}: {why}" for path, why in left[:_MOST_FILES]]
+    if len(left) > _MOST_FILES:
+        lines.append(f"  … and {len(left) - _MOST_FILES:,} more (--json has them all)")
+    return "\n".join(_fit(line) for line in lines)
 
 
 def task_end_text(end: Mapping[str, Any]) -> str:

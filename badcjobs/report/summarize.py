@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from badcjobs.model import DeviceFacts, FailedChunk, GapFacts, JobFacts, TaskFacts
+from badcjobs.model import Completeness, DeviceFacts, FailedChunk, GapFacts, JobFacts, TaskFacts
 
 SUMMARY_VERSION = 1
 _COUNTER_COVERS = 0.9  # the counter is read every few seconds: short tasks end between two readings
@@ -53,6 +53,7 @@ class Summary:
     left: int
     skipped: int
     tries: int
+    conflicts: int
     audio_hours: float
     chunks_of_unknown_length: int
     wall_s: float
@@ -68,13 +69,17 @@ class Summary:
     labels: tuple[tuple[str, str | None, int], ...]
     failed_chunks: tuple[FailedChunk, ...]
     file_remarks: tuple[tuple[str, str], ...]
+    completeness: Completeness | None = None  # None: nobody has compared the job with its source
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document."""
-        return asdict(self)
+        document = asdict(self)
+        if self.completeness is not None:
+            document["completeness"]["complete"] = self.completeness.complete
+        return document
 
 
-def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
+def summarize(job: JobFacts, missing_indices: Sequence[int] = (), completeness: Completeness | None = None) -> Summary:
     """Say what a job's facts amount to; ``missing_indices`` are array tasks that left no database."""
     devices = tuple(_summarize_device(device) for device in job.devices)
     energies = [device.energy_j for device in devices if device.energy_j is not None]
@@ -83,10 +88,11 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
     done, left = job.chunks.get("done", 0), job.chunks.get("pending", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
     skipped = job.chunks.get("skipped", 0)
+    not_listed = completeness.not_listed if completeness is not None else None
     return Summary(
         version=SUMMARY_VERSION,
         # A chunk that is only known as done elsewhere is not done here: its results are in a file we do not have.
-        verdict="stopped" if left or skipped or missing_indices else "failed" if failed else "done",
+        verdict="stopped" if left or skipped or missing_indices or not_listed else "failed" if failed else "done",
         tasks=len(job.tasks),
         tasks_by_verdict=dict(Counter(task.verdict or "running" for task in job.tasks)),
         tasks_missing=tuple(missing_indices),
@@ -97,6 +103,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
         left=left,
         skipped=skipped,
         tries=job.tries,
+        conflicts=job.conflicts,
         audio_hours=job.audio_done_s / 3600,
         chunks_of_unknown_length=job.done_of_unknown_length,
         wall_s=wall_s,
@@ -112,6 +119,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = ()) -> Summary:
         labels=job.labels,
         failed_chunks=job.failed,
         file_remarks=job.file_remarks,
+        completeness=completeness,
     )
 
 

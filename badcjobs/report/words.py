@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 UNKNOWN = "–"
 
 
@@ -46,10 +48,22 @@ def count(many: int, one: str, more: str | None = None) -> str:
     return f"{many:,} {one if many == 1 else more or one + 's'}"
 
 
-def indices(values: tuple[int, ...], most: int = 10) -> str:
-    """Return array indices as --array takes them."""
-    shown = ",".join(str(value) for value in values[:most])
-    return shown + (f",… ({len(values)} in all)" if len(values) > most else "")
+def indices(values: Sequence[int], most: int = 10) -> str:
+    """Return array indices for people: the first few ranges."""
+    ranges = index_ranges(values).split(",")
+    return ",".join(ranges[:most]) + (f",… ({len(values)} in all)" if len(ranges) > most else "")
+
+
+def index_ranges(values: Sequence[int], step: int = 1) -> str:
+    """Return array indices as --array takes them: 3,7-9; with a step: 1,7-11:2."""
+    runs: list[list[int]] = []
+    for value in sorted(values):
+        if runs and value == runs[-1][-1] + step:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    suffix = f":{step}" if step > 1 else ""
+    return ",".join(f"{run[0]}-{run[-1]}{suffix}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 def plain(text: str) -> str:

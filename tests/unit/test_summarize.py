@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.clock import SystemClock
 from badcjobs.job import finish_job
-from badcjobs.model import DeviceFacts, GapFacts, JobFacts, Reading, TaskFacts
+from badcjobs.model import Completeness, DeviceFacts, GapFacts, JobFacts, Reading, TaskFacts
 from badcjobs.report.as_text import summary_text
 from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
+from badcjobs.store.merge import MergeOrder
 
 TASK = TaskFacts(
     "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0
@@ -136,6 +138,47 @@ def test_work_left_comes_before_failures_and_both_before_done(
     assert summary.chunks == sum(chunks.values())
 
 
+PROOF = Completeness(3, None, 3, 3, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "proof", "verdict"),
+    [
+        ({"done": 3}, PROOF, "done"),
+        ({"done": 3}, replace(PROOF, strangers=1), "done"),
+        ({"done": 3}, replace(PROOF, expected=None, why_unknown="gone", not_listed=None, strangers=None), "done"),
+        ({"done": 3}, replace(PROOF, expected=4, not_listed=1), "stopped"),
+        ({"done": 2, "failed": 1}, replace(PROOF, done=2, failed=1), "failed"),
+        ({"done": 2, "failed": 1}, replace(PROOF, expected=4, done=2, failed=1, not_listed=1), "stopped"),
+        ({"done": 2, "pending": 1}, replace(PROOF, expected=None, done=2, pending=1), "stopped"),
+    ],
+)
+def test_rows_of_the_source_that_no_task_has_are_work_left(
+    chunks: dict[str, int], proof: Completeness, verdict: str
+) -> None:
+    summary = summarize(replace(JOB, chunks=chunks), proof.missing_indices, proof)
+    assert (summary.verdict, summary.completeness) == (verdict, proof)
+
+
+def test_a_headline_that_is_too_long_goes_on_in_the_next_line() -> None:
+    proof = Completeness(
+        1_000_000, None, 880_000, 720_000, 3_000, 2_000, 115_000, 40_000, 120_000, 0, missing_indices=(3, 7, 8, 9)
+    )
+    text = summary_text(summarize(JOB, proof.missing_indices, proof), "july")
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "120,000 rows of array index 3,7-9 not begun" in " ".join(text.split())
+
+
+def test_commands_wait_for_tasks_that_are_still_running() -> None:
+    proof = replace(PROOF, done=2, pending=1, finish=("sbatch --array=1 …", "badcjobs run m.csv --out=july"))
+    running = summary_text(summarize(replace(JOB, tasks=(replace(TASK, verdict=None),)), (), proof), "july")
+    assert "to finish it, once no task of it is running, submit the same script again" in running
+    ended = summary_text(summarize(JOB, (), proof), "july")
+    assert ended.endswith(
+        "    sbatch --array=1 …\n\n  or do all that is left in one run:\n    badcjobs run m.csv --out=july"
+    )
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +266,7 @@ def test_a_merged_job_says_what_its_samples_say(tmp_path: Path) -> None:
             reading=Reading(utilization_percent=chance.randint(0, 100), power_w=100.0),
             gaps=[(2000, 5000, "the recorder was late")],
         ).write()  # fmt: skip
-    summary = finish_job([tmp_path]).summary
+    summary = finish_job(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock()).summary
     assert (summary.verdict, summary.tasks, summary.done, summary.failed) == ("failed", 2, 2, 2)
     assert len(summary.devices) == 4
     for found in summary.devices:
@@ -242,5 +285,5 @@ def test_power_is_never_integrated_across_a_hole(tmp_path: Path) -> None:
     path = task.write()
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE sample SET at_ms = at_ms + 3600000 WHERE at_ms = (SELECT max(at_ms) FROM sample)")
-    [found] = finish_job([tmp_path]).summary.devices
+    [found] = finish_job(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock()).summary.devices
     assert found.energy_j == pytest.approx(100.0)

@@ -1,0 +1,265 @@
+"""The proof that a job is complete: the rows of the sources in run.toml against the chunks of its job database.
+
+First by counting: the rows of every array task's share, each with the sum of its identities' hashes, so that renamed
+rows are no equal rows. Where that does not add up, identity by identity in a scratch database. What stands in the job
+database is ``store``'s business, what a row of a source is ``manifest``'s.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from badcjobs.errors import BadInput
+from badcjobs.frozen_run import FrozenRun
+from badcjobs.manifest import Sources, open_sources
+from badcjobs.model import ArrayShape, Completeness, JobFacts, TaskFacts
+from badcjobs.paths import RunFolder
+from badcjobs.report.words import index_ranges
+from badcjobs.store.job_file import open_job_database
+from badcjobs.store.source_rows import NOT_LISTED, SourceRows, scratch_rows
+
+Progress = Callable[[int], None]
+
+_BATCH = 10_000  # rows between two words of progress
+_LEFT = ("pending", "skipped", NOT_LISTED)
+
+
+def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
+    """Compare the sources of a run with its job database; what cannot be found out is a remark, not an error."""
+    run = RunFolder(database.absolute().parent)
+    try:
+        frozen = _read_frozen(run)
+    except BadInput as error:
+        return _describe(_by_task(facts, ()), facts, why_unknown=_reason(error))
+    if frozen is None:
+        return _describe(_by_task(facts, ()), facts, why_unknown="no run.toml beside the job database")
+    absent = absent_indices(facts, frozen.array)
+    balance, why_unknown = _by_task(facts, absent), None
+    try:
+        balance = _compare(database, facts, _open_frozen(frozen), frozen.array, absent, progress)
+    except BadInput as error:
+        why_unknown = _reason(error)
+    except (OSError, sqlite3.Error) as error:
+        why_unknown = f"the source cannot be compared with the job database: {error}"
+    return _describe(balance, facts, why_unknown=why_unknown, finish=_commands(balance, frozen, run, facts))
+
+
+def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
+    """Return the array indices that left no database.
+
+    None are absent once a task outside the array has taken the whole source: then every chunk is in the database.
+    """
+    if shape is None or any(_is_outside(task) and task.shard_count == 1 for task in facts.tasks):
+        return []
+    seen = {task.array_index for task in facts.tasks if not _is_outside(task)}
+    return [i for i in range(shape.first, shape.first + shape.count * shape.step, shape.step) if i not in seen]
+
+
+def _is_outside(task: TaskFacts) -> bool:
+    return task.job_id.startswith("local")
+
+
+def _read_frozen(run: RunFolder) -> FrozenRun | None:
+    frozen = FrozenRun.read(run.run_toml)
+    if frozen is not None:
+        given, root = frozen.settings.get("source"), frozen.settings.get("root", "")
+        if not isinstance(given, tuple) or not all(isinstance(path, str) for path in (*given, root)):
+            raise BadInput(f"{run.run_toml} does not say what the source was")
+    return frozen
+
+
+def _open_frozen(frozen: FrozenRun) -> Sources:
+    root = frozen.settings.get("root")
+    return open_sources([Path(path) for path in frozen.settings["source"]], root=None if root is None else Path(root))
+
+
+def _reason(error: BadInput) -> str:
+    return error.what if error.why is None else f"{error.what}: {error.why.splitlines()[0]}"
+
+
+# --- who takes which row ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Which array index takes a row of the source: the same rule by which the tasks took theirs."""
+
+    shape: ArrayShape | None  # None: there is no array, or its tasks cut the source in different ways
+    step_tasks: int = 1
+    by_manifest: bool = False  # a list of manifests: the position picks the line
+
+    def rule(self) -> Callable[[int, int], int]:
+        """Return the function that maps a row number and its part of the sources to a position in the array."""
+        step, count = self.step_tasks, 1 if self.shape is None else self.shape.count
+        return (lambda row, part: part) if self.by_manifest else (lambda row, part: row // step % count)
+
+    def index_at(self, position: int) -> int | None:
+        """Return the array index at a position; None when no array task has it."""
+        shape = self.shape
+        return None if shape is None or position >= shape.count else shape.first + position * shape.step
+
+
+def find_shares(tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool) -> Shares:
+    """Return how the array's tasks, and the tasks of the steps in them, have cut the source."""
+    if shape is None or by_manifest:
+        return Shares(shape, by_manifest=by_manifest)
+    counts = {task.shard_count for task in tasks if task.shard_count and not _is_outside(task)}
+    steps = {count // shape.count for count in counts if count % shape.count == 0} or {1}
+    return Shares(shape, step_tasks=min(steps)) if len(steps) == 1 else Shares(None)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """The rows of the source by state, and the array indices (None: no array task's) that have work left."""
+
+    states: Mapping[str, int]
+    left: set[int | None]
+    failed: set[int | None]
+    missing: tuple[int, ...] = ()
+    strangers: int = 0
+    not_listed_examples: tuple[str, ...] = ()
+    strangers_examples: tuple[str, ...] = ()
+
+
+def _by_task(facts: JobFacts, absent: Sequence[int], not_listed: int = 0) -> _Balance:
+    indices = [(None if _is_outside(task) else task.array_index, task) for task in facts.tasks]
+    return _Balance(
+        states={**facts.chunks, NOT_LISTED: not_listed},
+        left={*absent, *(index for index, task in indices if task.pending)},
+        failed={index for index, task in indices if task.failed},
+        missing=tuple(absent),
+    )
+
+
+def _compare(
+    database: Path, facts: JobFacts, sources: Sources, shape: ArrayShape | None, absent: list[int], progress: Progress
+) -> _Balance:
+    shares = find_shares(facts.tasks, shape, by_manifest=sources.manifests_listed is not None)
+    tally = _count(sources, shares, progress)
+    missing = [index for index in absent if index in tally]
+    if _adds_up(database, facts, tally, missing) and not (shape and _is_anybodys(facts)):
+        return _by_task(facts, missing, sum(tally[index][0] for index in missing))
+    return _by_identity(database, facts, sources, shares, absent, progress)
+
+
+def _count(sources: Sources, shares: Shares, progress: Progress) -> dict[int | None, tuple[int, int]]:
+    """Return how many rows every array index takes, and the sum of the hashes of their identities."""
+    position_of = shares.rule()
+    rows = [0] * max(len(sources.parts), 1 if shares.shape is None else shares.shape.count)
+    sums = rows.copy()
+
+    def note(row: int, part: int, key: tuple[str, str]) -> None:
+        position = position_of(row, part)
+        rows[position] += 1
+        sums[position] += hash(key)
+        if (row + 1) % _BATCH == 0:
+            progress(row + 1)
+
+    sources.read_identities(note)
+    tally: dict[int | None, tuple[int, int]] = {}
+    for position in (position for position, many in enumerate(rows) if many):
+        index = shares.index_at(position)
+        before = tally.get(index, (0, 0))  # positions behind the array's end are all nobody's
+        tally[index] = before[0] + rows[position], before[1] + sums[position]
+    return tally
+
+
+def _adds_up(
+    database: Path, facts: JobFacts, tally: Mapping[int | None, tuple[int, int]], missing: Sequence[int]
+) -> bool:
+    """Say whether the job database holds exactly the rows of all tasks but the missing ones."""
+    there = [tally[index] for index in tally if index not in missing]
+    if sum(rows for rows, _ in there) != sum(facts.chunks.values()):
+        return False
+    with closing(open_job_database(database)) as db:
+        listed = sum(map(hash, db.execute("SELECT recording_id, chunk_id FROM chunk")))
+    return listed == sum(hashes for _, hashes in there)
+
+
+def _is_anybodys(facts: JobFacts) -> bool:
+    """Say whether the task that a chunk is unfinished in does not tell which array index would finish it."""
+    return bool(facts.chunks.get("skipped")) or any(
+        _is_outside(task) and (task.pending or task.failed) for task in facts.tasks
+    )
+
+
+def _by_identity(
+    database: Path, facts: JobFacts, sources: Sources, shares: Shares, absent: list[int], progress: Progress
+) -> _Balance:
+    position_of = shares.rule()
+    with scratch_rows() as rows:
+
+        def note(row: int, part: int, key: tuple[str, str]) -> None:
+            rows.add(key, position_of(row, part))
+            if (row + 1) % _BATCH == 0:
+                progress(row + 1)
+
+        sources.read_identities(note)
+        rows.compare_with(database)
+        return _read_balance(rows, facts, shares, absent)
+
+
+def _read_balance(rows: SourceRows, facts: JobFacts, shares: Shares, absent: list[int]) -> _Balance:
+    states: Counter[str] = Counter()
+    indices: dict[str, set[int | None]] = {}
+    for position, state, many in rows.states():
+        states[state] += many
+        indices.setdefault(state, set()).add(shares.index_at(position))
+    unlisted = indices.get(NOT_LISTED, set())
+    by_task = _by_task(facts, absent if unlisted else ())
+    strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
+    known = shares.shape is not None
+    return _Balance(
+        states=states,
+        left=set[int | None]().union(*(indices.get(state, ()) for state in _LEFT)) if known else by_task.left,
+        failed=indices.get("failed", set()) | indices.get("poison", set()) if known else by_task.failed,
+        missing=tuple(i for i in absent if i in unlisted) if known else by_task.missing,
+        strangers=strangers,
+        not_listed_examples=rows.only_in_source() if unlisted else (),
+        strangers_examples=rows.only_in_job() if strangers else (),
+    )
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def _describe(
+    balance: _Balance, facts: JobFacts, *, why_unknown: str | None, finish: tuple[str, ...] = ()
+) -> Completeness:
+    states, known = balance.states, why_unknown is None
+    return Completeness(
+        expected=sum(states.values()) if known else None,
+        why_unknown=why_unknown,
+        listed=sum(facts.chunks.values()),
+        done=states.get("done", 0),
+        failed=states.get("failed", 0),
+        poison=states.get("poison", 0),
+        pending=states.get("pending", 0),
+        elsewhere=states.get("skipped", 0),
+        not_listed=states[NOT_LISTED] if known else None,
+        strangers=balance.strangers if known else None,
+        not_listed_examples=balance.not_listed_examples,
+        strangers_examples=balance.strangers_examples,
+        missing_indices=balance.missing,
+        finish=finish,
+    )
+
+
+def _commands(balance: _Balance, frozen: FrozenRun, run: RunFolder, facts: JobFacts) -> tuple[str, ...]:
+    """Return the lines that do what is left; failed chunks alone are worth a line too, every run tries them again."""
+    if not balance.missing and sum(balance.states.values()) == balance.states.get("done", 0):
+        return ()
+    here = frozen.command_line(run.path, facts.last_settings)
+    indices = balance.left or balance.failed
+    if frozen.array is None or not indices or None in indices:
+        return (here,)
+    ranges = index_ranges([index for index in indices if index is not None], frozen.array.step)
+    return f"sbatch --array={ranges} …", here

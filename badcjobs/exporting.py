@@ -1,0 +1,165 @@
+"""Takes tables out of a task or job database for others: which file, which tables, in which form, to where."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.paths import RunFolder
+from badcjobs.store.export import Row, Selection, check_tables, has_time, list_tables, open_for_export, select
+from badcjobs.store.export_badc import write_chunks
+from badcjobs.store.export_badc_summary import write_resume_summary
+from badcjobs.store.export_badc_telemetry import write_telemetry
+from badcjobs.store.export_file import fresh_file, make_folder
+from badcjobs.store.export_parquet import ROW_GROUP, require_pyarrow, write_parquet
+from badcjobs.store.export_text import write_csv, write_json, write_json_lines
+from badcjobs.store.export_window import Window
+
+Progress = Callable[[str, int], None]  # table, rows so far
+
+_TEXT_BATCH = 5_000
+_TEXT_WRITERS = {"csv": write_csv, "json": write_json, "jsonl": write_json_lines}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOrder:
+    """What somebody wants to have; ``output`` None: on stdout."""
+
+    source: Path
+    form: str
+    output: Path | None
+    tables: tuple[str, ...] = ()
+    everything: bool = False
+    columns: tuple[str, ...] | None = None
+    window: Window = field(default_factory=Window)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """What was written: a file, or for BADC's chunks the folder with all of theirs."""
+
+    path: str
+    table: str
+    rows: int
+
+
+def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> list[ExportedFile]:
+    """Write what is ordered and say what that was; the database is only read."""
+    database = find_database(order.source)
+    _check(order, database)
+    if order.form == "parquet":
+        require_pyarrow()
+    with open_for_export(database) as db:
+        if order.form == "badc":
+            return _export_badc(db, order, progress)
+        return _export_tables(db, order, database, stdout, progress)
+
+
+def find_database(given: Path) -> Path:
+    """Return the job database of a run folder, or the file itself."""
+    if given.is_dir():
+        database = RunFolder(given).job_database
+        if not database.is_file():
+            raise DatabaseProblem(
+                f"{given} has no job.sqlite", why="it is not a run folder, or not merged", fix=f"badcjobs merge {given}"
+            )
+        return database
+    if not given.exists():
+        raise DatabaseProblem(f"{given} does not exist", fix=f"ls {given.parent}")
+    return given
+
+
+def _check(order: ExportOrder, database: Path) -> None:
+    several = order.everything or len(order.tables) > 1
+    mistakes = []
+    if order.form == "badc" and (order.tables or order.everything or order.columns is not None):
+        mistakes.append("--format badc has files of its own: it takes no --table, --all or --columns")
+    elif order.everything and order.tables:
+        mistakes.append("--all and --table exclude each other")
+    elif several and order.columns is not None:
+        mistakes.append("--columns goes with one table")
+    if order.output is None and (several or order.form == "badc"):
+        mistakes.append("several files do not fit into stdout: -o must be a folder")
+    if order.output is not None and order.output.exists() and order.output.samefile(database):
+        mistakes.append(f"-o {order.output} is the database itself")
+    if mistakes:
+        raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _export_tables(
+    db: sqlite3.Connection, order: ExportOrder, database: Path, stdout: BinaryIO, progress: Progress
+) -> list[ExportedFile]:
+    selections = _select(db, order, database)  # all mistakes before the first file
+    if order.output is None:
+        return [ExportedFile("-", selections[0].table, _write(db, selections[0], order.form, stdout, progress))]
+    if order.everything or len(order.tables) > 1:
+        make_folder(order.output)
+    exported = []
+    for selection in selections:
+        target = order.output
+        if target.is_dir():
+            target /= f"{selection.table}.{order.form}"
+        form = "jsonl" if order.form == "json" and target.suffix == ".jsonl" else order.form
+        with fresh_file(target) as out:
+            rows = _write(db, selection, form, out, progress)
+        exported.append(ExportedFile(str(target), selection.table, rows))
+    return exported
+
+
+def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> list[Selection]:
+    if order.everything:  # what has no time describes the rest: it comes whole
+        windows = {table: order.window if has_time(db, table) else None for table in list_tables(db)}
+        return [select(db, table, window=window) for table, window in windows.items()]
+    tables = dict.fromkeys(order.tables or ("detection",))
+    check_tables(db, list(tables), database)
+    return [select(db, table, order.columns, order.window) for table in tables]
+
+
+def _write(db: sqlite3.Connection, selection: Selection, form: str, out: BinaryIO, progress: Progress) -> int:
+    rows = _CountedRows(db, selection, ROW_GROUP if form == "parquet" else _TEXT_BATCH, progress)
+    if form == "parquet":
+        write_parquet(db, selection, rows, out)
+    else:
+        _TEXT_WRITERS[form](selection.columns, rows, out)
+    return rows.count
+
+
+class _CountedRows:
+    """The rows of a selection, batch by batch, counted as they pass."""
+
+    def __init__(self, db: sqlite3.Connection, selection: Selection, size: int, progress: Progress) -> None:
+        self.count = 0
+        self._table = selection.table
+        self._batches = selection.batches(db, size)
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[list[Row]]:
+        for batch in self._batches:
+            yield batch
+            self.count += len(batch)
+            self._progress(self._table, self.count)
+
+
+# --- BADC -------------------------------------------------------------------------------------------------------------
+
+
+def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
+    folder = order.output
+    assert folder is not None  # _check has seen to it
+    make_folder(folder)
+    telemetry = folder / "telemetry.jsonl"
+    chunks = write_chunks(db, folder, order.window, lambda rows: progress("chunk", rows))
+    lines = write_telemetry(db, folder, telemetry, order.window, lambda rows: progress("attempt", rows))
+    summary, jobs = write_resume_summary(db, folder, telemetry, order.window)
+    return [
+        ExportedFile(str(folder), "chunk", chunks),
+        ExportedFile(str(telemetry), "attempt", lines),
+        ExportedFile(str(summary), "chunk", jobs),
+    ]
