@@ -17,7 +17,7 @@ from badcjobs.job import FinishedJob, finish_job
 from badcjobs.paths import RunFolder
 from badcjobs.scheduler.local import EmulatedTask, run_array
 from badcjobs.seams import Clock
-from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merging.merge import MergeOrder
 
 _RATE = 8000
 _CHUNK_S = 30

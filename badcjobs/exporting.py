@@ -10,14 +10,14 @@ from typing import BinaryIO
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.paths import RunFolder
-from badcjobs.store.export import Row, Selection, check_tables, has_time, list_tables, open_for_export, select
-from badcjobs.store.export_badc import write_chunks
-from badcjobs.store.export_badc_summary import write_resume_summary
-from badcjobs.store.export_badc_telemetry import write_telemetry
-from badcjobs.store.export_file import fresh_file, make_folder
-from badcjobs.store.export_parquet import ROW_GROUP, require_pyarrow, write_parquet
-from badcjobs.store.export_text import write_csv, write_json, write_json_lines
-from badcjobs.store.export_window import Window
+from badcjobs.store.exports.badc_chunks import write_chunks
+from badcjobs.store.exports.badc_summary import write_resume_summary
+from badcjobs.store.exports.badc_telemetry import write_telemetry
+from badcjobs.store.exports.fresh_file import fresh_file, make_folder
+from badcjobs.store.exports.parquet import ROW_GROUP, require_pyarrow, write_parquet
+from badcjobs.store.exports.tables import Row, Selection, check_tables, has_time, list_tables, open_for_export, select
+from badcjobs.store.exports.text import write_csv, write_json, write_json_lines
+from badcjobs.store.exports.window import Window
 
 Progress = Callable[[str, int], None]  # table, rows so far
 

@@ -15,9 +15,9 @@ from badcjobs.report.as_html import page
 from badcjobs.report.summarize import Summary, summarize
 from badcjobs.seams import Clock
 from badcjobs.store.job_reader import read_job
-from badcjobs.store.merge import MergeOrder, MergeOutcome, merge
-from badcjobs.store.remove_merged import Removal, remove_merged_files
-from badcjobs.store.source_file import SourceFile
+from badcjobs.store.merging.merge import MergeOrder, MergeOutcome, merge
+from badcjobs.store.merging.remove_merged import Removal, remove_merged_files
+from badcjobs.store.merging.source_file import SourceFile
 
 log = logging.getLogger(__name__)
 

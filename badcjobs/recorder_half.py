@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from badcjobs.paths import LocalFolder
-from badcjobs.store.halves import SealedHalf, left_behind
+from badcjobs.store.live.halves import SealedHalf, left_behind
 from badcjobs.telemetry.sidecar import Sidecar
 
 _PATIENCE_S = 5.0

@@ -21,9 +21,10 @@ from pathlib import Path
 from badcjobs.clock import SystemClock
 from badcjobs.gpu.choose import load_script, open_reader
 from badcjobs.seams import Clock
-from badcjobs.store.halves import left_behind, work_left_behind
-from badcjobs.store.publish import publish, remove_unfinished
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.store.into_place import remove_unfinished
+from badcjobs.store.live.halves import left_behind, work_left_behind
+from badcjobs.store.live.publish import publish
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.host import HostReader
 from badcjobs.telemetry.recorder import Recorder

@@ -12,10 +12,10 @@ from badcjobs import __version__
 from badcjobs.live_folder import choose_live_folder
 from badcjobs.model import Allocation, Device, TaskKey
 from badcjobs.recorder_half import RecorderHalf
-from badcjobs.store.halves import OwnHalf
-from badcjobs.store.live_readings import Pulse, last_reading_ms, read_pulse
-from badcjobs.store.publisher import Publisher
-from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.live.halves import OwnHalf
+from badcjobs.store.live.publisher import Publisher
+from badcjobs.store.live.readings import Pulse, last_reading_ms, read_pulse
+from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
 from badcjobs.world import World
 

@@ -22,8 +22,8 @@ from badcjobs.manifest import Shard
 from badcjobs.model import TaskKey, WorkerPlan
 from badcjobs.paths import RunFolder
 from badcjobs.records import Recording, Records
+from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.store.look_back import merged_files
-from badcjobs.store.task_writer import TaskWriter
 from badcjobs.surroundings import Given, look_around
 from badcjobs.telemetry.orphans import wait_for_orphans
 from badcjobs.workers.leftovers import end_leftovers

@@ -13,7 +13,7 @@ from pathlib import Path
 from badcjobs.config import LIVE_MODES
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.records import Recording, Records
-from badcjobs.store.sample_text import TEXT_FORMS
+from badcjobs.store.live.sample_text import TEXT_FORMS
 from badcjobs.surroundings import find_devices, mark_of, read_allocation
 from badcjobs.world import World
 

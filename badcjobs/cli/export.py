@@ -55,7 +55,7 @@ def export(
     from badcjobs.errors import BadInput
     from badcjobs.exporting import ExportOrder
     from badcjobs.exporting import export as carry_out
-    from badcjobs.store.export_window import parse_window
+    from badcjobs.store.exports.window import parse_window
 
     log_to_stderr(quiet=True)
     to_stdout = str(output) == "-"

@@ -40,7 +40,7 @@ def merge(
     from badcjobs.errors import ExitCode
     from badcjobs.job import default_target, finish_job
     from badcjobs.report.as_text import removal_text, summary_text
-    from badcjobs.store.merge import MergeOrder
+    from badcjobs.store.merging.merge import MergeOrder
 
     log_to_stderr(quiet=True)
     counter = FileCounter("task databases merged")

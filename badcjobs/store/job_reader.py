@@ -13,7 +13,7 @@ from badcjobs.model import DeviceFacts, FailedChunk, GapFacts, JobFacts, TaskFac
 from badcjobs.store.connect import complain_about
 from badcjobs.store.job_file import open_job_database
 from badcjobs.store.job_schema import is_job_database
-from badcjobs.store.source_file import MERGED, NOT_OURS, read_source_files
+from badcjobs.store.merging.source_file import MERGED, NOT_OURS, read_source_files
 
 _MOST_FAILED = 1000
 

@@ -35,7 +35,7 @@ def merge_all(folder: Path) -> dict[str, float]:
     """Merge a folder as the command does: rows, chunks, detections, figures, row check; then summarise."""
     from badcjobs.clock import SystemClock
     from badcjobs.job import summarize_database
-    from badcjobs.store.merge import MergeOrder, merge
+    from badcjobs.store.merging.merge import MergeOrder, merge
 
     started_s = time.perf_counter()
     outcome = merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
@@ -49,7 +49,7 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
     """Copy the samples of a part of the files alone, by the same statements."""
     from badcjobs.store.connect import read_only_uri
     from badcjobs.store.job_schema import open_draft
-    from badcjobs.store.task_rows import copy_table
+    from badcjobs.store.merging.task_rows import copy_table
 
     files = sorted((folder / "tasks").glob("*.sqlite"), key=task_id_of)[int(part) :: ROUNDS]
     started_s = time.perf_counter()

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import Allocation, HostReading, Reading, TaskKey
-from badcjobs.store.halves import OwnHalf, SealedHalf
-from badcjobs.store.publish import publish, publish_interval_s
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.store.live.halves import OwnHalf, SealedHalf
+from badcjobs.store.live.publish import publish, publish_interval_s
+from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "bench")
 DEVICES, TICK_S, BASE_INTERVAL_S = 8, 0.1, 30.0

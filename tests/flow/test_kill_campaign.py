@@ -19,7 +19,7 @@ import pytest
 from support.badcjobs_program import Program, Site, rows, wait_for
 from support.live_files import committed, halves, live_folders
 
-from badcjobs.store.publish import publish_interval_s
+from badcjobs.store.live.publish import publish_interval_s
 from badcjobs.store.seal import seal_is_broken
 
 CHUNKS, KILLS_IN_A_ROUND = 90, 10

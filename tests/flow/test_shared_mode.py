@@ -15,9 +15,9 @@ from badcjobs.gpu.simulated import simulated_uuid
 from badcjobs.model import TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.recorder_half import RecorderHalf
-from badcjobs.store.halves import OwnHalf
-from badcjobs.store.publish import publish
-from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.live.halves import OwnHalf
+from badcjobs.store.live.publish import publish
+from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", 2)

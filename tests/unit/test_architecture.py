@@ -155,16 +155,16 @@ def test_these_rules_see_what_they_forbid() -> None:
     tree = ast.parse(
         "import os, sys, argparse\nfrom os import environ as e\nfrom sys import exit\nimport logging\n"
         "x = os.environ['A']\ny = e['A']\nexit(1)\nlogging.getLogger('a').addHandler(x)\n"
-        "def f():\n    from badcjobs.store import merge\n    from badcjobs import task\n    import badcjobs.cli.run\n"
+        "def f():\n    from badcjobs.store.merging import merge\n    from badcjobs import task\n    import badcjobs.cli.run\n"
     )
     assert forbidden(tree, CLI_ONLY) == [
         "line 1: import argparse", "line 5: os.environ", "line 6: os.environ", "line 7: sys.exit",
         "line 8: .addHandler",
     ]  # fmt: skip
-    assert imports(tree, "badcjobs.x") == {"badcjobs.store.merge", "badcjobs.task", "badcjobs.cli.run"}
-    assert imports(ast.parse("from . import plan\nfrom ..store import merge"), "badcjobs.workers.x") == {
+    assert imports(tree, "badcjobs.x") == {"badcjobs.store.merging.merge", "badcjobs.task", "badcjobs.cli.run"}
+    assert imports(ast.parse("from . import plan\nfrom ..store.merging import merge"), "badcjobs.workers.x") == {
         "badcjobs.workers.plan",
-        "badcjobs.store.merge",
+        "badcjobs.store.merging.merge",
     }
 
 

@@ -26,7 +26,7 @@ from badcjobs.report.as_html import page
 from badcjobs.report.as_text import summary_text
 from badcjobs.report.summarize import Summary
 from badcjobs.report.words import index_ranges, indices
-from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merging.merge import MergeOrder
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
 TASK = TaskFacts("4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 1, START_MS, START_MS + 9, 3, 0, 0, 9.0)

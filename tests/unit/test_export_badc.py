@@ -18,8 +18,8 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.exporting import ExportOrder, export
 from badcjobs.model import Reading
-from badcjobs.store.export_badc_paths import chunk_file
-from badcjobs.store.export_window import Window
+from badcjobs.store.exports.badc_paths import chunk_file
+from badcjobs.store.exports.window import Window
 
 SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}

@@ -20,8 +20,8 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.exporting import ExportedFile, ExportOrder, export
 from badcjobs.model import Reading
 from badcjobs.store.connect import open_sealed
-from badcjobs.store.export import list_tables
-from badcjobs.store.export_window import Window
+from badcjobs.store.exports.tables import list_tables
+from badcjobs.store.exports.window import Window
 from badcjobs.store.schema import TABLES, columns_of
 
 SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"

@@ -21,11 +21,11 @@ from badcjobs.live_folder import LiveFolder, choose_live_folder
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.store.filesystem import Filesystem
-from badcjobs.store.halves import LeftHalf, OwnHalf, PublishedWork, SealedHalf, left_behind, work_left_behind
-from badcjobs.store.publish import publish
+from badcjobs.store.live.halves import LeftHalf, OwnHalf, PublishedWork, SealedHalf, left_behind, work_left_behind
+from badcjobs.store.live.publish import publish
+from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.store.seal import seal_is_broken
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
 READING = Reading(utilization_percent=50, power_w=250.5)
@@ -178,7 +178,7 @@ from pathlib import Path
 from support.task_files import make_chunk
 from badcjobs.model import Allocation, TaskKey
 from badcjobs.store.seal import seal_is_broken
-from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.live.task_writer import TaskWriter
 writer = TaskWriter(Path({str(tmp_path / "wrapper.sqlite")!r}), TaskKey("4821", 7, 0, "gpu3"), shared=True)
 writer.begin_task(Allocation(False, "4821", "gpu3"), started_at_ms=1, pid=1, version="0", engine="x", telemetry=True)
 writer.fill([make_chunk(f"c{{n}}") for n in range(500)], lambda rows: None)

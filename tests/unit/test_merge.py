@@ -19,9 +19,9 @@ from support.task_files import START_MS, TaskFile, make_device
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Reading
-from badcjobs.store.find_files import find_task_databases
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.source_file import SourceFile
+from badcjobs.store.merging.find_files import find_task_databases
+from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merging.source_file import SourceFile
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ import resource
 from pathlib import Path
 from badcjobs.errors import DatabaseProblem
 from badcjobs.clock import SystemClock
-from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.merging.merge import MergeOrder, merge
 run = Path({str(run)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))  # no file may grow beyond this, as on a full disk
 try:

@@ -17,8 +17,8 @@ from support.task_files import TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.store.connect import create_live
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.source_file import SourceFile
+from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merging.source_file import SourceFile
 
 SAMPLES, CHUNKS = 1500, 60
 STATES = {f"c{n:03d}": "done" for n in range(CHUNKS)}

@@ -16,8 +16,8 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.merge import MergeOrder, MergeOutcome, merge
-from badcjobs.store.remove_merged import remove_merged_files
+from badcjobs.store.merging.merge import MergeOrder, MergeOutcome, merge
+from badcjobs.store.merging.remove_merged import remove_merged_files
 
 
 def merged(run: Path, *inputs: Path, **options: bool) -> MergeOutcome:

@@ -21,12 +21,13 @@ from support.small_disk import small_disk
 from support.task_files import START_MS, make_chunk, make_device
 
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
-from badcjobs.store.halves import OpenHalf, OwnHalf
-from badcjobs.store.publish import join_files, publish, publish_interval_s, remove_unfinished
-from badcjobs.store.publisher import Publisher
+from badcjobs.store.into_place import remove_unfinished
+from badcjobs.store.live.halves import OpenHalf, OwnHalf
+from badcjobs.store.live.publish import join_files, publish, publish_interval_s
+from badcjobs.store.live.publisher import Publisher
+from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.store.schema import SCHEMA_VERSION
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
 
@@ -268,8 +269,8 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(live: LiveFiles
     publish(live.paths, target)
     code = f"""
 from pathlib import Path
-from badcjobs.store.halves import OpenHalf, OwnHalf
-from badcjobs.store.publish import publish
+from badcjobs.store.live.halves import OpenHalf, OwnHalf
+from badcjobs.store.live.publish import publish
 while True:
     publish([Path({str(live.paths[0])!r}), Path({str(live.paths[1])!r})], Path({str(target)!r}))
     print("published", flush=True)
@@ -331,8 +332,8 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_file_and_no_copy(live: Live
     code = f"""
 import resource
 from pathlib import Path
-from badcjobs.store.halves import OpenHalf, OwnHalf
-from badcjobs.store.publish import move_into_place
+from badcjobs.store.live.halves import OpenHalf, OwnHalf
+from badcjobs.store.into_place import move_into_place
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # no file may grow beyond this, as on a full disk
 move_into_place(Path({str(joined)!r}), Path({str(target)!r}))
 """

@@ -16,7 +16,7 @@ from badcjobs.gpu.script import SimulatedDevice, SimulationScript
 from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler

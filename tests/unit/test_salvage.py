@@ -18,8 +18,8 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.model import Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_tables
-from badcjobs.store.row_forms import disk_types, find_form
-from badcjobs.store.salvage import Salvaged, parse_task_name, salvage
+from badcjobs.store.merging.row_forms import disk_types, find_form
+from badcjobs.store.merging.salvage import Salvaged, parse_task_name, salvage
 from badcjobs.store.schema import DERIVED, TABLES, Column, Table, columns_of
 
 FULL = Reading(80, 41, 12 * 2**30, 67, 251.25, 1_234_567.5, 1410, 1215, 4, 55.5, 33.25)

@@ -18,11 +18,11 @@ from badcjobs.handbook import read_topic
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri
 from badcjobs.store.job_schema import JOB_TABLES
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.publish import join_files
+from badcjobs.store.live.publish import join_files
+from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.schema import SCHEMA_VERSION, columns_of
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
 
 SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1"  # as version 0.1.0 wrote them before the schema changed
 

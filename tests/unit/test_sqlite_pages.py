@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import damage
 
-from badcjobs.store.sqlite_pages import read_rows
+from badcjobs.store.merging.sqlite_pages import read_rows
 
 EDGES = [0, 1, -1, 127, 128, -128, -129, 2**15, -(2**15) - 1, 2**23, 2**31, 2**47, -(2**47) - 1, 2**63 - 1, -(2**63)]
 INTEGERS = st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1)

@@ -21,7 +21,7 @@ from badcjobs.job import finish_job
 from badcjobs.model import Completeness, DeviceFacts, GapFacts, JobFacts, Reading, TaskFacts
 from badcjobs.report.as_text import summary_text
 from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
-from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merging.merge import MergeOrder
 
 TASK = TaskFacts(
     "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0

@@ -18,7 +18,7 @@ from support.databases import query
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device
 
 from badcjobs.model import Allocation, Chunk, ChunkResult, TaskKey
-from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.live.task_writer import TaskWriter
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
 
@@ -278,7 +278,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.task_files import make_chunk
 from badcjobs.model import ChunkResult, TaskKey
-from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.live.task_writer import TaskWriter
 writer = TaskWriter(Path({str(tmp_path / "wrapper.sqlite")!r}), TaskKey("4821", 7, 1, "gpu3"))
 writer.fill([make_chunk(f"c{{n}}") for n in range(5000)], lambda rows: None)
 for number, chunk in enumerate(writer.next_pending(5000)):

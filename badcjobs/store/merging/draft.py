@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from badcjobs.store.connect import transaction
+from badcjobs.store.into_place import remove_unfinished, sync_file, sync_folder, unfinished_name
 from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
-from badcjobs.store.publish import remove_unfinished, sync_folder, unfinished_name
 
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file until one of them is written to
 _PIECE_BYTES = 64 << 20
@@ -38,7 +38,7 @@ def drafted(target: Path, *, from_old: bool, keep_old_as: Path | None = None) ->
             yield db
         finally:
             db.close()
-        _sync(draft)
+        sync_file(draft)
         if keep_old_as is not None:
             os.replace(target, keep_old_as)  # noqa: PTH105
         os.replace(draft, target)  # noqa: PTH105
@@ -77,8 +77,3 @@ def copy_quickly(source: Path, copy: Path) -> None:
             # Begins to write this piece out, so that the sync at the end finds little left to do.
             os.posix_fadvise(new.fileno(), position, sent, os.POSIX_FADV_DONTNEED)
             position += sent
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from badcjobs.model import TaskKey, stable_id
 from badcjobs.store.connect import create_tables
-from badcjobs.store.row_forms import RowForm, find_form, is_time
+from badcjobs.store.merging.row_forms import RowForm, find_form, is_time
+from badcjobs.store.merging.sqlite_pages import read_rows
 from badcjobs.store.schema import DERIVED, TABLES
 from badcjobs.store.seal import SEAL, read_sealed_rows
-from badcjobs.store.sqlite_pages import read_rows
 
 _TABLES = tuple(table for table in TABLES if table.name not in DERIVED)  # those are made anew from what is left
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from badcjobs.store.halves import Half
-from badcjobs.store.publish import publish, publish_interval_s
+from badcjobs.store.live.halves import Half
+from badcjobs.store.live.publish import publish, publish_interval_s
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.store.connect import SQLITE_MAGIC, file_uri, open_sealed, version_complaint
-from badcjobs.store.find_files import LEFTOVERS, FoundFile, is_plain_file
 from badcjobs.store.job_schema import is_job_database
-from badcjobs.store.salvage import Salvaged, salvage
+from badcjobs.store.merging.find_files import LEFTOVERS, FoundFile, is_plain_file
+from badcjobs.store.merging.salvage import Salvaged, salvage
+from badcjobs.store.merging.source_file import MERGED, NOT_OURS, RECOVERED, SALVAGED, SKIPPED
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, TABLES
 from badcjobs.store.seal import read_checksum, read_sealed_rows
-from badcjobs.store.source_file import MERGED, NOT_OURS, RECOVERED, SALVAGED, SKIPPED
 
 _LOOKS = 3
 _LAST_SIGN = """

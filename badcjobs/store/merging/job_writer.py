@@ -14,12 +14,12 @@ from pathlib import Path
 from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.connect import read_only_uri, transaction
-from badcjobs.store.intake import Intake, describe, salvage_instead
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes
-from badcjobs.store.piece_together import add_missing_rows, extract_task
+from badcjobs.store.merging.intake import Intake, describe, salvage_instead
+from badcjobs.store.merging.piece_together import add_missing_rows, extract_task
+from badcjobs.store.merging.source_file import COPY, HOLDING, KEPT, SALVAGED, SourceFile, write_source_files
+from badcjobs.store.merging.task_rows import count_rows, put_in, settle, take_out
 from badcjobs.store.schema import DERIVED
-from badcjobs.store.source_file import COPY, HOLDING, KEPT, SALVAGED, SourceFile, write_source_files
-from badcjobs.store.task_rows import count_rows, put_in, settle, take_out
 
 
 class JobWriter:

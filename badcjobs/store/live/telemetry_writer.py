@@ -8,7 +8,7 @@ from pathlib import Path
 
 from badcjobs.model import METRICS, HostReading, Reading
 from badcjobs.store.connect import create_live
-from badcjobs.store.snapshot import take_snapshot
+from badcjobs.store.live.snapshot import take_snapshot
 
 _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
               VALUES (?, ?, ?{", ?" * len(METRICS)})"""

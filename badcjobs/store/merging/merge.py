@@ -18,14 +18,14 @@ from pathlib import Path
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.store.draft import changed_in_place, drafted
 from badcjobs.store.filesystem import read_filesystem
-from badcjobs.store.find_files import FoundFile, find_task_databases, no_task_databases
-from badcjobs.store.intake import Intake, examine
-from badcjobs.store.job_writer import JobWriter
-from badcjobs.store.merge_lock import only_merge
-from badcjobs.store.old_job import OldJob, damaged_name, look_at_old
-from badcjobs.store.source_file import HOLDING, SALVAGED, SKIPPED, SourceFile
+from badcjobs.store.merging.draft import changed_in_place, drafted
+from badcjobs.store.merging.find_files import FoundFile, find_task_databases, no_task_databases
+from badcjobs.store.merging.intake import Intake, examine
+from badcjobs.store.merging.job_writer import JobWriter
+from badcjobs.store.merging.lock import only_merge
+from badcjobs.store.merging.old_job import OldJob, damaged_name, look_at_old
+from badcjobs.store.merging.source_file import HOLDING, SALVAGED, SKIPPED, SourceFile
 
 _MOST_IN_PLACE = 10  # SQLite attaches no more files at once
 _LOOK_AHEAD = 3

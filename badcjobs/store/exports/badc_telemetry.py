@@ -11,10 +11,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from badcjobs.store.export_badc_paths import chunk_file
-from badcjobs.store.export_file import fresh_file
-from badcjobs.store.export_text import as_text
-from badcjobs.store.export_window import Window
+from badcjobs.store.exports.badc_paths import chunk_file
+from badcjobs.store.exports.fresh_file import fresh_file
+from badcjobs.store.exports.text import as_text
+from badcjobs.store.exports.window import Window
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NEAR_MS = 15_000  # the longest step of the summary's energy, too: farther apart nothing was sampled

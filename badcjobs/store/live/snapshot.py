@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from badcjobs.store.connect import unshared_uri
+from badcjobs.store.into_place import sync_file
 
 _STEP_PAGES = 128  # half a megabyte: the writer waits for one step at most
 _BREATH_S = 0.0005  # between two steps, so that a writer who waits comes first
@@ -29,7 +30,7 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
     try:
         _copy(live, temporary)
         if lasting:
-            _sync(temporary)
+            sync_file(temporary)
         os.replace(temporary, target)  # noqa: PTH105
     except (OSError, sqlite3.Error):
         temporary.unlink(missing_ok=True)
@@ -44,8 +45,3 @@ def _copy(live: sqlite3.Connection, temporary: Path) -> None:
         copy.execute("PRAGMA cache_size = -512")
         live.backup(copy, pages=_STEP_PAGES, progress=lambda *_: time.sleep(_BREATH_S), sleep=_BUSY_S)
         copy.execute("PRAGMA journal_mode = DELETE")
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

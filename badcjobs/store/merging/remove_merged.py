@@ -9,9 +9,9 @@ from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.job_file import open_job_database
+from badcjobs.store.merging.source_file import COPY, MERGED, SourceFile, read_source_files
+from badcjobs.store.merging.task_rows import count_rows
 from badcjobs.store.schema import DERIVED
-from badcjobs.store.source_file import COPY, MERGED, SourceFile, read_source_files
-from badcjobs.store.task_rows import count_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from badcjobs.store.export_badc import finished
-from badcjobs.store.export_badc_paths import chunk_file
-from badcjobs.store.export_file import fresh_file
-from badcjobs.store.export_text import as_text
-from badcjobs.store.export_window import Window
+from badcjobs.store.exports.badc_chunks import finished
+from badcjobs.store.exports.badc_paths import chunk_file
+from badcjobs.store.exports.fresh_file import fresh_file
+from badcjobs.store.exports.text import as_text
+from badcjobs.store.exports.window import Window
 
 log = logging.getLogger(__name__)
 

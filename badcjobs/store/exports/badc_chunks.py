@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-from badcjobs.store.export import declared_types
-from badcjobs.store.export_badc_paths import chunk_file
-from badcjobs.store.export_file import fresh_file, make_folder
-from badcjobs.store.export_window import Window
+from badcjobs.store.exports.badc_paths import chunk_file
+from badcjobs.store.exports.fresh_file import fresh_file, make_folder
+from badcjobs.store.exports.tables import declared_types
+from badcjobs.store.exports.window import Window
 
 _OF_MANIFEST = ("start_ms", "end_ms", "overlap_ms", "sha256", "notes")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from badcjobs.errors import NotHere
-from badcjobs.store.export import Row, Selection, declared_types, quoted
+from badcjobs.store.exports.tables import Row, Selection, declared_types, quoted
 
 ROW_GROUP = 65_536
 

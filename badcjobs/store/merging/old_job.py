@@ -11,8 +11,8 @@ from badcjobs.errors import DatabaseProblem
 from badcjobs.store.connect import SQLITE_MAGIC, version_complaint
 from badcjobs.store.job_file import open_job_database
 from badcjobs.store.job_schema import is_job_database
+from badcjobs.store.merging.source_file import SKIPPED, SourceFile, read_source_files
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION
-from badcjobs.store.source_file import SKIPPED, SourceFile, read_source_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from badcjobs.model import METRICS
 from badcjobs.store.connect import open_sealed
-from badcjobs.store.export_text import write_csv, write_json_lines
+from badcjobs.store.exports.text import write_csv, write_json_lines
 
 TEXT_FORMS = (".csv", ".jsonl")
 

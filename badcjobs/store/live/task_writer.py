@@ -14,8 +14,8 @@ from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Allocation, Chunk, ChunkResult, Device, TaskKey, stable_id
-from badcjobs.store.backlog import PatientDatabase
 from badcjobs.store.job_file import published_uri
+from badcjobs.store.live.backlog import PatientDatabase
 from badcjobs.store.look_back import complaint
 
 _PENDING = """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.store.connect import complain_about
-from badcjobs.store.export_window import Window, condition
+from badcjobs.store.exports.window import Window, condition
 from badcjobs.store.job_file import open_published
 
 Row = tuple[object, ...]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.store.connect import create_live
-from badcjobs.store.snapshot import take_snapshot
+from badcjobs.store.live.snapshot import take_snapshot
 
 log = logging.getLogger(__name__)
 

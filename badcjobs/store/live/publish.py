@@ -6,28 +6,24 @@ name, then renamed: a reader on another node sees the old file or the new one, w
 
 from __future__ import annotations
 
-import glob
 import logging
-import os
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from badcjobs.store.connect import create_tables, transaction, unshared_uri
 from badcjobs.store.figures import write_figures
-from badcjobs.store.halves import Half, OpenHalf, can_be_read
-from badcjobs.store.sample_text import TEXT_FORMS, write_samples
+from badcjobs.store.into_place import move_into_place
+from badcjobs.store.live.halves import Half, OpenHalf, can_be_read
+from badcjobs.store.live.sample_text import TEXT_FORMS, write_samples
 from badcjobs.store.schema import TABLES, columns_of
-from badcjobs.store.seal import Checksum, prepare_seal
+from badcjobs.store.seal import prepare_seal
 
 log = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 1 << 20
 _SLOW_BYTES_PER_S = 50_000  # keeps the traffic of a 24-hour task at about 4 GB
 
 
@@ -157,54 +153,3 @@ def _note_unreadable(db: sqlite3.Connection, error: sqlite3.Error) -> None:
                   coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task""",
         (f"the recorder's file cannot be read: {error}",),
     )
-
-
-def move_into_place(local: Path, target: Path) -> None:
-    """Copy a finished local file to where readers look, so that they never see half of it."""
-    temporary = unfinished_name(target)
-    try:
-        with local.open("rb") as source, temporary.open("wb") as copy:
-            _copy_and_seal(source, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-        os.replace(temporary, target)  # noqa: PTH105
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
-
-
-def _copy_and_seal(source: BinaryIO, copy: BinaryIO) -> None:
-    checksum = Checksum()
-    while block := source.read(_BLOCK_BYTES):
-        checksum.feed(block)
-        copy.write(block)
-    digits = checksum.digits()
-    if checksum.seal_at is not None:  # None: samples as text
-        copy.seek(checksum.seal_at)
-        copy.write(digits)
-
-
-def unfinished_name(target: Path) -> Path:
-    """Return the name of a file that this process is still writing."""
-    return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-
-
-def remove_unfinished(target: Path) -> None:
-    """Remove what killed publishers of this file have left half done."""
-    for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        if copy.is_dir():
-            shutil.rmtree(copy, ignore_errors=True)
-        else:
-            copy.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # some shared filesystems refuse to sync a folder; the rename itself is still atomic
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Tables of a database in the forms that others read: CSV, JSON, Parquet, and what BADC reads."""

@@ -1,0 +1,1 @@
+"""Task databases → one job database: found, examined, mended, copied, counted."""
