@@ -14,6 +14,7 @@ from badcjobs.store.connect import complain_about
 from badcjobs.store.job_file import open_job_database
 from badcjobs.store.job_schema import is_job_database
 from badcjobs.store.merging.source_file import MERGED, NOT_OURS, read_source_files
+from badcjobs.store.schema import SCHEMA_VERSION
 
 _MOST_FAILED = 1000
 
@@ -22,16 +23,25 @@ def read_job(path: Path) -> JobFacts:
     """Return everything the summary needs."""
     try:
         with closing(open_job_database(path)) as db:
-            complaint = complain_about(path, db)
-            if complaint is None and not is_job_database(db):
-                complaint = "this is a task database; merge it first"
+            complaint = complain_about(path, db) or _why_not(db)
             if complaint is not None:
                 raise DatabaseProblem(
-                    f"{path} is not a job database", why=complaint, fix=f"badcjobs merge {path.parent}"
+                    f"{path} is not a job database that this badcjobs reads",
+                    why=complaint,
+                    fix=f"badcjobs merge {path.parent}",
                 )
             return _read(db)
     except sqlite3.Error as error:
         raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix="badcjobs merge RUN_FOLDER") from error
+
+
+def _why_not(db: sqlite3.Connection) -> str | None:
+    if not is_job_database(db):
+        return "this is a task database; merge it first"
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return (
+        None if version == SCHEMA_VERSION else f"an earlier version made it (schema {version}); merging takes it over"
+    )
 
 
 def _read(db: sqlite3.Connection) -> JobFacts:

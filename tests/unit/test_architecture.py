@@ -155,7 +155,8 @@ def test_these_rules_see_what_they_forbid() -> None:
     tree = ast.parse(
         "import os, sys, argparse\nfrom os import environ as e\nfrom sys import exit\nimport logging\n"
         "x = os.environ['A']\ny = e['A']\nexit(1)\nlogging.getLogger('a').addHandler(x)\n"
-        "def f():\n    from badcjobs.store.merging import merge\n    from badcjobs import task\n    import badcjobs.cli.run\n"
+        "def f():\n    from badcjobs.store.merging import merge\n"
+        "    from badcjobs import task\n    import badcjobs.cli.run\n"
     )
     assert forbidden(tree, CLI_ONLY) == [
         "line 1: import argparse", "line 5: os.environ", "line 6: os.environ", "line 7: sys.exit",

@@ -148,6 +148,21 @@ def test_a_folder_that_was_moved_is_recognised_by_its_content(tmp_path: Path) ->
     assert merged(tmp_path / "b").read == 0
 
 
+def test_one_file_spelled_in_two_ways_is_one_file(tmp_path: Path) -> None:
+    path = TaskFile(tmp_path, states={"a": "done"}).write()
+    merged(tmp_path, tmp_path / "tasks" / ".." / "tasks" / path.name)
+    assert merged(tmp_path).read == 0
+    assert query(tmp_path / "job.sqlite", "SELECT path FROM source_file") == [(f"tasks/{path.name}",)]
+
+
+def test_the_folder_of_the_target_is_made_and_places_that_do_not_exist_are_named_together(tmp_path: Path) -> None:
+    TaskFile(tmp_path, states={"a": "done"}).write()
+    merge(MergeOrder([tmp_path], tmp_path / "new" / "folder" / "job.sqlite"), SystemClock())
+    assert (tmp_path / "new" / "folder" / "job.sqlite").exists()
+    with pytest.raises(DatabaseProblem, match=r"one, .*two do not exist"):
+        merge(MergeOrder([tmp_path / "one", tmp_path, tmp_path / "two"], tmp_path / "x.sqlite"), SystemClock())
+
+
 def test_another_job_database_in_the_folder_is_not_mistaken_for_a_task(tmp_path: Path) -> None:
     TaskFile(tmp_path, states={"a": "done"}).write()
     merge(MergeOrder([tmp_path], tmp_path / "backup.sqlite"), SystemClock())

@@ -14,9 +14,11 @@ from support.databases import query
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
+from badcjobs.errors import DatabaseProblem
 from badcjobs.handbook import read_topic
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri
+from badcjobs.store.job_reader import read_job
 from badcjobs.store.job_schema import JOB_TABLES
 from badcjobs.store.live.publish import join_files
 from badcjobs.store.live.task_writer import TaskWriter
@@ -239,3 +241,13 @@ def test_a_job_database_of_schema_1_is_taken_over_even_when_its_task_files_are_g
             sorted(map(repr, query(tmp_path / run / "job.sqlite", f"SELECT * FROM {table}"))) for run in ("old", "new")
         )
         assert old == new, table
+
+
+def test_a_job_database_of_schema_1_is_not_summarised_but_the_line_to_paste_is_given(tmp_path: Path) -> None:
+    shutil.copytree(SCHEMA_1, tmp_path / "july")
+    with pytest.raises(DatabaseProblem) as refused:
+        read_job(tmp_path / "july" / "job.sqlite")
+    assert "schema 1" in (refused.value.why or "")
+    assert refused.value.fix == f"badcjobs merge {tmp_path / 'july'}"
+    merge(MergeOrder([tmp_path / "july"], tmp_path / "july" / "job.sqlite"), SystemClock())
+    assert len(read_job(tmp_path / "july" / "job.sqlite").tasks) == 2

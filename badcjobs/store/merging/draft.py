@@ -27,7 +27,6 @@ _READERS_PATIENCE_S = 60.0
 @contextmanager
 def drafted(target: Path, *, from_old: bool, keep_old_as: Path | None = None) -> Iterator[sqlite3.Connection]:
     """Give a new job database, or a copy of the old one, to be written; put it in place when all went well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     remove_unfinished(target)
     draft = unfinished_name(target)
     try:

@@ -22,21 +22,31 @@ class FoundFile:
     has_leftovers: bool = False  # a WAL or a journal lies beside it
 
 
+def check_inputs(inputs: Iterable[Path]) -> None:
+    """Refuse places that do not exist, all at once."""
+    missing = [str(place) for place in inputs if not os.path.lexists(place)]
+    if missing:
+        words = "does not exist" if len(missing) == 1 else "do not exist"
+        raise DatabaseProblem(f"{', '.join(missing)} {words}", fix="badcjobs merge RUN_FOLDER")
+
+
 def find_task_databases(inputs: Iterable[Path], target: Path) -> list[FoundFile]:
     """Return the files given, and every ``*.sqlite`` below the folders given, in a stable order."""
-    inputs = list(inputs)
     found: dict[Path, FoundFile] = {}
-    for place in inputs:
+    for place in map(full_path, inputs):
         if place.is_dir():
             for file in _below(place):
                 found.setdefault(file.path, file)
-        elif os.path.lexists(place):
-            leftovers = any(place.with_name(place.name + ending).exists() for ending in LEFTOVERS)
-            found[place.absolute()] = FoundFile(place.absolute(), True, leftovers)
         else:
-            raise DatabaseProblem(f"{place} does not exist", fix="badcjobs merge RUN_FOLDER")
-    found.pop(target.absolute(), None)
+            leftovers = any(place.with_name(place.name + ending).exists() for ending in LEFTOVERS)
+            found[place] = FoundFile(place, True, leftovers)
+    found.pop(full_path(target), None)
     return sorted(found.values())
+
+
+def full_path(path: Path) -> Path:
+    """Return the one way to spell a path, without following links."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to a file of another name
 
 
 def no_task_databases(inputs: Iterable[Path]) -> DatabaseProblem:
@@ -50,7 +60,7 @@ def no_task_databases(inputs: Iterable[Path]) -> DatabaseProblem:
 
 def _below(folder: Path) -> Iterator[FoundFile]:
     """Yield what is called like a database below a folder; hidden names are unfinished copies and live files."""
-    for parent, folders, names in os.walk(folder.absolute()):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         there = set(names)
         for name in names:

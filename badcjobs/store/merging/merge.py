@@ -20,7 +20,7 @@ from badcjobs.model import stable_id
 from badcjobs.seams import Clock
 from badcjobs.store.filesystem import read_filesystem
 from badcjobs.store.merging.draft import changed_in_place, drafted
-from badcjobs.store.merging.find_files import FoundFile, find_task_databases, no_task_databases
+from badcjobs.store.merging.find_files import FoundFile, check_inputs, find_task_databases, full_path, no_task_databases
 from badcjobs.store.merging.intake import Intake, examine
 from badcjobs.store.merging.job_writer import JobWriter
 from badcjobs.store.merging.lock import only_merge
@@ -54,7 +54,9 @@ class MergeOutcome:
 
 def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
     """Bring the job database up to date with the files given; the old one stays until the new one is whole."""
+    check_inputs(order.inputs)
     try:
+        order.target.parent.mkdir(parents=True, exist_ok=True)
         with only_merge(order.target, clock, wait=order.wait, tell=order.tell):
             return _merge(order)
     except (OSError, sqlite3.Error) as error:
@@ -180,5 +182,5 @@ def _has_changed(file: FoundFile, known: SourceFile | None) -> bool:
 
 def shown_path(path: Path, target: Path) -> str:
     """Return a path as ``source_file`` has it."""
-    folder = target.parent.absolute()
+    folder = full_path(target.parent)
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
