@@ -6,6 +6,7 @@ No behaviour beyond what a noun knows about itself; no imports from the rest of 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ METRICS = (
     "sm_activity_percent",
     "sm_occupancy_percent",
 )
+
+
+_TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
 
 
 def stable_id(*parts: object) -> int:
@@ -54,6 +58,16 @@ class TaskKey:
     @property
     def task_id(self) -> int:
         return stable_id(self.name)
+
+    @classmethod
+    def parse(cls, name: str) -> TaskKey | None:
+        """Return the task of this name; None when no task has such a name."""
+        parts = _TASK_NAME.fullmatch(name)
+        if parts is None:
+            return None
+        procid = None if parts["procid"] is None else int(parts["procid"])
+        key = cls(parts["job"], int(parts["index"]), int(parts["restart"]), parts["node"], procid)
+        return key if key.name == name else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
 
-_TASK_FILE = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<rest>.+)\.sqlite")
 _MOST_RESTARTS = 10_000
 LIVE_PREFIX = ".live-"  # hidden folders of live files; nobody but their owners looks into them
 
@@ -89,8 +87,8 @@ class RunFolder:
         """
         found = []
         for path in sorted(self.tasks.glob("*.sqlite")):
-            parts = _TASK_FILE.fullmatch(path.name)
-            sibling = parts and parts["job"] == key.job_id and int(parts["index"]) != key.array_index
+            other = TaskKey.parse(path.stem)
+            sibling = other and other.job_id == key.job_id and other.array_index != key.array_index
             if not path.name.startswith(".") and path.name not in merged and not sibling:
                 found.append(path)
         return found

@@ -19,7 +19,7 @@ from support.task_files import START_MS, TaskFile
 from badcjobs.model import Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_tables
 from badcjobs.store.merging.row_forms import disk_types, find_form
-from badcjobs.store.merging.salvage import Salvaged, parse_task_name, salvage
+from badcjobs.store.merging.salvage import Salvaged, salvage
 from badcjobs.store.schema import DERIVED, TABLES, Column, Table, columns_of
 
 FULL = Reading(80, 41, 12 * 2**30, 67, 251.25, 1_234_567.5, 1410, 1215, 4, 55.5, 33.25)
@@ -386,12 +386,12 @@ def test_a_file_with_several_tasks_and_none_of_its_name_is_no_task_database(tmp_
     ids=lambda key: str(key.name),
 )
 def test_the_name_of_a_file_tells_its_task(key: TaskKey) -> None:
-    assert parse_task_name(key.name) == key
+    assert TaskKey.parse(key.name) == key
 
 
 @pytest.mark.parametrize("name", ["job", "4821_7", "4821_7.r0", "4821_7.r0.", "4821_07.r0.gpu1", "x_1.rx.gpu1", ""])
 def test_a_name_that_no_task_has_tells_none(name: str) -> None:
-    assert parse_task_name(name) is None
+    assert TaskKey.parse(name) is None
 
 
 def test_of_two_rows_with_one_rowid_the_first_is_kept(original: Original, copy: Path) -> None:

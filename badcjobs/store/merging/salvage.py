@@ -6,7 +6,6 @@ can be true (row_forms.py) is kept. Whether a file is damaged, and what to say a
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -23,7 +22,6 @@ from badcjobs.store.schema import DERIVED, TABLES
 from badcjobs.store.seal import SEAL, read_sealed_rows
 
 _TABLES = tuple(table for table in TABLES if table.name not in DERIVED)  # those are made anew from what is left
-_TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def salvage(damaged: Path, clean: Path) -> Salvaged | None:
         with closing(_create(clean)) as db:
             _write_rows(db, (row for row in _believable_rows(file) if row.task_id in (None, task_id)))
             rows = {table.name: _count(db, table.name) for table in _TABLES}
-            key = parse_task_name(damaged.stem)
+            key = TaskKey.parse(damaged.stem)
             if not rows["task"] and key:
                 _rebuild_task(db, key, latest_start_ms=int(damaged.stat().st_mtime * 1000))
             db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))  # these are other bytes
@@ -93,19 +91,9 @@ def _find_task(rows: Iterable[_Row], file_name: str) -> int | None:
             tasks.add(row.task_id)
         if wanted in tasks:
             return wanted
-    if wanted_is_here and parse_task_name(file_name):
+    if wanted_is_here and TaskKey.parse(file_name):
         return wanted
     return tasks.pop() if len(tasks) == 1 else None  # several: a job database
-
-
-def parse_task_name(name: str) -> TaskKey | None:
-    """Return the task whose files carry this name; None when no task has such a name."""
-    parts = _TASK_NAME.fullmatch(name)
-    if parts is None:
-        return None
-    procid = None if parts["procid"] is None else int(parts["procid"])
-    key = TaskKey(parts["job"], int(parts["index"]), int(parts["restart"]), parts["node"], procid)
-    return key if key.name == name else None
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
