@@ -428,6 +428,11 @@ def test_a_file_whose_own_disk_has_no_room_even_for_reading_is_read_from_a_copy(
     assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 1)]
 
 
-@pytest.mark.parametrize(("size_bytes", "interval_s"), [(0, 30.0), (1_000_000, 30.0), (5_000_000, 100.0)])
-def test_large_files_are_published_less_often(size_bytes: int, interval_s: float) -> None:
+@pytest.mark.parametrize(
+    ("size_bytes", "interval_s"),
+    [(0, 30.0), (1_000_000, 30.0), (5_000_000, 100.0), (22_000_000, 440.0), (10**9, 480.0)],
+)
+def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_apart(
+    size_bytes: int, interval_s: float
+) -> None:
     assert publish_interval_s(size_bytes, 30.0) == interval_s
