@@ -80,7 +80,8 @@ def make_audio(folder: Path) -> Path:
                 write_chunk(folder / name, noise, chance)
                 start_ms = chunk * _CHUNK_S * 1000
                 path = (folder / name).absolute()
-                rows.writerow((f"site{recording:02d}", f"c{chunk:03d}", path, start_ms, start_ms + 30_000, 0, "", ""))
+                site = f"site{recording:02d}"
+                rows.writerow((site, f"{site}_c{chunk:03d}", path, start_ms, start_ms + 30_000, 0, "", ""))
     return manifest
 
 
