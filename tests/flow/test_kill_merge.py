@@ -52,18 +52,22 @@ def test_a_killed_merge_leaves_the_old_content_or_the_new(
     duration_s = time.monotonic() - started_s
     old, finished = content(start / "job.sqlite"), content(whole / "job.sqlite")
     assert old != finished
-    seen = {old: 0, finished: 0}
+    seen, in_the_middle = {old: 0, finished: 0}, 0
     for _ in range(kills):
         run = copied(start, site.out)
         program = site.start("merge", run)
-        time.sleep(chance.uniform(0.2, 1.1) * duration_s)  # the moment itself is what is tried here
+        time.sleep(chance.uniform(0.3, 1.05) * duration_s)  # the moment itself is what is tried here
         program.kill()
+        in_the_middle += any(path.name.endswith(("-journal", ".tmp")) for path in run.iterdir())
         seen[content(run / "job.sqlite")] += 1
         again = site.badcjobs("merge", run)
         assert again.exit_code == 0, again.stderr
         assert content(run / "job.sqlite") == finished
         assert sorted(path.name for path in run.iterdir()) == ["job.sqlite", "report.html", "tasks"]
-    print(f"killed {kills} times: {seen[old]} times the old content, {seen[finished]} times the new")
+    print(
+        f"killed {kills} times, {in_the_middle} of them while it was writing:"
+        f" {seen[old]} times the old content, {seen[finished]} times the new"
+    )
 
 
 def copied(start: Path, run: Path) -> Path:
