@@ -31,13 +31,10 @@ _LEFT = ("pending", "skipped", NOT_LISTED)
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
     """Compare the sources of a run with its job database; what cannot be found out is a remark, not an error."""
-    run = RunFolder(database.absolute().parent)
     try:
-        frozen = _read_frozen(run)
+        run, frozen = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
         return _describe(_by_task(facts, ()), facts, why_unknown=_reason(error))
-    if frozen is None:
-        return _describe(_by_task(facts, ()), facts, why_unknown="no run.toml beside the job database")
     absent = absent_indices(facts, frozen.array)
     balance, why_unknown = _by_task(facts, absent), None
     try:
@@ -62,6 +59,28 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
 
 def _is_outside(task: TaskFacts) -> bool:
     return task.job_id.startswith("local")
+
+
+def _find_frozen(beside: Path, file_folders: Sequence[str]) -> tuple[RunFolder, FrozenRun]:
+    """Return the run whose tasks were merged: beside the job database or, where that lies elsewhere, above them."""
+    if (frozen := _read_frozen(RunFolder(beside))) is not None:
+        return RunFolder(beside), frozen
+    above = [(beside / folder).parent for folder in file_folders if Path(folder).name == "tasks"]
+    # By their real names: one run may have been given by two paths.
+    runs = {path.resolve(): RunFolder(path) for path in above if _is_there(RunFolder(path).run_toml)}
+    if len(runs) > 1:
+        raise BadInput("no run.toml beside the job database", why="its task databases are of several runs")
+    for run in runs.values():
+        if (frozen := _read_frozen(run)) is not None:
+            return run, frozen
+    raise BadInput("no run.toml beside the job database")
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # somebody else's folder
+        return False
 
 
 def _read_frozen(run: RunFolder) -> FrozenRun | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +16,16 @@ from badcjobs.store.exports.badc_summary import write_resume_summary
 from badcjobs.store.exports.badc_telemetry import write_telemetry
 from badcjobs.store.exports.fresh_file import fresh_file, make_folder
 from badcjobs.store.exports.parquet import ROW_GROUP, require_pyarrow, write_parquet
-from badcjobs.store.exports.tables import Row, Selection, check_tables, has_time, list_tables, open_for_export, select
+from badcjobs.store.exports.tables import (
+    Row,
+    Selection,
+    check_columns,
+    check_tables,
+    has_time,
+    list_tables,
+    open_for_export,
+    select,
+)
 from badcjobs.store.exports.text import write_csv, write_json, write_json_lines
 from badcjobs.store.exports.window import Window
 
@@ -36,6 +46,22 @@ class ExportOrder:
     everything: bool = False
     columns: tuple[str, ...] | None = None
     window: Window = field(default_factory=Window)
+
+    @property
+    def needs_folder(self) -> bool:
+        return self.everything or len(self.tables) > 1 or self.form == "badc"
+
+    def command_line(self) -> str:
+        """Return the command that orders this, ready to paste."""
+        words = ["badcjobs", "export", str(self.source), "--format", self.form]
+        for option, values in (
+            ("--table", self.tables),
+            ("--columns", () if self.columns is None else (",".join(self.columns),)),
+            ("--from", () if self.window.from_ms is None else (str(self.window.from_ms),)),
+            ("--to", () if self.window.to_ms is None else (str(self.window.to_ms),)),
+        ):
+            words += [word for value in values for word in (option, value)]
+        return shlex.join([*words, *(["--all"] if self.everything else []), "-o", str(self.output or "-")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +108,17 @@ def _check(order: ExportOrder, database: Path) -> None:
         mistakes.append("--all and --table exclude each other")
     elif several and order.columns is not None:
         mistakes.append("--columns goes with one table")
-    if order.output is None and (several or order.form == "badc"):
+    if order.output is None and order.needs_folder:
         mistakes.append("several files do not fit into stdout: -o must be a folder")
     if order.output is not None and order.output.exists() and order.output.samefile(database):
         mistakes.append(f"-o {order.output} is the database itself")
     if mistakes:
         raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
+    if order.needs_folder and order.output is not None and order.output.exists() and not order.output.is_dir():
+        elsewhere = replace(order, output=order.output.with_name(f"{order.output.name}-tables"))
+        raise BadInput(
+            f"{order.output} cannot be written", why="it is a file; this needs a folder", fix=elsewhere.command_line()
+        )
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -99,7 +130,7 @@ def _export_tables(
     selections = _select(db, order, database)  # all mistakes before the first file
     if order.output is None:
         return [ExportedFile("-", selections[0].table, _write(db, selections[0], order.form, stdout, progress))]
-    if order.everything or len(order.tables) > 1:
+    if order.needs_folder:
         make_folder(order.output)
     exported = []
     for selection in selections:
@@ -119,6 +150,9 @@ def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> list[
         return [select(db, table, window=window) for table, window in windows.items()]
     tables = dict.fromkeys(order.tables or ("detection",))
     check_tables(db, list(tables), database)
+    if order.columns is not None:
+        for table in tables:
+            check_columns(db, table, order.columns, replace(order, columns=None).command_line())
     return [select(db, table, order.columns, order.window) for table in tables]
 
 

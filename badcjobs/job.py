@@ -60,7 +60,7 @@ def finish_job(
         write_page(summary, report, title=order.target.parent.absolute().name)
     except OSError as error:
         log.warning("%s could not be written: %s", report, error)  # the numbers are safe
-    removed = remove_merged_files(order.target) if remove_merged else None
+    removed = remove_merged_files(order.target, merged.given) if remove_merged else None
     return FinishedJob(order.target, report, summary, merged, removed)
 
 

@@ -30,6 +30,9 @@ METRICS = (
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
 
 
+_BITS_OF_BIRTH = 17
+
+
 def stable_id(*parts: object) -> int:
     """Return a 47-bit number for these names: the same in every process, six bytes in SQLite.
 
@@ -49,6 +52,8 @@ class TaskKey:
     restart: int
     node: str
     procid: int | None = None
+    # When it started. Names repeat across run folders, so the id needs it; no name says it, so keys are equal without.
+    born_ms: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -57,7 +62,12 @@ class TaskKey:
 
     @property
     def task_id(self) -> int:
-        return stable_id(self.name)
+        """The number of this attempt; its first bits are those of the name, so that names tell the order of ids."""
+        by_name = stable_id(self.name)
+        if self.born_ms is None:
+            return by_name
+        mask = (1 << _BITS_OF_BIRTH) - 1
+        return (by_name & ~mask) | (stable_id(self.name, self.born_ms) & mask)
 
     @classmethod
     def parse(cls, name: str) -> TaskKey | None:
@@ -237,11 +247,12 @@ class Allocation:
     cpus: int | None = None
     local_dir: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)  # the variables all this was read from
+    started_at_ms: int | None = None  # when this process looked; None: nobody said
 
     @property
     def key(self) -> TaskKey:
         procid = self.procid if self.step_tasks > 1 else None
-        return TaskKey(self.job_id, self.array_index or 0, self.restart, self.node, procid)
+        return TaskKey(self.job_id, self.array_index or 0, self.restart, self.node, procid, self.started_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +342,8 @@ class JobFacts:
     labels: tuple[tuple[str, str | None, int], ...]
     gaps: tuple[GapFacts, ...]
     file_remarks: tuple[tuple[str, str], ...]  # (path, what became of it), where it was not simply merged
+    lossy_files: int = 0  # files of which rows are missing, or may be
+    file_folders: tuple[str, ...] = ()  # where its task databases lay: absolute, or below the job database's folder
     conflicts: int = 0  # chunks that were done more than once; the stated rule has chosen
     last_settings: Mapping[str, Any] = field(default_factory=dict)  # how the task that started last was told to work
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -94,7 +95,9 @@ def _check_target(settings: WatchSettings) -> None:
         raise BadInput(f"--live-mode {settings.live_mode} is not known", why="modes are " + ", ".join(LIVE_MODES))
     if settings.out.suffix not in _ENDINGS:
         raise BadInput(
-            f"--out {settings.out}: unknown ending {settings.out.suffix!r}", why="endings are " + ", ".join(_ENDINGS)
+            f"--out {settings.out}: unknown ending {settings.out.suffix!r}",
+            why="endings are " + ", ".join(_ENDINGS),
+            fix=_as_sqlite(settings),
         )
     if settings.out.exists() and not settings.overwrite:
         raise BadInput(
@@ -104,6 +107,12 @@ def _check_target(settings: WatchSettings) -> None:
         )
     if not settings.out.absolute().parent.is_dir():
         raise BadInput(f"the folder of --out {settings.out} does not exist", fix=f"mkdir -p {settings.out.parent}")
+
+
+def _as_sqlite(settings: WatchSettings) -> str:
+    out = settings.out.parent / f"{settings.out.stem or 'recording'}.sqlite"
+    command = ("--", *settings.command) if settings.command else ()
+    return shlex.join(["badcjobs", "record", "--out", str(out), *command])
 
 
 def _wait(settings: WatchSettings, world: World, records: Records) -> int:

@@ -20,7 +20,14 @@ def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, sta
     # Slurm may reuse the array's number as the job id of one of its tasks: the array's own comes first.
     job_id = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
     if not job_id:
-        return Allocation(False, f"local{started_at_ms}-{pid}", hostname, local_dir=local_dir, facts=facts)
+        return Allocation(
+            in_slurm=False,
+            job_id=f"local{started_at_ms}-{pid}",
+            node=hostname,
+            local_dir=local_dir,
+            facts=facts,
+            started_at_ms=started_at_ms,
+        )
     return Allocation(
         in_slurm=True,
         job_id=job_id,
@@ -34,6 +41,7 @@ def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, sta
         cpus=_number(environ, "SLURM_CPUS_PER_TASK") or _number(environ, "SLURM_CPUS_ON_NODE"),
         local_dir=local_dir,
         facts=facts,
+        started_at_ms=started_at_ms,
     )
 
 

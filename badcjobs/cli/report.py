@@ -20,9 +20,14 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
-    """Say what a merged job's numbers mean."""
+    """Say what a merged job's numbers mean.
+
+    Exit code 0 when every file that was merged was read whole, 4 when something was lost (each is named).
+    """
+    import shlex
+
     from badcjobs.cli.output import RowCounter, log_to_stderr, print_json, say
-    from badcjobs.errors import BadInput
+    from badcjobs.errors import BadInput, ExitCode
     from badcjobs.job import find_job_database, summarize_database, write_page
     from badcjobs.report.as_text import summary_text
 
@@ -34,9 +39,12 @@ def report(
         try:
             write_page(summary, html, title=title)
         except OSError as error:
-            raise BadInput(f"--html {html} cannot be written", why=error.strerror) from error
+            line = ["badcjobs", "report", str(job), "--html", "report.html"]
+            if isinstance(error, FileNotFoundError):
+                line = ["mkdir", "-p", str(html.parent)]
+            raise BadInput(f"--html {html} cannot be written", why=error.strerror, fix=shlex.join(line)) from error
     if json_wanted:
         print_json(summary.to_dict())
     else:
         say(summary_text(summary, title))
-    return 0
+    return ExitCode.DATABASE if summary.lossy_files else ExitCode.DONE

@@ -30,8 +30,7 @@ def summary_text(summary: Summary, title: str) -> str:
     lines += _gap_lines(summary)
     lines += _label_lines(summary)
     lines += _failed_lines(summary)
-    lines += _file_lines(summary)
-    text = "\n".join(_fit(line) for line in lines).rstrip()
+    text = "\n".join([*(_fit(line) for line in lines), *_file_lines(summary)]).rstrip()
     return "\n".join([text, *_finish_lines(summary)])
 
 
@@ -159,7 +158,10 @@ def _failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> 
 
 
 def _file_lines(summary: Summary) -> list[str]:
-    lines = [f"  file {path}: {remark}" for path, remark in summary.file_remarks[:_MOST_FILES]]
+    """Return what became of files, whole: the reason stands at the end, behind a path of any length."""
+    lines = []
+    for path, remark in summary.file_remarks[:_MOST_FILES]:
+        lines += _wrap(f"  file {path}: {remark}", indent=4)
     if len(summary.file_remarks) > _MOST_FILES:
         lines.append(
             f"  … and {len(summary.file_remarks) - _MOST_FILES:,} more files (in job.sqlite, table source_file)"
@@ -181,10 +183,11 @@ def _fit(line: str) -> str:
 def removal_text(removed: Sequence[str], left: Sequence[tuple[str, str]]) -> str:
     """Return what ``badcjobs merge --remove-merged`` has removed."""
     lines = [f"  removed     {count(len(removed), 'task database')}; all rows are in the job database"]
-    lines += [f"  not removed {path}: {why}" for path, why in left[:_MOST_FILES]]
+    for path, why in left[:_MOST_FILES]:
+        lines += _wrap(f"  not removed {path}: {why}", indent=14)
     if len(left) > _MOST_FILES:
         lines.append(f"  … and {len(left) - _MOST_FILES:,} more (--json has them all)")
-    return "\n".join(_fit(line) for line in lines)
+    return "\n".join(lines)
 
 
 def task_end_text(end: Mapping[str, Any]) -> str:

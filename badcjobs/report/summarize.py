@@ -69,6 +69,7 @@ class Summary:
     labels: tuple[tuple[str, str | None, int], ...]
     failed_chunks: tuple[FailedChunk, ...]
     file_remarks: tuple[tuple[str, str], ...]
+    lossy_files: int  # of which rows are missing, or may be; merge and report exit with 4
     completeness: Completeness | None = None  # None: nobody has compared the job with its source
 
     def to_dict(self) -> dict[str, object]:
@@ -119,6 +120,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = (), completeness: 
         labels=job.labels,
         failed_chunks=job.failed,
         file_remarks=job.file_remarks,
+        lossy_files=job.lossy_files,
         completeness=completeness,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,17 +67,15 @@ def create_tables(
 @contextmanager
 def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
     """Keep all that is written in the block, or nothing of it; inside another one it is a part of that."""
-    if db.in_transaction:
-        yield
-        return
-    db.execute(begin)
+    inside = db.in_transaction
+    db.execute("SAVEPOINT part" if inside else begin)
     try:
         yield
     except BaseException:
         if db.in_transaction:  # a full disk has rolled it back already
-            db.execute("ROLLBACK")
+            db.execute("ROLLBACK TO part" if inside else "ROLLBACK")
         raise
-    db.execute("COMMIT")
+    db.execute("RELEASE part" if inside else "COMMIT")
 
 
 def read_only_uri(path: Path, *, sealed: bool) -> str:
@@ -90,7 +89,7 @@ def read_only_uri(path: Path, *, sealed: bool) -> str:
 
 def file_uri(path: Path, how: str) -> str:
     """Return the URI that opens a file in a certain way, whatever letters its name has."""
-    return f"file:{quote(str(path.absolute()))}?{how}"
+    return f"file:{quote(os.fsencode(path.absolute()))}?{how}"
 
 
 def open_sealed(path: Path) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -28,11 +29,21 @@ def read_job(path: Path) -> JobFacts:
                 raise DatabaseProblem(
                     f"{path} is not a job database that this badcjobs reads",
                     why=complaint,
-                    fix=f"badcjobs merge {path.parent}",
+                    fix=_way_out(path, complaint),
                 )
             return _read(db)
     except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix="badcjobs merge RUN_FOLDER") from error
+        raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=_way_out(path, str(error))) from error
+
+
+def _way_out(path: Path, why: str) -> str:
+    """Return what to do; a merge adds to a job database and would stumble over its damaged pages again."""
+    if "malformed" not in why:
+        return shlex.join(["badcjobs", "merge", str(path.parent)])
+    # Only the database itself knew where its task files are; beside a folder of them it is the run's own.
+    run = str(path.parent) if (path.parent / "tasks").is_dir() else "RUN_FOLDER"
+    into = [] if path.name == "job.sqlite" and run != "RUN_FOLDER" else ["-o", str(path)]
+    return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
 
 
 def _why_not(db: sqlite3.Connection) -> str | None:
@@ -45,6 +56,7 @@ def _why_not(db: sqlite3.Connection) -> str | None:
 
 
 def _read(db: sqlite3.Connection) -> JobFacts:
+    files = [file for file in read_source_files(db) if file.reason != NOT_OURS]
     return JobFacts(
         tasks=tuple(_tasks(db)),
         devices=tuple(_devices(db)),
@@ -72,11 +84,9 @@ def _read(db: sqlite3.Connection) -> JobFacts:
                    FROM gap GROUP BY reason, metric ORDER BY metric IS NOT NULL, 4 DESC, reason, metric"""
             )
         ),
-        file_remarks=tuple(
-            (file.path, f"{file.status}: {file.reason}")
-            for file in read_source_files(db)
-            if file.status != MERGED and file.reason != NOT_OURS
-        ),
+        file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != MERGED),
+        lossy_files=sum(file.lost_something for file in files),
+        file_folders=tuple(sorted({str(Path(file.path).parent) for file in files})),
         conflicts=db.execute("SELECT count(*) FROM rival_chunk WHERE status = 'done'").fetchone()[0],
         last_settings=_last_settings(db),
     )

@@ -64,7 +64,7 @@ TABLES = (
         "task",
         "One attempt of one array task.",
         (
-            Column("task_id", "INTEGER PRIMARY KEY", "a number made from the name; the same in every file"),
+            Column("task_id", "INTEGER PRIMARY KEY", "a number made from its name and start; the same in every file"),
             Column("name", "TEXT NOT NULL", "<job>_<index>.r<restart>.<node>, as in the file names"),
             Column("job_id", "TEXT NOT NULL", "the array's job id, the job's, or local<start>-<pid> outside Slurm"),
             Column("array_index", "INTEGER NOT NULL", "SLURM_ARRAY_TASK_ID; 0 without an array"),

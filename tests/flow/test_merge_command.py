@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows, wait_for
+from support.damage import garbage_page, page_with
+from support.task_files import TaskFile
 
 NASTY = "<script>alert(1)</script>"
 CHUNKS = 10
@@ -263,10 +266,12 @@ def spoil(site: Site) -> dict[str, str]:
     with closing(sqlite3.connect(tasks / "foreign.sqlite")) as db:
         db.execute("CREATE TABLE task (task_id INTEGER, name TEXT)")
     shutil.copy(healthy, tasks / "newer.sqlite")
-    with closing(sqlite3.connect(tasks / "newer.sqlite")) as db:
+    with closing(sqlite3.connect(tasks / "newer.sqlite")) as db, db:  # a broken seal would make it a damaged one
+        db.execute("PRAGMA secure_delete = ON")
+        db.execute("DELETE FROM meta WHERE key = 'seal'")
         db.execute("PRAGMA user_version = 99")
     return {
-        "garbage": "not a SQLite database", "empty": "empty", "cut in half": "damaged copy of the task in",
+        "garbage": "not a SQLite database", "empty": "empty", "cut in half": "copy of the task in",
         "foreign": "not a badcjobs database", "newer": "schema 99",
     }  # fmt: skip
 
@@ -298,6 +303,30 @@ def test_files_that_cannot_be_read_are_named_in_json_too(copied: Site) -> None:
     told = {Path(path).stem: reason for path, reason in done.json["file_remarks"]}
     assert set(told) == set(reasons)
     assert all(word in told[name] for name, word in reasons.items())
+
+
+def test_report_judges_the_files_as_merge_does(copied: Site) -> None:
+    spoil(copied)
+    merged = copied.badcjobs("merge", copied.out, "--json")
+    told, as_json = copied.badcjobs_each([("report", copied.out), ("report", copied.out, "--json")])
+    assert (merged.exit_code, told.exit_code, as_json.exit_code) == (4, 4, 4)
+    assert merged.json["lossy_files"] == as_json.json["lossy_files"] == 4, "the damaged copy has lost nothing"
+    assert "file tasks/garbage.sqlite: skipped" in told.stdout
+    assert told.stderr == ""
+
+
+def test_a_job_database_with_damaged_pages_is_put_aside_by_the_line_to_paste(site: Site) -> None:
+    TaskFile(site.out, states={"a-chunk-that-failed": "failed"}).write()
+    job = site.merged()
+    garbage_page(job, page_with(job, b"a-chunk-that-failed: no luck"), seed=3)
+    refused = site.badcjobs("report", site.out)
+    line = f"mv {job} {job}.damaged && badcjobs merge {site.out}"
+    assert_refused(refused, 4, "malformed", f"\n  try: {line}\n")
+    moved, merge = line.split(" && ")
+    subprocess.run(moved.split(), check=True)
+    again = site.badcjobs(*merge.split()[1:])
+    assert again.exit_code == 0, again.stderr
+    assert "1 failed" in again.stdout
 
 
 def test_when_nothing_can_be_read_any_more_the_job_database_keeps_what_it_had(copied: Site) -> None:
@@ -358,3 +387,10 @@ def test_report_without_a_merged_job_says_how_to_get_one(copied: Site) -> None:
     refused = copied.badcjobs("report", copied.out)
     assert_refused(refused, 4, "job.sqlite does not exist", f"badcjobs merge {copied.out}")
     assert_refused(copied.badcjobs("report", copied.task_databases()[0]), 4, "task database")
+
+
+def test_a_page_that_cannot_be_written_is_answered_with_a_line_to_paste(merged: Outcome, finished: Site) -> None:
+    pages = [finished.folder / "no folder" / "july.html", finished.out]
+    missing, folder = finished.badcjobs_each([("report", finished.out, "--html", page) for page in pages])
+    assert_refused(missing, 2, "july.html cannot be written", f"\n  try: mkdir -p '{pages[0].parent}'\n")
+    assert_refused(folder, 2, f"\n  try: badcjobs report {finished.out} --html report.html\n")

@@ -65,6 +65,15 @@ def test_a_task_of_a_step_carries_its_number_in_its_name() -> None:
     assert allocation.key.name == "77_0.r0.gpu3.p3"
 
 
+@pytest.mark.parametrize("environ", [{"SLURM_JOB_ID": "77"}, {}], ids=["in Slurm", "outside"])
+def test_two_runs_inside_one_job_have_one_name_and_two_ids(environ: dict[str, str]) -> None:
+    one = parse(**environ)
+    other = parse_allocation(environ, hostname="login1", pid=42, started_at_ms=1_800_000_000_124)
+    assert (one.started_at_ms, one.key.born_ms) == (1_800_000_000_123, 1_800_000_000_123)
+    assert one.key.task_id != other.key.task_id
+    assert (one.key == other.key) == one.in_slurm  # outside, the name has the start in it
+
+
 def test_the_jobs_own_folder_comes_before_tmpdir() -> None:
     assert parse(SLURM_JOB_ID="77", SLURM_TMPDIR="/job", TMPDIR="/tmp").local_dir == "/job"
     assert parse(SLURM_JOB_ID="77", SLURM_TMPDIR="", TMPDIR="/tmp").local_dir == "/tmp"

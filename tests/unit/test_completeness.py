@@ -96,6 +96,17 @@ def counts(proof: Completeness) -> tuple[int | None, ...]:
 # --- a source that is as it was ---------------------------------------------------------------------------------------
 
 
+def elsewhere(tmp_path: Path, *inputs: Path) -> Completeness:
+    """Merge into a job database that lies beside no run; return what report says of it then."""
+    target = tmp_path / "other" / "job.sqlite"
+    target.parent.mkdir(exist_ok=True)
+    merged = finish_job(MergeOrder(list(inputs), target), SystemClock()).summary.completeness
+    told = summarize_database(target).completeness
+    assert told is not None
+    assert told == merged
+    return told
+
+
 def test_a_job_with_every_row_done_is_complete_and_needs_no_command(tmp_path: Path) -> None:
     summary = array_run(tmp_path).summary()
     proof = summary.completeness
@@ -290,6 +301,41 @@ def test_without_run_toml_nothing_is_expected(tmp_path: Path) -> None:
     proof = run.proof()
     assert (proof.expected, proof.why_unknown) == (None, "no run.toml beside the job database")
     assert (proof.pending, proof.finish) == (1, ())
+
+
+def test_a_job_database_that_lies_elsewhere_is_compared_with_the_run_of_its_task_files(tmp_path: Path) -> None:
+    run = array_run(tmp_path, without=[2], c0001="pending")
+    proof = elsewhere(tmp_path, run.folder)
+    assert counts(proof) == (8, 6, 5, 0, 0, 1, 0, 2, 0)
+    here = f"badcjobs run {run.source} --out={run.folder} --engine=demo"
+    assert (proof.why_unknown, proof.finish) == (None, ("sbatch --array=1,2 …", here))
+
+
+def test_a_job_database_above_the_run_folder_finds_it_by_relative_paths(tmp_path: Path) -> None:
+    run = array_run(tmp_path)
+    assert finish_job(MergeOrder([run.folder], tmp_path / "all.sqlite"), SystemClock()).summary.file_remarks == ()
+    proof = summarize_database(tmp_path / "all.sqlite").completeness
+    assert proof is not None
+    assert (proof.expected, proof.complete) == (8, True)
+
+
+def test_a_run_that_was_given_by_two_paths_is_one_run(tmp_path: Path) -> None:
+    run = array_run(tmp_path)
+    (tmp_path / "link").symlink_to(run.folder)
+    halves = sorted((run.folder / "tasks").iterdir())
+    assert elsewhere(tmp_path, *halves[:2], *(tmp_path / "link" / "tasks" / path.name for path in halves[2:])).complete
+
+
+def test_task_files_of_several_runs_have_no_source_in_common(tmp_path: Path) -> None:
+    folders = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        folders.append(array_run(tmp_path / name).folder)
+    proof = elsewhere(tmp_path, *folders)
+    assert proof.expected is None
+    assert proof.why_unknown == "no run.toml beside the job database: its task databases are of several runs"
+    (folders[1] / "run.toml").unlink()
+    assert elsewhere(tmp_path, *folders).expected == 8
 
 
 @pytest.mark.parametrize("text", ["[run", "run = 3", "[run]\nengine = 'demo'", "[run]\nsource = 'm.csv'"])

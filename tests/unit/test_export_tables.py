@@ -288,8 +288,11 @@ def test_all_columns_that_are_not_there_are_named_with_those_that_are(tmp_path: 
     with pytest.raises(BadInput, match="chunk has no column nope, ''") as refused:
         write(task_file(tmp_path), "csv", tmp_path / "out", "chunk", columns=("nope", "status", ""))
     assert "recording_id" in (refused.value.why or "")
-    with pytest.raises(BadInput, match="status more than once"):
+    line = f"badcjobs export {task_file(tmp_path)} --format csv --table chunk -o {tmp_path / 'out'} --columns status"
+    assert refused.value.fix == line
+    with pytest.raises(BadInput, match="status more than once") as refused:
         write(task_file(tmp_path), "csv", tmp_path / "out", "chunk", columns=("status", "status"))
+    assert refused.value.fix == line
 
 
 @pytest.mark.parametrize(
@@ -333,8 +336,10 @@ def test_what_is_no_database_of_ours_is_named(tmp_path: Path) -> None:
     newer = task_file(tmp_path)
     change(newer, "PRAGMA user_version = 99")
     for database in (tmp_path / "text.sqlite", tmp_path / "empty.sqlite", tmp_path / "other.sqlite", newer):
-        with pytest.raises(DatabaseProblem, match=database.name):
+        with pytest.raises(DatabaseProblem, match=database.name) as refused:
             write(database, "csv", tmp_path / "out.csv")
+        upgrade, merge = "pip install --upgrade badcjobs", f"badcjobs merge {tmp_path}"
+        assert (refused.value.fix or "").startswith(upgrade if database == newer else merge)
     with pytest.raises(DatabaseProblem, match="does not exist"):
         write(tmp_path / "gone.sqlite", "csv", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
@@ -369,10 +374,29 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write(database, "csv", tmp_path / "no" / "folder.csv")
     assert refused.value.fix == f"mkdir -p {tmp_path / 'no'}"
     for output in (tmp_path / "file" / "x.csv", Path("/dev/full")):
-        with pytest.raises(BadInput, match="cannot be written"):
+        with pytest.raises(BadInput, match="cannot be written") as refused:
             write(database, "csv", output)
-    with pytest.raises(BadInput, match="cannot be written"):
-        write(database, "csv", tmp_path / "file", "chunk", "task")
+        look = f"ls -ld {output.parent} {output}" if output.suffix else "df -h /dev"
+        assert refused.value.fix == look
+
+
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [
+        ({"tables": ("chunk", "task")}, "--format csv --table chunk --table task"),
+        ({"everything": True, "window": Window(7, 9)}, "--format csv --from 7 --to 9 --all"),
+        ({"form": "badc"}, "--format badc"),
+    ],
+)
+def test_several_files_for_one_name_are_answered_with_a_folder_beside_it(
+    tmp_path: Path, order: dict[str, Any], options: str
+) -> None:
+    database, there = task_file(tmp_path), tmp_path / "july.csv"
+    there.write_text("kept")
+    with pytest.raises(BadInput, match=r"july\.csv cannot be written") as refused:
+        export(ExportOrder(**{"source": database, "form": "csv", "output": there, **order}), io.BytesIO())
+    assert refused.value.fix == f"badcjobs export {database} {options} -o {there}-tables"
+    assert there.read_text() == "kept"
 
 
 def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:

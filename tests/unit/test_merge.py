@@ -122,7 +122,9 @@ def test_merging_twice_gives_the_same_rows(run: Path) -> None:
 def test_a_copy_of_a_task_is_named_and_counted_once(run: Path) -> None:
     original = TaskFile(run, states={"a": "done"}).write()
     shutil.copy(original, original.with_name("copy.sqlite"))
-    assert unread(merged(run)) == {"copy.sqlite": "a copy of the task in tasks/4821_0.r0.gpu1.sqlite"}
+    assert unread(merged(run)) == {
+        "copy.sqlite": "a copy, or an earlier publication, of the task in tasks/4821_0.r0.gpu1.sqlite"
+    }
     assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(3,)]
     assert query(run / "job.sqlite", "SELECT path, status FROM source_file ORDER BY path") == [
         ("tasks/4821_0.r0.gpu1.sqlite", "merged"),

@@ -51,6 +51,13 @@ def assert_the_other_is_whole(run: Path) -> None:
     assert query(run / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
 
 
+def write_pragma(path: Path, pragma: str) -> None:
+    """Change the header as a program does that made the file so: there is no seal that says otherwise."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"PRAGMA {pragma}")
+        db.execute("DELETE FROM meta WHERE key = 'seal'")
+
+
 # --- nothing of it can be merged --------------------------------------------------------------------------------------
 
 HOPELESS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -58,9 +65,9 @@ HOPELESS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a text": (damage.replace_with_text, "not a SQLite database"),
     "noise": (lambda path: damage.replace_with_noise(path, 50_000, 1), "not a SQLite database"),
     "the first bytes of a header": (lambda path: os.truncate(path, 50), "not a SQLite database"),
-    "somebody else's": (lambda path: damage.overwrite(path, 68, b"\0\0\0\7"), "not a badcjobs database"),
+    "somebody else's": (lambda path: write_pragma(path, "application_id = 7"), "not a badcjobs database"),
     "a newer schema": (
-        lambda path: damage.overwrite(path, 60, (99).to_bytes(4, "big")),
+        lambda path: write_pragma(path, "user_version = 99"),
         "schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads up to schema 2",
     ),
 }
@@ -143,6 +150,14 @@ def test_a_lost_first_page_or_a_lost_root_costs_no_row(run: Path, victim: Path) 
     assert file.status == "salvaged"
     assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
     assert_the_other_is_whole(run)
+
+
+@pytest.mark.parametrize(("at", "value"), [(68, b"\0\0\0\7"), (60, b"\0\0\0\x63"), (16, b"\x20\0"), (20, b"\x10")])
+def test_a_header_that_is_damaged_costs_no_row(run: Path, victim: Path, at: int, value: bytes) -> None:
+    damage.overwrite(victim, at, value)
+    file = merged(run)[victim.name]
+    assert (file.status, file.rows_lost) == ("salvaged", 0)
+    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
 
 
 def test_a_flipped_bit_that_sqlite_does_not_notice_is_noticed(run: Path, victim: Path) -> None:

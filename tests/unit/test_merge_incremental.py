@@ -224,9 +224,9 @@ def test_strict_refuses_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
 def test_merged_files_are_removed_and_the_job_database_keeps_all_their_rows(tmp_path: Path) -> None:
     files = [TaskFile(tmp_path, index=n, states={f"c{n}": "done"}).write() for n in range(3)]
     shutil.copy2(files[0], tmp_path / "tasks" / "twin.sqlite")
-    merged(tmp_path)
+    outcome = merged(tmp_path)
     before = canonical(tmp_path / "job.sqlite")
-    removal = remove_merged_files(tmp_path / "job.sqlite")
+    removal = remove_merged_files(tmp_path / "job.sqlite", outcome.given)
     assert len(removal.removed) == 4
     assert removal.left == ()
     assert list((tmp_path / "tasks").iterdir()) == []
@@ -244,9 +244,9 @@ def test_a_file_that_is_damaged_running_or_changed_is_never_removed(tmp_path: Pa
     changed = TaskFile(tmp_path, index=2, states={"c": "done"}).write()
     noise = tmp_path / "tasks" / "noise.sqlite"
     noise.write_bytes(random.Random(1).randbytes(5000))
-    merged(tmp_path)
+    outcome = merged(tmp_path)
     os.utime(changed)
-    removal = remove_merged_files(tmp_path / "job.sqlite")
+    removal = remove_merged_files(tmp_path / "job.sqlite", outcome.given)
     assert removal.removed == ()
     reasons = {Path(path).name: why for path, why in removal.left}
     assert "truncated" in reasons[damaged.name]
@@ -258,9 +258,9 @@ def test_a_file_that_is_damaged_running_or_changed_is_never_removed(tmp_path: Pa
 
 def test_rows_that_are_not_all_in_the_job_database_keep_their_file(tmp_path: Path) -> None:
     path = TaskFile(tmp_path, states={"a": "done"}, samples=5).write()
-    merged(tmp_path)
+    outcome = merged(tmp_path)
     with closing(sqlite3.connect(tmp_path / "job.sqlite")) as db, db:
         db.execute("DELETE FROM sample WHERE at_ms = (SELECT max(at_ms) FROM sample)")
-    removal = remove_merged_files(tmp_path / "job.sqlite")
+    removal = remove_merged_files(tmp_path / "job.sqlite", outcome.given)
     assert path.exists()
     assert "rows are in the job database" in removal.left[0][1]

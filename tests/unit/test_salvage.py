@@ -18,11 +18,13 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.model import Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_tables
+from badcjobs.store.figures import write_figures
 from badcjobs.store.merging.row_forms import disk_types, find_form
 from badcjobs.store.merging.salvage import Salvaged, salvage
 from badcjobs.store.schema import DERIVED, TABLES, Column, Table, columns_of
 
 FULL = Reading(80, 41, 12 * 2**30, 67, 251.25, 1_234_567.5, 1410, 1215, 4, 55.5, 33.25)
+MADE_ANEW = "its row was lost; made anew from its samples"
 LONG_NAME = "a chunk with a name that no page can hold " * 200
 TABLE_NAMES = [table.name for table in TABLES if table.name not in DERIVED]
 
@@ -40,12 +42,21 @@ def rows_of(path: Path) -> Rows:
         }
 
 
+class BornTaskFile(TaskFile):
+    """A task whose id is made of its name and its start, as a real one's is; TaskFile's are those of older files."""
+
+    @property
+    def key(self) -> TaskKey:
+        return replace(super().key, born_ms=self.started_at_ms)
+
+
 @dataclass(frozen=True)
 class Original:
     """A healthy task database and all that is in it."""
 
     path: Path
     rows: Rows
+    task_id: int
 
     def copy(self, folder: Path) -> Path:
         copy = folder / self.path.name
@@ -61,9 +72,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     states |= {f"a chunk that is still to be done, number {number:03d}": "pending" for number in range(90)}
     labels = ("OVEN", "BTNW", "HETH", "WTSP")
     gaps = [(number * 1000, number * 1000 + 500, f"no answer, {number}") for number in range(100)]
-    task = TaskFile(folder, states=states, labels=labels, devices=2, samples=300, reading=FULL, gaps=gaps)
+    task = BornTaskFile(folder, states=states, labels=labels, devices=2, samples=300, reading=FULL, gaps=gaps)
     path = task.write()
-    return Original(path, rows_of(path))
+    return Original(path, rows_of(path), task.key.task_id)
 
 
 @pytest.fixture
@@ -85,9 +96,9 @@ def salvaged_rows(damaged: Path) -> tuple[Salvaged, Rows]:
     return result, rows
 
 
-def without_task(rows: Rows) -> Rows:
-    """A lost task row is made anew, and then differs."""
-    return {row for row in rows if row[0] != "task"}
+def without_made_up(rows: Rows) -> Rows:
+    """A lost task or device row is made anew, and then differs."""
+    return {(table, row) for table, row in rows if table != "task" and row[-1] != MADE_ANEW}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +155,7 @@ def test_a_zeroed_page_costs_exactly_the_rows_that_lay_on_it(
         copy = original.copy(tmp_path)
         damage.zero_page(copy, number)
         _, rows = salvaged_rows(copy)
-        assert without_task(rows) == without_task(original.rows - lying_on.get(number, set())), f"page {number}"
+        assert without_made_up(rows) == without_made_up(original.rows - lying_on.get(number, set())), f"page {number}"
     kinds = {damage.page_kind(original.path, number) for number in pages}
     assert kinds == {"table leaf", "table interior", "index leaf", "index interior", "overflow"}
 
@@ -155,9 +166,9 @@ def test_every_row_lies_on_one_leaf_page_and_is_lost_with_that_page_alone(origin
         copy = original.copy(tmp_path)
         damage.garbage_page(copy, number, seed=number)
         _, rows = salvaged_rows(copy)
-        assert without_task(rows) <= original.rows
-        lost += list(without_task(original.rows) - rows)
-    assert sorted(lost, key=repr) == sorted(without_task(original.rows), key=repr)
+        assert without_made_up(rows) <= original.rows
+        lost += list(without_made_up(original.rows) - rows)
+    assert sorted(lost, key=repr) == sorted(without_made_up(original.rows), key=repr)
 
 
 @pytest.mark.parametrize("damage_of", [damage.truncate, damage.half_copied], ids=["cut off", "zeros"])
@@ -176,8 +187,8 @@ def test_a_file_cut_short_gives_the_rows_of_the_pages_before_the_cut(
         clean.unlink(missing_ok=True)
         can_be_merged = any(table not in ("meta", "task") for table, _ in original.rows - gone)
         if can_be_merged:
-            assert without_task(original.rows - gone) <= without_task(rows), f"{percent} %"
-        assert without_task(rows) <= original.rows - surely_gone, f"{percent} %"
+            assert without_made_up(original.rows - gone) <= without_made_up(rows), f"{percent} %"
+        assert without_made_up(rows) <= original.rows - surely_gone, f"{percent} %"
         gotten.append(len(rows))
     assert gotten == sorted(gotten)
     assert gotten[0] == 0
@@ -192,7 +203,7 @@ def test_many_bad_pages_at_once_cost_their_own_rows_only(
         damage.garbage_page(copy, number, seed=number)
     _, rows = salvaged_rows(copy)
     gone = set().union(*(lying_on.get(number, set()) for number in bad))
-    assert without_task(rows) == without_task(original.rows - gone)
+    assert without_made_up(rows) == without_made_up(original.rows - gone)
     assert 0 < len(rows) < len(original.rows)
 
 
@@ -202,6 +213,30 @@ def test_without_its_first_page_no_row_is_lost(original: Original, copy: Path, s
     result, rows = salvaged_rows(copy)
     assert rows == original.rows
     assert result.lost == {}
+
+
+@pytest.mark.parametrize(
+    ("at", "content"),
+    [(16, b"\x20\x00"), (16, b"\x02\x00"), (16, b"\x00\x01"), (20, b"\x10")],
+    ids=["pages of 8192", "pages of 512", "pages of 65536", "16 bytes reserved"],
+)
+def test_a_sealed_file_has_our_pages_whatever_its_header_says(
+    original: Original, copy: Path, at: int, content: bytes
+) -> None:
+    damage.overwrite(copy, at, content)
+    _, rows = salvaged_rows(copy)
+    assert rows == original.rows
+
+
+def test_a_file_without_a_seal_has_the_pages_that_its_header_says(original: Original, copy: Path) -> None:
+    with closing(sqlite3.connect(copy, isolation_level=None)) as db:
+        db.execute("DELETE FROM meta WHERE key = 'seal'")
+        db.execute("PRAGMA page_size = 8192")
+        db.execute("VACUUM")
+    assert damage.page_size(copy) == 8192
+    _, rows = salvaged_rows(copy)
+    named = {(table, row[1:]) for table, row in rows}  # VACUUM may number the rows anew
+    assert named == {(table, row[1:]) for table, row in original.rows}
 
 
 def test_noise_in_the_shape_of_a_page_adds_no_row(original: Original, tmp_path: Path) -> None:
@@ -255,13 +290,13 @@ def test_a_row_with_a_value_that_cannot_be_is_dropped(
     _, rows = salvaged_rows(forged(copy, table, **values))
     lost = original.rows - rows
     assert [name for name, _ in lost] == [table]
-    assert rows < original.rows
+    assert without_made_up(rows) < original.rows
 
 
 @pytest.mark.parametrize(
     "values",
     [{"name": "4821_1.r0.gpu1"}, {"array_index": 3}, {"node": "gpu2"}, {"procid": 1}, {"verdict": "dane"},
-     {"started_at_ms": 5}],
+     {"started_at_ms": 5}, {"started_at_ms": START_MS + 1}],
     ids=str,
 )  # fmt: skip
 def test_a_task_row_that_contradicts_itself_is_made_anew(copy: Path, values: dict[str, object]) -> None:
@@ -330,10 +365,10 @@ def test_a_lost_task_row_is_made_anew_from_the_name_of_the_file(original: Origin
     ((_, *values),) = (row for table, row in rows if table == "task")
     task = {name: value for name, value in zip(columns_of("task"), values, strict=True) if value is not None}
     assert task == {
-        "task_id": stable_id(copy.stem), "name": copy.stem, "job_id": "4821", "array_index": 0, "restart": 0,
+        "task_id": original.task_id, "name": copy.stem, "job_id": "4821", "array_index": 0, "restart": 0,
         "node": "gpu1", "telemetry": 1, "version": "unknown", "started_at_ms": START_MS,
     }  # fmt: skip
-    assert without_task(rows) == without_task(original.rows)
+    assert without_made_up(rows) == without_made_up(original.rows)
 
 
 def test_a_task_made_anew_without_samples_says_that_there_was_no_telemetry(tmp_path: Path) -> None:
@@ -343,9 +378,11 @@ def test_a_task_made_anew_without_samples_says_that_there_was_no_telemetry(tmp_p
     assert query(tmp_path / "clean.sqlite", "SELECT telemetry, started_at_ms FROM task") == [(0, START_MS)]
 
 
-def test_a_lost_task_row_in_a_file_of_another_name_leaves_nothing_to_salvage(copy: Path, tmp_path: Path) -> None:
+def test_a_lost_task_row_in_a_file_with_the_name_of_no_task_leaves_nothing_to_salvage(
+    copy: Path, tmp_path: Path
+) -> None:
     lose_task_row(copy)
-    renamed = copy.rename(copy.with_name("4821_1.r0.gpu1.sqlite"))
+    renamed = copy.rename(copy.with_name("copy of my file.sqlite"))
     assert salvage(renamed, tmp_path / "clean.sqlite") is None
     assert not (tmp_path / "clean.sqlite").exists()
 
@@ -358,13 +395,48 @@ def test_a_copy_under_any_name_is_salvaged_while_its_task_row_is_there(original:
 def test_of_a_file_half_overwritten_with_another_tasks_only_its_own_rows_are_kept(
     original: Original, copy: Path, tmp_path: Path
 ) -> None:
-    other = TaskFile(tmp_path / "other", index=9, states={"z": "done"}, samples=200).write()
+    other = BornTaskFile(tmp_path / "other", index=9, states={"z": "done"}, samples=200).write()
     damage.overwritten_by(copy, other, share=1.0)
     result, rows = salvaged_rows(copy)
     task_ids = {dict(zip(("rowid", *columns_of(table)), row, strict=True)).get("task_id") for table, row in rows}
-    assert task_ids - {None} == {stable_id(copy.stem)}
-    assert {row for row in without_task(rows) if row[0] != "meta"} <= original.rows
+    assert task_ids - {None} == {original.task_id}
+    assert {row for row in without_made_up(rows) if row[0] != "meta"} <= original.rows
     assert result.rows["sample"] > 0
+
+
+def test_a_file_of_an_older_version_with_its_id_made_of_the_name_alone_is_salvaged_whole(tmp_path: Path) -> None:
+    path = TaskFile(tmp_path, states={"a": "done"}).write()
+    before = rows_of(path)
+    result, rows = salvaged_rows(path)
+    assert rows == before
+    assert not result.task_rebuilt
+
+
+def test_the_name_of_an_older_file_proves_whose_rows_they_are_among_those_of_others(tmp_path: Path) -> None:
+    path = TaskFile(tmp_path, samples=30).write()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE sample SET task_id = 12345 WHERE rowid % 2")
+    lose_task_row(path)
+    result, rows = salvaged_rows(path)
+    assert result.task_rebuilt
+    assert [row[1] for table, row in rows if table == "task"] == [stable_id(path.stem)]
+    assert result.rows["sample"] == 15
+
+
+def test_a_lost_task_row_is_not_made_anew_where_the_other_rows_disagree_whose_they_are(tmp_path: Path) -> None:
+    path = BornTaskFile(tmp_path, samples=30).write()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE sample SET task_id = 12345 WHERE rowid % 2")
+    lose_task_row(path)
+    assert salvage(path, tmp_path / "clean.sqlite") is None
+
+
+def test_a_byte_that_flipped_in_the_id_of_one_row_is_no_second_task(original: Original, copy: Path) -> None:
+    forged(copy, "sample", task_id=original.task_id ^ 1 << 40)
+    lose_task_row(copy)
+    _, rows = salvaged_rows(copy)
+    assert [table for table, _ in without_made_up(original.rows - rows)] == ["sample"]
+    assert [row[1] for table, row in rows if table == "task"] == [original.task_id]
 
 
 def test_a_file_with_several_tasks_and_none_of_its_name_is_no_task_database(tmp_path: Path) -> None:
@@ -435,6 +507,28 @@ def test_a_lost_task_row_counts_as_lost_though_it_is_made_anew(copy: Path) -> No
     result, _ = salvaged_rows(copy)
     assert result.known
     assert result.lost == {"task": 1}
+
+
+def test_a_lost_device_row_is_made_anew_from_its_samples_and_counts_as_lost(original: Original, copy: Path) -> None:
+    devices = sorted(row[1] for table, row in original.rows if table == "device")
+    damage.zero_page(copy, damage.page_with(copy, b"Tesla V100"))
+    result, rows = salvaged_rows(copy)
+    assert without_made_up(rows) == without_made_up({row for row in original.rows if row[0] != "device"})
+    made = [dict(zip(columns_of("device"), row[1:], strict=True)) for table, row in rows if table == "device"]
+    told = [{name: value for name, value in row.items() if value is not None} for row in made]
+    facts = {"task_id": original.task_id, "token": "?", "backend": "none", "why": MADE_ANEW}
+    assert sorted(told, key=lambda row: row["device_id"]) == [{"device_id": device, **facts} for device in devices]
+    assert (result.rows["device"], result.lost) == (0, {"device": 2})
+
+
+def test_samples_of_a_lost_device_are_added_up_like_those_of_any_other(copy: Path, tmp_path: Path) -> None:
+    clean = tmp_path / "clean.sqlite"
+    damage.zero_page(copy, damage.page_with(copy, b"Tesla V100"))
+    assert salvage(copy, clean) is not None
+    with closing(sqlite3.connect(clean)) as db, db:
+        ((task_id,),) = db.execute("SELECT task_id FROM task").fetchall()
+        write_figures(db, task_id)
+    assert query(clean, "SELECT samples FROM device_total") == [(300,), (300,)]
 
 
 @pytest.mark.parametrize("text", [None, "", "12", "[]", '{"sample": "many"}', '{"sample": nu'])

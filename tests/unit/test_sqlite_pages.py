@@ -242,6 +242,16 @@ def test_a_header_that_tells_an_impossible_page_size_is_not_believed(file: Path,
     assert read(file) == before
 
 
+@pytest.mark.parametrize(("at", "content"), [(16, b"\x20\x00"), (16, b"\x02\x00"), (20, b"\x10")])
+def test_whoever_knows_the_size_of_the_pages_is_believed_before_the_header(file: Path, at: int, content: bytes) -> None:
+    before = read(file)
+    damage.overwrite(file, at, content)
+    with file.open("rb") as opened:
+        rows = list(read_rows(opened, page_bytes=4096))
+    assert {rowid: values[1:] for _, rowid, values in rows if values[0] == MARKER} == before
+    assert read(file) != before
+
+
 def test_without_a_first_page_the_rest_is_read_with_our_page_size(file: Path) -> None:
     before = read(file)
     damage.lose_first_page(file)

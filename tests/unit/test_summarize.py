@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.damage import garbage_page, page_with
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
+from badcjobs.errors import DatabaseProblem
 from badcjobs.job import finish_job
 from badcjobs.model import Completeness, DeviceFacts, GapFacts, JobFacts, Reading, TaskFacts
-from badcjobs.report.as_text import summary_text
+from badcjobs.report.as_text import removal_text, summary_text
 from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
+from badcjobs.store.job_reader import read_job
 from badcjobs.store.merging.merge import MergeOrder
 
 TASK = TaskFacts(
@@ -169,6 +172,22 @@ def test_a_headline_that_is_too_long_goes_on_in_the_next_line() -> None:
     assert "120,000 rows of array index 3,7-9 not begun" in " ".join(text.split())
 
 
+def test_the_remark_on_a_file_is_whole_however_long_its_path_is() -> None:
+    near, far = "tasks/4821_0.r0.gpu1.sqlite", f"/scratch/{'a-rather-long-folder-name/' * 5}tasks/x.sqlite"
+    why = "salvaged: truncated: 3 of 1,403 rows (sample 2, attempt 1) were on pages that are not there any more"
+    summary = summarize(replace(JOB, file_remarks=((near, why), (far, why))))
+    lines = summary_text(summary, "july").splitlines()
+    assert " ".join(" ".join(lines).split()).endswith(f"file {near}: {why} file {far}: {why}")
+    assert [line for line in lines if len(line) > 100] == [f"    {far}:"], "a path is not cut"
+
+
+def test_the_reason_why_a_file_was_not_removed_is_whole() -> None:
+    path = "/scratch/st-somebody-1/a-folder/of-some-length/tasks/4821_0.r0.gpu1.sqlite"
+    text = removal_text(["a"], [(path, "its task had not ended when it was merged")])
+    assert f"not removed {path}: its task had not ended when it was merged" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_commands_wait_for_tasks_that_are_still_running() -> None:
     proof = replace(PROOF, done=2, pending=1, finish=("sbatch --array=1 …", "badcjobs run m.csv --out=july"))
     running = summary_text(summarize(replace(JOB, tasks=(replace(TASK, verdict=None),)), (), proof), "july")
@@ -287,3 +306,21 @@ def test_power_is_never_integrated_across_a_hole(tmp_path: Path) -> None:
         db.execute("UPDATE sample SET at_ms = at_ms + 3600000 WHERE at_ms = (SELECT max(at_ms) FROM sample)")
     [found] = finish_job(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock()).summary.devices
     assert found.energy_j == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "merge"),
+    [
+        ("run/job.sqlite", "badcjobs merge {folder}/run"),
+        ("run/july.db", "badcjobs merge {folder}/run -o {job}"),
+        ("job.sqlite", "badcjobs merge RUN_FOLDER -o {job}"),
+    ],
+)
+def test_a_damaged_job_database_is_put_aside_before_it_is_made_anew(tmp_path: Path, name: str, merge: str) -> None:
+    TaskFile(tmp_path / "run", states={"a-chunk-that-failed": "failed"}).write()
+    job = tmp_path / name
+    finish_job(MergeOrder([tmp_path / "run"], job), SystemClock())
+    garbage_page(job, page_with(job, b"a-chunk-that-failed: no luck"), seed=3)
+    with pytest.raises(DatabaseProblem, match="cannot be read") as refused:
+        read_job(job)
+    assert refused.value.fix == f"mv {job} {job}.damaged && " + merge.format(folder=tmp_path, job=job)

@@ -92,6 +92,21 @@ def test_a_device_has_one_row_per_task_and_an_id_that_no_other_task_has(writer: 
         assert other.device_id(devices[0]) != writer.device_id(devices[0])
 
 
+def test_two_runs_of_one_name_share_no_id_of_task_device_or_worker(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for number in range(2):
+        path = tmp_path / f"{number}.sqlite"
+        with closing(TaskWriter(path, replace(KEY, born_ms=START_MS + number))) as writer:
+            begin(writer)
+            writer.add_devices([make_device(0)])
+            worker_id = writer.worker_started(device_id=None, pid=11, engine="demo", at_ms=START_MS)
+            seen += [writer.task_id, writer.device_id(make_device(0)), worker_id]
+        assert query(path, "SELECT t.task_id, d.device_id, worker_id FROM task t, device d, worker") == [
+            tuple(seen[-3:])
+        ]
+    assert len(set(seen)) == 6
+
+
 def test_workers_have_ids_of_their_own_and_end_with_a_code_or_not_at_all(writer: TaskWriter) -> None:
     ids = [writer.worker_started(device_id=9, pid=pid, engine="demo", at_ms=START_MS) for pid in (11, 12)]
     writer.worker_ended(ids[0], exit_code=-9, at_ms=START_MS + 5)

@@ -1,6 +1,6 @@
 """The files that ``badc infer aggregate`` reads: one JSON document per chunk, in BADC's own shape.
 
-Its telemetry log and its resume summary are in export_badc_telemetry and export_badc_summary.
+Its telemetry log and its resume summary are in badc_telemetry and badc_summary.
 """
 
 from __future__ import annotations

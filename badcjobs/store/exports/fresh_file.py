@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +43,11 @@ def make_folder(folder: Path) -> None:
 
 def cannot_write(target: Path, error: OSError) -> BadInput:
     """Return the error for an output that cannot be written."""
-    missing = isinstance(error, FileNotFoundError)
-    return BadInput(
-        f"{target} cannot be written", why=error.strerror, fix=f"mkdir -p {target.parent}" if missing else None
-    )
+    return BadInput(f"{target} cannot be written", why=error.strerror, fix=_way_out(target, error))
+
+
+def _way_out(target: Path, error: OSError) -> str:
+    name, folder = shlex.quote(str(target)), shlex.quote(str(target.parent))
+    if isinstance(error, FileNotFoundError):
+        return f"mkdir -p {folder}"
+    return f"df -h {folder}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"ls -ld {folder} {name}"

@@ -1,11 +1,12 @@
 """What an export takes out of a sealed file: its tables, the wanted columns, the wanted time.
 
 Everything is asked of the file itself, so a file of an older version gives the columns that it has. How rows are
-written is left to export_text, export_parquet and export_badc.
+written is left to text, parquet and the modules for BADC.
 """
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -44,10 +45,17 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
                 raise DatabaseProblem(f"{path} is not complete", why=trouble, fix=f"badcjobs merge {path.parent}")
             complaint = complain_about(path, db)
             if complaint is not None:
-                raise DatabaseProblem(f"{path} cannot be exported", why=complaint)
+                raise DatabaseProblem(f"{path} cannot be exported", why=complaint, fix=_way_out(path, complaint))
             yield db
     except sqlite3.Error as error:
         raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=f"badcjobs merge {path.parent}") from error
+
+
+def _way_out(path: Path, complaint: str) -> str:
+    if complaint.startswith("schema "):
+        return "pip install --upgrade badcjobs"
+    run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
+    return f"badcjobs merge {run} && badcjobs export {run} …"
 
 
 def _left_beside(path: Path) -> str | None:
@@ -78,12 +86,26 @@ def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> N
         )
 
 
+def check_columns(db: sqlite3.Connection, table: str, wanted: Sequence[str], command: str) -> None:
+    """Refuse columns that the table does not have, all at once, and those that are named twice.
+
+    ``command`` is the one that was given, without its columns.
+    """
+    there = tuple(declared_types(db, table))
+    right = ",".join(dict.fromkeys(name for name in wanted if name in there)) or there[0]
+    fix = f"{command} --columns {shlex.quote(right)}"
+    if missing := [name or "''" for name in wanted if name not in there]:
+        raise BadInput(f"{table} has no column {', '.join(missing)}", why="it has " + ", ".join(there), fix=fix)
+    if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
+        raise BadInput(f"--columns names {', '.join(twice)} more than once", fix=fix)
+
+
 def select(
     db: sqlite3.Connection, table: str, columns: Sequence[str] | None = None, window: Window | None = None
 ) -> Selection:
-    """Return the selection of these columns (None: all) and this time from a table that is there."""
+    """Return the selection of these columns (None: all) and this time; the table and the columns are there."""
     there = tuple(declared_types(db, table))
-    chosen = there if columns is None else _checked(table, tuple(columns), there)
+    chosen = there if columns is None else tuple(columns)
     sql = f"SELECT {', '.join(map(quoted, chosen))} FROM {quoted(table)}"
     if window:
         inside = condition(table, there, window)
@@ -110,12 +132,3 @@ def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
 def quoted(name: str) -> str:
     """Return a name as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def _checked(table: str, columns: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
-    if missing := [name or "''" for name in columns if name not in there]:
-        raise BadInput(f"{table} has no column {', '.join(missing)}", why="it has " + ", ".join(there))
-    if len(set(columns)) < len(columns):
-        twice = sorted({name for name in columns if columns.count(name) > 1})
-        raise BadInput(f"--columns names {', '.join(twice)} more than once", fix="name each column once")
-    return columns

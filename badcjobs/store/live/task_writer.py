@@ -77,7 +77,7 @@ class TaskWriter:
 
     def device_id(self, device: Device) -> int:
         """Return the id under which this task writes about a device."""
-        return stable_id(self._key.name, "device", device.pin)
+        return stable_id(self.task_id, "device", device.pin)
 
     def add_devices(self, devices: Sequence[Device]) -> None:
         """Write the granted devices."""
@@ -171,7 +171,7 @@ class TaskWriter:
     def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
         """Write a new engine process and return its id."""
         self._workers += 1
-        worker_id = stable_id(self._key.name, "worker", self._workers)
+        worker_id = stable_id(self.task_id, "worker", self._workers)
         self._insert(
             "worker", worker_id=worker_id, task_id=self.task_id, device_id=device_id, pid=pid, engine=engine,
             started_at_ms=at_ms,

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file until one of them is written to
 _PIECE_BYTES = 64 << 20
-_READERS_PATIENCE_S = 60.0
+_READERS_PATIENCE_S = 5.0
 
 
 @contextmanager
-def drafted(target: Path, *, from_old: bool, keep_old_as: Path | None = None) -> Iterator[sqlite3.Connection]:
+def drafted(
+    target: Path, *, from_old: bool, keep_old_as: Path | None, check: Callable[[], None]
+) -> Iterator[sqlite3.Connection]:
     """Give a new job database, or a copy of the old one, to be written; put it in place when all went well."""
     remove_unfinished(target)
     draft = unfinished_name(target)
@@ -38,6 +40,7 @@ def drafted(target: Path, *, from_old: bool, keep_old_as: Path | None = None) ->
         finally:
             db.close()
         sync_file(draft)
+        check()
         if keep_old_as is not None:
             os.replace(target, keep_old_as)  # noqa: PTH105
         os.replace(draft, target)  # noqa: PTH105
@@ -47,14 +50,15 @@ def drafted(target: Path, *, from_old: bool, keep_old_as: Path | None = None) ->
 
 
 @contextmanager
-def changed_in_place(target: Path) -> Iterator[sqlite3.Connection]:
+def changed_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sqlite3.Connection]:
     """Give the job database itself; a kill leaves a journal, with which the next reader restores what was there."""
     db = sqlite3.connect(target, isolation_level=None, uri=True, timeout=_READERS_PATIENCE_S)
     try:
         db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
         db.execute("PRAGMA synchronous = FULL")
-        with transaction(db, "BEGIN IMMEDIATE"):
+        with transaction(db, "BEGIN EXCLUSIVE"):  # or not at all, when somebody is reading for long
             yield db
+            check()
     finally:
         db.close()
 

@@ -23,7 +23,9 @@ from badcjobs.store.merging.source_file import MERGED, NOT_OURS, RECOVERED, SALV
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, TABLES
 from badcjobs.store.seal import read_checksum, read_sealed_rows
 
+STILL_WRITTEN = "it is still being written; merge again when it is complete"
 _LOOKS = 3
+_WHOSE_READINGS = "SELECT task_id FROM sample UNION SELECT task_id FROM host_sample LIMIT 2"
 _LAST_SIGN = """
     SELECT max(at_ms) FROM (
         SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms FROM task
@@ -44,10 +46,16 @@ class Intake:
     database: Path | None = None  # what to merge: the file, or a copy made whole; None: nothing
     task_id: int | None = None
     task_name: str | None = None
+    started_at_ms: int | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
     rows_lost: int | None = None
     last_sign_ms: int | None = None
     checksum: str | None = None
+
+    @property
+    def is_half(self) -> bool:
+        """Whether this is a recorder's live file: readings of a task without the task itself."""
+        return self.database is not None and self.task_name is None
 
 
 class _Refused(Exception):
@@ -67,7 +75,7 @@ def examine(file: FoundFile, scratch: Path) -> Intake:
                 return replace(intake, size_bytes=size_bytes, mtime_ns=mtime_ns)
     except OSError as error:
         return replace(skipped, reason=error.strerror or str(error))
-    return replace(skipped, reason="it is still being written; merge again when it is complete")
+    return replace(skipped, reason=STILL_WRITTEN)
 
 
 def salvage_instead(intake: Intake, damage: str) -> Intake:
@@ -86,18 +94,32 @@ def describe(intake: Intake) -> Intake:
 
 
 def _describe(db: sqlite3.Connection, intake: Intake, rows: Mapping[str, int], last_sign: str) -> Intake:
-    tasks = db.execute("SELECT task_id, name FROM task").fetchall()
+    tasks = db.execute("SELECT task_id, name, started_at_ms FROM task").fetchall()
+    if not tasks:
+        tasks = [(task_id, None, None) for (task_id,) in db.execute(_WHOSE_READINGS)]
     if len(tasks) != 1:
         raise _Refused("it holds no task" if not tasks else f"it holds {len(tasks)} tasks")
-    ((task_id, name),) = tasks
+    ((task_id, name, started_at_ms),) = tasks
     (last_sign_ms,) = db.execute(last_sign).fetchone()
-    return replace(intake, task_id=task_id, task_name=name, rows=rows, last_sign_ms=last_sign_ms)
+    return replace(
+        intake, task_id=task_id, task_name=name, started_at_ms=started_at_ms, rows=rows, last_sign_ms=last_sign_ms
+    )
 
 
 def _count_rows(db: sqlite3.Connection) -> dict[str, int]:
     there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     tables = [table.name for table in TABLES if table.name != "meta" and table.name in there]
     return {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+
+
+def has_changed(intake: Intake) -> bool:
+    """Say whether the file of a task was replaced since it was examined."""
+    if intake.database != intake.path:
+        return False  # a copy of ours
+    try:
+        return _stamp(intake.path.stat()) != (intake.size_bytes, intake.mtime_ns)
+    except OSError:
+        return True
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int]:
@@ -117,8 +139,8 @@ def _examine(intake: Intake, status: os.stat_result) -> Intake:
 
 def _read(intake: Intake, size_bytes: int) -> Intake:
     path = intake.path
-    damage = _check_head(path, size_bytes)
     stated, computed = read_checksum(path)
+    damage = _check_head(path, size_bytes, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
         return _read_sealed(replace(intake, status=MERGED, database=path, checksum=stated))
     leftovers = [ending for ending in LEFTOVERS if _has_content(path.with_name(path.name + ending))]
@@ -166,13 +188,18 @@ def _read_unproven(intake: Intake, damage: str | None) -> Intake:
     return intake
 
 
-def _check_head(path: Path, size_bytes: int) -> str | None:
-    """Return what the first page says of damage; refuse what is no task database of ours."""
+def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
+    """Return what the first page says of damage; refuse what is no task database of ours.
+
+    Not ``believed``: the file carries our seal, and it is broken; then a strange header is damage, too.
+    """
     with path.open("rb") as file:
         head = file.read(100)
     if not head.startswith(SQLITE_MAGIC) or len(head) < 100:
         return "not a SQLite database"
     page_bytes, pages, version, application = struct.unpack(">16xH10xI28xI4xI28x", head)
+    if not believed and (application != APPLICATION_ID or version > SCHEMA_VERSION):
+        return "damaged: its header is not what was published"
     if application != APPLICATION_ID:
         raise _Refused("not a badcjobs database")
     if version > SCHEMA_VERSION:

@@ -1,6 +1,7 @@
 """Writes the draft of a job database, file by file, and checks that every row has arrived.
 
-Of two files of one task the later publication counts. Where one of them is damaged the two are put together.
+Of two sealed files of one task the later publication counts. Where one of them is damaged, or a live file, the two are
+put together.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.connect import read_only_uri, transaction
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes
-from badcjobs.store.merging.intake import Intake, describe, salvage_instead
-from badcjobs.store.merging.piece_together import add_missing_rows, extract_task
-from badcjobs.store.merging.source_file import COPY, HOLDING, KEPT, SALVAGED, SourceFile, write_source_files
+from badcjobs.store.merging.intake import Intake, describe, has_changed, salvage_instead
+from badcjobs.store.merging.piece_together import add_missing_rows, copy_task, extract_task
+from badcjobs.store.merging.source_file import COPY, HOLDING, KEPT, SALVAGED, SKIPPED, SourceFile, write_source_files
 from badcjobs.store.merging.task_rows import count_rows, put_in, settle, take_out
 from badcjobs.store.schema import DERIVED
+
+
+class FileChanged(Exception):
+    """A file was published again between its examination and its copying."""
 
 
 class JobWriter:
@@ -50,18 +56,26 @@ class JobWriter:
         holder = self._files.get(self._holders.get(intake.task_id, ""))
         if intake.database is None:
             self._note_unreadable(name, intake)
-        elif holder is None or (holder.path == name and intake.status != SALVAGED):
+        elif holder is None and intake.is_half:
+            reason = "half of a task whose other half is not here"
+            self._files[name] = SourceFile(name, None, SKIPPED, reason)  # without a time: tried again
+        elif holder is None:
             self._hold(name, intake)
+        elif holder.path != name and self._is_namesake(intake):
+            self._files[name] = replace(_entry(name, intake), task_id=None, status=SKIPPED, reason=_namesake(holder))
+        elif intake.checksum is None or holder.checksum is None:
+            self._put_together(name, intake, holder)
         elif holder.path == name:
-            self._hold(name, self._with_what_was_there(intake, "an earlier merge"))
+            self._hold(name, intake)
         else:
-            self._meet(name, intake, holder)
+            self._choose(name, intake, holder)
 
     def finish(self) -> tuple[SourceFile, ...]:
         """Settle what the tasks say of each other's chunks, check the rows, and write what became of each file."""
+        salvaged = [file.task_id for file in self._files.values() if file.status == SALVAGED and file.task_id]
         with transaction(self._db):
             create_indexes(self._db)
-            settle(self._db)
+            settle(self._db, salvaged)
             self._check_rows()
             files = tuple(self._files[path] for path in sorted(self._files))
             write_source_files(self._db, files)
@@ -85,6 +99,11 @@ class JobWriter:
             now = replace(before, status=KEPT, reason=reason, size_bytes=now.size_bytes, mtime_ns=now.mtime_ns)
         self._files[name] = now
 
+    def _is_namesake(self, intake: Intake) -> bool:
+        """Say whether a task of the same name and id is another one: it started at another time."""
+        row = self._db.execute("SELECT started_at_ms FROM task WHERE task_id = ?", (intake.task_id,)).fetchone()
+        return not intake.is_half and row is not None and row[0] != intake.started_at_ms
+
     def _hold(self, name: str, intake: Intake) -> None:
         """Make this file's rows those of its task."""
         assert intake.database is not None and intake.task_id is not None
@@ -105,7 +124,9 @@ class JobWriter:
         with self._attached(database) as source, transaction(self._db):
             if task_id in self._holders:
                 take_out(self._db, task_id)
-            put_in(self._db, source, task_id, add_up=intake.checksum is None)
+            put_in(self._db, source, task_id, add_up=intake.checksum is None or database != intake.path)
+            if has_changed(intake):  # published again since it was examined
+                raise FileChanged(intake.path)
             return {**intake.rows, **{table: self._arrived(source, table, task_id, intake.rows) for table in keyed}}
 
     def _arrived(self, source: str, table: str, task_id: int, rows: Mapping[str, int]) -> int:
@@ -119,45 +140,45 @@ class JobWriter:
                 raise _rows_missing(table, task_id, distinct, many)
         return int(many)
 
-    def _meet(self, name: str, intake: Intake, holder: SourceFile) -> None:
-        """Two files of one task: decide whose rows count, the same way whichever came first."""
-        same_bytes = intake.checksum is not None and intake.checksum == holder.checksum
-        ours, theirs = (_order(_entry(name, intake)), _order(holder))
-        damaged = SALVAGED in (intake.status, holder.status)
-        if same_bytes and name < holder.path:
+    # --- two files of one task ----------------------------------------------------------------------------------------
+
+    def _choose(self, name: str, intake: Intake, holder: SourceFile) -> None:
+        """Two sealed files: the later publication has all that the earlier one had."""
+        ours = _entry(name, intake)
+        if ours.checksum == holder.checksum and name < holder.path:
             self._holders[holder.task_id] = name
-            self._files[name] = _entry(name, intake)
-            self._files[holder.path] = _copy_of(holder, name, "a copy of")
-        elif same_bytes:
-            self._files[name] = _copy_of(_entry(name, intake), holder.path, "a copy of")
-        elif ours > theirs:
-            better = intake if intake.status != SALVAGED else self._with_what_was_there(intake, holder.path)
-            self._hold(name, better)
-            self._files[holder.path] = _copy_of(holder, name, "an earlier or damaged copy of")
-        elif damaged and holder.status == SALVAGED:
-            self._complete(holder, intake, name)
+            self._files[name] = ours
+            self._files[holder.path] = _copy_of(holder, name)
+        elif ours.checksum == holder.checksum:
+            self._files[name] = _copy_of(ours, holder.path)
+        elif ours.rank > holder.rank:
+            self._hold(name, intake)
+            self._files[holder.path] = _copy_of(holder, name)
         else:
-            self._files[name] = _copy_of(_entry(name, intake), holder.path, "an earlier or damaged copy of")
+            self._files[name] = _copy_of(ours, holder.path)
 
-    def _with_what_was_there(self, intake: Intake, origin: str) -> Intake:
-        """Add to salvaged rows what the draft has of the same task."""
+    def _put_together(self, name: str, intake: Intake, holder: SourceFile) -> None:
+        """One of the two is damaged, or a live file: each may have rows that the other has not."""
         assert intake.database is not None and intake.task_id is not None
-        held = intake.database.with_name("held.sqlite")
-        held.unlink(missing_ok=True)
+        held, theirs = intake.scratch / "held.sqlite", intake.scratch / "theirs.sqlite"
+        for path in (held, theirs):
+            path.unlink(missing_ok=True)
         extract_task(self._db, intake.task_id, held)
-        return _added(intake, add_missing_rows(intake.database, held), origin)
-
-    def _complete(self, holder: SourceFile, intake: Intake, name: str) -> None:
-        """Add to the salvaged rows that the draft holds what this file has."""
-        assert intake.database is not None and intake.task_id is not None
-        held = intake.scratch / "held.sqlite"
-        held.unlink(missing_ok=True)
-        extract_task(self._db, intake.task_id, held)
-        added = add_missing_rows(held, intake.database)
-        whole = describe(replace(intake, status=holder.status, reason=holder.reason, database=held))
-        stamped = replace(whole, size_bytes=holder.size_bytes, mtime_ns=holder.mtime_ns, checksum=holder.checksum)
-        self._hold(holder.path, _added(stamped, added, name))
-        self._files[name] = _copy_of(_entry(name, intake), holder.path, "an earlier or damaged copy of")
+        copy_task(intake.database, theirs)
+        newcomer = _entry(name, intake)
+        ours_first = intake.is_half or _trust(holder) >= _trust(newcomer)
+        first, second = (held, theirs) if ours_first else (theirs, held)
+        add_missing_rows(first, second)
+        keeper, other = (holder, newcomer) if ours_first or holder.path == name else (newcomer, holder)
+        whole = describe(replace(intake, database=first))
+        self._hold(keeper.path, replace(whole, **_stamp_of(keeper)))
+        together = self._files[keeper.path]
+        if keeper.path == other.path:
+            keeper = newcomer
+        lost = _lost(together.rows or 0, holder, newcomer)
+        self._files[keeper.path] = _judged(keeper, other, together.rows or 0, lost, together.last_sign_ms)
+        if other.path != keeper.path:
+            self._files[other.path] = _copy_of(other, keeper.path)
 
     # --- the check ----------------------------------------------------------------------------------------------------
 
@@ -182,9 +203,39 @@ class JobWriter:
                 self._db.execute(f"DETACH {source}")
 
 
-def _order(file: SourceFile) -> tuple[object, ...]:
-    """Order files of one task: the later publication, then what was read whole."""
-    return (*file.rank[:2], file.status != SALVAGED, file.rank[2])
+def _trust(file: SourceFile) -> tuple[object, ...]:
+    """Order two files of one task: whose rows are believed where both have them."""
+    return (file.checksum is not None, file.status != SALVAGED, *file.rank)
+
+
+def _stamp_of(file: SourceFile) -> dict[str, Any]:
+    return {"size_bytes": file.size_bytes, "mtime_ns": file.mtime_ns, "status": file.status, "reason": file.reason}
+
+
+def _lost(rows: int, *files: SourceFile) -> int | None:
+    """Return how many rows are still missing, if any of the files knows how many there were."""
+    known = [(file.rows or 0) + (file.rows_lost or 0) for file in files if file.checksum or file.rows_lost is not None]
+    return max(0, max(known) - rows) if known else None
+
+
+def _judged(keeper: SourceFile, other: SourceFile, rows: int, lost: int | None, last_sign_ms: int | None) -> SourceFile:
+    """Say what became of two files that were put together."""
+    damaged = keeper.status == SALVAGED or (other.status == SALVAGED and lost != 0 and other.rank > keeper.rank)
+    more = rows - (keeper.rows or 0)
+    origin = "an earlier merge" if other.path == keeper.path else other.path
+    words = [keeper.reason, f"{more:,} rows more from {origin}" if more > 0 else None]
+    return replace(
+        keeper,
+        status=SALVAGED if damaged else keeper.status,
+        reason="; ".join(word for word in words if word) or None,
+        rows=rows,
+        rows_lost=lost if damaged else None,
+        last_sign_ms=last_sign_ms,
+    )
+
+
+def _namesake(holder: SourceFile) -> str:
+    return f"another task of the same name as that in {holder.path}; merge it into a job database of its own"
 
 
 def _entry(name: str, intake: Intake) -> SourceFile:
@@ -202,16 +253,9 @@ def _entry(name: str, intake: Intake) -> SourceFile:
     )
 
 
-def _copy_of(file: SourceFile, holder: str, how: str) -> SourceFile:
-    return replace(file, status=COPY, reason=f"{how} the task in {holder}", rows_lost=None)
-
-
-def _added(intake: Intake, added: int, origin: str) -> Intake:
-    intake = describe(intake)
-    if not added:
-        return intake
-    lost = None if intake.rows_lost is None else max(0, intake.rows_lost - added)
-    return replace(intake, reason=f"{intake.reason}; {added:,} rows more from {origin}", rows_lost=lost)
+def _copy_of(file: SourceFile, holder: str) -> SourceFile:
+    how = "a damaged or partial copy" if file.checksum is None else "a copy, or an earlier publication,"
+    return replace(file, status=COPY, reason=f"{how} of the task in {holder}", rows_lost=None)
 
 
 def _total(rows: Mapping[str, int]) -> int:

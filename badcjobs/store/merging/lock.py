@@ -21,16 +21,29 @@ _LOOK_EVERY_S = 0.2
 
 
 @contextmanager
-def only_merge(target: Path, clock: Clock, *, wait: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a job database; wait for another merge to end, or say who it is."""
+def only_merge(target: Path, clock: Clock, *, wait: bool, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Hold the lock of a job database; wait for another merge to end, or say who it is.
+
+    Gives a check for the moment before anything is replaced: a merge that stood still for a minute may have been taken
+    for dead, and another one may be at it.
+    """
     lock = target.with_name(f".{target.name}.lock")
     me = f"{os.uname().nodename} {os.getpid()}"
     _take(lock, me, clock, wait=wait, tell=tell)
     over = threading.Event()
     toucher = threading.Thread(target=_touch, args=(lock, over), name="merge lock", daemon=True)
     toucher.start()
+
+    def check() -> None:
+        if _read(lock) != me:
+            raise DatabaseProblem(
+                f"another merge has taken over {target.name} while this one stood still",
+                why="nothing was replaced by this one",
+                fix="the same command again",
+            )
+
     try:
-        yield
+        yield check
     finally:
         over.set()
         toucher.join()
@@ -44,11 +57,11 @@ def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str]
         now = (_read(lock), _mtime_ns(lock))
         if now != seen:
             seen, seen_at_s = now, clock.monotonic_s()
-        holder = now[0]
-        if holder is None:
+        if now == (None, None):
             continue  # gone this moment
+        holder = now[0] or "a place unknown"  # a lock that we may not read, or that is not written yet
         if _is_dead(holder) or clock.monotonic_s() - seen_at_s > _LEFT_ALONE_S:
-            _remove(lock, holder)
+            _remove(lock, now[0])
             continue
         if not wait:
             raise DatabaseProblem(
@@ -64,10 +77,15 @@ def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str]
 
 def _create(lock: Path, me: str) -> bool:
     try:
-        with lock.open("x", encoding="utf-8") as file:
-            file.write(me)
+        file = lock.open("x", encoding="utf-8")
     except FileExistsError:
         return False
+    try:
+        with file:
+            file.write(me)
+    except OSError:
+        lock.unlink(missing_ok=True)  # a full disk: an empty lock would keep others waiting
+        raise
     return True
 
 
@@ -98,7 +116,7 @@ def _is_dead(holder: str) -> bool:
     return False
 
 
-def _remove(lock: Path, holder: str) -> None:
+def _remove(lock: Path, holder: str | None) -> None:
     """Remove the lock of a dead merge; of several that try, one succeeds, and nobody removes the next one's."""
     aside = lock.with_name(f"{lock.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
@@ -110,7 +128,10 @@ def _remove(lock: Path, holder: str) -> None:
             os.link(aside, lock)
         except OSError:
             pass
-    aside.unlink(missing_ok=True)
+    if aside.is_dir():
+        aside.rmdir()
+    else:
+        aside.unlink(missing_ok=True)
 
 
 def _touch(lock: Path, over: threading.Event) -> None:

@@ -6,13 +6,14 @@ by now, or damaged, or not given this time, stays. The rule for chunks that seve
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
@@ -21,14 +22,15 @@ from badcjobs.seams import Clock
 from badcjobs.store.filesystem import read_filesystem
 from badcjobs.store.merging.draft import changed_in_place, drafted
 from badcjobs.store.merging.find_files import FoundFile, check_inputs, find_task_databases, full_path, no_task_databases
-from badcjobs.store.merging.intake import Intake, examine
-from badcjobs.store.merging.job_writer import JobWriter
+from badcjobs.store.merging.intake import STILL_WRITTEN, Intake, examine
+from badcjobs.store.merging.job_writer import FileChanged, JobWriter
 from badcjobs.store.merging.lock import only_merge
 from badcjobs.store.merging.old_job import OldJob, damaged_name, look_at_old
-from badcjobs.store.merging.source_file import HOLDING, SALVAGED, SKIPPED, SourceFile
+from badcjobs.store.merging.source_file import HOLDING, SKIPPED, SourceFile
 
 _MOST_IN_PLACE = 10  # SQLite attaches no more files at once
 _LOOK_AHEAD = 3
+_LOOKS = 10
 _THREADS = 1  # more of them take more from the copying than they give
 
 
@@ -50,15 +52,18 @@ class MergeOutcome:
 
     files: tuple[SourceFile, ...]
     read: int  # how many of them were opened this time
+    given: frozenset[str] = frozenset()  # those that this merge was asked to look at
 
 
 def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
     """Bring the job database up to date with the files given; the old one stays until the new one is whole."""
     check_inputs(order.inputs)
+    if order.target.is_dir():
+        raise DatabaseProblem(f"{order.target} is a folder", fix=f"badcjobs merge … -o {order.target}/job.sqlite")
     try:
         order.target.parent.mkdir(parents=True, exist_ok=True)
-        with only_merge(order.target, clock, wait=order.wait, tell=order.tell):
-            return _merge(order)
+        with only_merge(order.target, clock, wait=order.wait, tell=order.tell) as check:
+            return _merge(order, check)
     except (OSError, sqlite3.Error) as error:
         fix = "badcjobs merge … -o /a/folder/with/space/job.sqlite"
         if "malformed" in str(error):  # not a task file: those were checked
@@ -66,7 +71,7 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
         raise DatabaseProblem(f"{order.target} cannot be made", why=str(error), fix=fix) from error
 
 
-def _merge(order: MergeOrder) -> MergeOutcome:
+def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     found = find_task_databases(order.inputs, order.target)
     old = look_at_old(order.target)
     if not found and not old.files:
@@ -76,33 +81,37 @@ def _merge(order: MergeOrder) -> MergeOutcome:
     gone = _gone(old, order.target)
     files = old.files
     if old.state != "current" or changed or gone:
-        files = _bring_up_to_date(order, old, changed, gone)
+        files = _bring_up_to_date(order, old, changed, gone, check)
     _refuse_if_strict(order, files)
-    return MergeOutcome(files, len(changed))
+    return MergeOutcome(files, len(changed), frozenset(shown_path(file.path, order.target) for file in found))
 
 
 def _bring_up_to_date(
-    order: MergeOrder, old: OldJob, changed: list[FoundFile], gone: set[str]
+    order: MergeOrder, old: OldJob, changed: list[FoundFile], gone: set[str], check: Callable[[], None]
 ) -> tuple[SourceFile, ...]:
     # In the order of the key under which samples are kept: then most of them are appended.
-    changed.sort(key=lambda file: stable_id(file.path.stem))
+    changed.sort(key=lambda file: stable_id(os.fsencode(file.path.stem).decode(errors="replace")))
     with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch:
         intakes = _examined(changed, Path(scratch))
         if old.state == "current" and len(changed) <= _MOST_IN_PLACE:
             few = list(intakes)
             if _is_simple(few, old, order.target):
-                with changed_in_place(order.target) as db:
-                    return _write(db, order, old, few, gone, of=len(few))
+                try:
+                    with changed_in_place(order.target, check=check) as db:
+                        return _write(db, order, old, few, gone, of=len(few))
+                except sqlite3.OperationalError as error:
+                    if "locked" not in str(error):
+                        raise  # else somebody reads it and does not stop: draft a new one
             intakes = iter(few)
         aside = damaged_name(order.target) if old.state == "damaged" else None
-        with drafted(order.target, from_old=old.state == "current", keep_old_as=aside) as db:
+        with drafted(order.target, from_old=old.state == "current", keep_old_as=aside, check=check) as db:
             return _write(db, order, old, intakes, gone, of=len(changed))
 
 
 def _is_simple(intakes: Sequence[Intake], old: OldJob, target: Path) -> bool:
     """Say whether a few files can be added where the job database lies: all whole, nothing to be put together."""
-    damaged = {file.task_id for file in old.files if file.status == SALVAGED}
-    whole = all(intake.checksum is not None and intake.task_id not in damaged for intake in intakes)
+    unproven = {file.task_id for file in old.files if file.status in HOLDING and file.checksum is None}
+    whole = all(intake.checksum is not None and intake.task_id not in unproven for intake in intakes)
     return whole and not read_filesystem(target.parent).shared
 
 
@@ -119,12 +128,16 @@ def _write(
     writer = JobWriter(db, {file.path: file for file in old.files if file.path not in gone})
     if old.state == "older":
         writer.adopt(order.target)
-    rows = 0
+    rows, halves = 0, []
     for number, intake in enumerate(intakes, 1):
-        writer.take(shown_path(intake.path, order.target), intake)
-        shutil.rmtree(intake.scratch)
+        if intake.is_half:
+            halves.append(intake)  # once its task is here
+        else:
+            _take(writer, intake, order.target)
         rows += sum(intake.rows.values())
         order.progress(number, of, rows)
+    for intake in halves:
+        _take(writer, intake, order.target)
     files = writer.finish()
     _refuse_if_strict(order, files)
     if not any(file.status in HOLDING for file in files):
@@ -134,6 +147,20 @@ def _write(
             fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
         )
     return files
+
+
+def _take(writer: JobWriter, intake: Intake, target: Path) -> None:
+    """Hand a file over; look at it again if its task publishes it in this very moment."""
+    name = shown_path(intake.path, target)
+    for _ in range(_LOOKS):
+        try:
+            writer.take(name, intake)
+            break
+        except FileChanged:
+            intake = examine(FoundFile(intake.path), intake.scratch)
+    else:
+        writer.take(name, replace(intake, status=SKIPPED, reason=STILL_WRITTEN, database=None, size_bytes=None))
+    shutil.rmtree(intake.scratch)
 
 
 def _examined(files: Sequence[FoundFile], scratch: Path) -> Iterator[Intake]:
@@ -167,7 +194,7 @@ def _gone(old: OldJob, target: Path) -> set[str]:
     """Return what was skipped and is not there any more; of other files that are gone the rows stay."""
     if old.state == "damaged":
         return set()
-    return {file.path for file in old.files if file.status == SKIPPED and not (target.parent / file.path).exists()}
+    return {f.path for f in old.files if f.status == SKIPPED and not os.path.lexists(target.parent / f.path)}
 
 
 def _has_changed(file: FoundFile, known: SourceFile | None) -> bool:
@@ -183,4 +210,5 @@ def _has_changed(file: FoundFile, known: SourceFile | None) -> bool:
 def shown_path(path: Path, target: Path) -> str:
     """Return a path as ``source_file`` has it."""
     folder = full_path(target.parent)
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    shown = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    return shown.encode("utf-8", "backslashreplace").decode()  # a name that is no UTF-8 is no text for a database

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
@@ -30,7 +31,7 @@ def look_at_old(target: Path) -> OldJob:
     try:
         with target.open("rb") as file:
             if file.read(16) != SQLITE_MAGIC:
-                return _damaged(target, "not a SQLite database")
+                return _not_sqlite(target)
         with closing(open_job_database(target)) as db:
             _refuse_what_is_not_ours(target, db)
             files = read_source_files(db)
@@ -60,6 +61,19 @@ def _damaged(target: Path, why: str) -> OldJob:
     return OldJob("damaged", (SourceFile(aside, None, SKIPPED, reason),))
 
 
+def _not_sqlite(target: Path) -> OldJob:
+    """Put aside what is called like a database and may have lost its first page; never touch anything else."""
+    if target.suffix not in (".sqlite", ".db"):
+        raise DatabaseProblem(
+            f"{target} is not a database", why="merge would replace it", fix="badcjobs merge … -o another/name.sqlite"
+        )
+    return _damaged(target, "not a SQLite database")
+
+
 def damaged_name(target: Path) -> Path:
     """Return where a damaged job database is kept: rows whose task files are gone may still be in it."""
-    return target.with_name(f"{target.name}.damaged")
+    for number in count(1):
+        name = target.with_name(f"{target.name}.damaged" + (f".{number}" if number > 1 else ""))
+        if not name.exists():
+            return name
+    raise AssertionError("count() has no end")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from badcjobs.model import TaskKey
@@ -98,8 +99,10 @@ def _check_of(column: Column) -> Callable[[Any], bool] | None:
 
 
 def _says_its_own_name(task: dict[str, Any]) -> bool:
+    """Say whether name and id of a task are made of the rest of its row; older files made the id of the name alone."""
     key = TaskKey(task["job_id"], task["array_index"], task["restart"], task["node"], task["procid"])
-    return (key.name, key.task_id) == (task["name"], task["task_id"])
+    ids = (replace(key, born_ms=task["started_at_ms"]).task_id, key.task_id)
+    return key.name == task["name"] and task["task_id"] in ids
 
 
 FORMS = tuple(RowForm(table) for table in TABLES)

@@ -33,13 +33,14 @@ class LeafRow(NamedTuple):
     values: tuple[Value, ...]
 
 
-def read_rows(file: BinaryIO, *, holes: bool = False) -> Iterator[LeafRow]:
+def read_rows(file: BinaryIO, *, holes: bool = False, page_bytes: int | None = None) -> Iterator[LeafRow]:
     """Yield every row that decodes, from every table leaf page, in the order of the pages; never fail.
 
+    ``page_bytes``: the size of the pages, all of it used, where that is known better than from the header.
     ``holes``: take zeros at the end of a page for a part that was never written, and not for the end of a row. Right
     where no row ends in long runs of zeros (a blob might), as then half a row cannot be told from a whole one.
     """
-    pages = _Pages(file)
+    pages = _Pages(file, page_bytes)
     for number in range(1, pages.count + 1):
         page = pages.read(number)
         if holes:
@@ -56,9 +57,10 @@ def read_rows(file: BinaryIO, *, holes: bool = False) -> Iterator[LeafRow]:
 class _Pages:
     """The file as numbered pages, without the bytes reserved at their ends; what cannot be read is empty."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, page_bytes: int | None) -> None:
         self._file = file
-        self._size, self.usable = _page_size(self._bytes(0, _FILE_HEADER_BYTES))
+        said = _page_size(self._bytes(0, _FILE_HEADER_BYTES))
+        self._size, self.usable = said if page_bytes is None else (page_bytes, page_bytes)
         self.count = -(-file.seek(0, os.SEEK_END) // self._size)
 
     def read(self, number: int) -> bytes:

@@ -17,7 +17,7 @@ from badcjobs.store.schema import SCHEMA_VERSION, TABLES, columns_of
 from badcjobs.store.seal import ROWS, SEAL
 
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
-_STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {{0}}.task_id)"
+STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {{0}}.task_id)"
 _CHUNK = ", ".join(columns_of("chunk"))
 _DETECTION = ", ".join(columns_of("detection"))
 _MEETING = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
@@ -43,13 +43,13 @@ def put_in(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -
 
 def copy_table(db: sqlite3.Connection, source: str, table: str, task_id: int) -> None:
     """Copy a task's rows of one table; samples lie in the order in which they will be kept, which makes it quick."""
-    names = _shared_columns(db, source, table)
+    names = shared_columns(db, source, table)
     if names:  # else the version that wrote it had no such table
         rows = f"SELECT {names} FROM {source}.{table} WHERE task_id = ?"
         db.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) {rows}", (task_id,))
 
 
-def _shared_columns(db: sqlite3.Connection, source: str, table: str) -> str:
+def shared_columns(db: sqlite3.Connection, source: str, table: str) -> str:
     """Return the columns that both sides have; what an older version did not write stays NULL."""
     if db.execute(f"PRAGMA {source}.user_version").fetchone() == (SCHEMA_VERSION,):
         return ", ".join(columns_of(table))
@@ -59,7 +59,7 @@ def _shared_columns(db: sqlite3.Connection, source: str, table: str) -> str:
 
 def _copy_chunks(db: sqlite3.Connection, source: str, task_id: int) -> None:
     """Copy the chunks, and let those that another task has, too, meet."""
-    names = _shared_columns(db, source, "chunk")
+    names = shared_columns(db, source, "chunk")
     ours = f"{source}.chunk WHERE task_id = :task"
     inserted = db.execute(
         f"INSERT OR IGNORE INTO main.chunk ({names}) SELECT {names} FROM {ours} ORDER BY rowid", {"task": task_id}
@@ -68,7 +68,7 @@ def _copy_chunks(db: sqlite3.Connection, source: str, task_id: int) -> None:
     if inserted == wanted:
         return
     met = f"FROM ({'SELECT ' + names + ' FROM ' + ours}) s JOIN main.chunk m ON {_MEETING.format('m', 's')}"
-    stronger = f"{_STRENGTH.format('s')} > {_STRENGTH.format('m')}"
+    stronger = f"{STRENGTH.format('s')} > {STRENGTH.format('m')}"
     losers = ", ".join(f"m.{name}" for name in columns_of("chunk"))
     ours_lost = ", ".join(f"s.{name.strip()}" for name in names.split(","))
     both = f"{met} WHERE m.task_id != s.task_id"
@@ -78,18 +78,31 @@ def _copy_chunks(db: sqlite3.Connection, source: str, task_id: int) -> None:
         f"""INSERT INTO main.chunk ({names}) SELECT {names} FROM {ours}
             ON CONFLICT (recording_id, chunk_id) DO UPDATE SET
                 {", ".join(f"{name} = excluded.{name}" for name in columns_of("chunk"))}
-            WHERE {_STRENGTH.format("excluded")} > {_STRENGTH.format("chunk")}""",
+            WHERE {STRENGTH.format("excluded")} > {STRENGTH.format("chunk")}""",
         {"task": task_id},
     )
 
 
-def settle(db: sqlite3.Connection) -> None:
-    """Move the detections of rivals aside, so that each chunk has those of its winner, once."""
+def settle(db: sqlite3.Connection, incomplete: Collection[int]) -> None:
+    """Move the detections of rivals aside, so that each chunk has those of its winner, once.
+
+    ``incomplete`` tasks may have lost the row of a chunk and kept its detections.
+    """
     lost = f"""FROM rival_chunk r JOIN detection d ON {_MEETING.format("d", "r")} AND d.task_id = r.task_id
                WHERE r.status = 'done'"""
+    _set_aside(db, lost)
+    for task_id in incomplete:
+        _set_aside(
+            db,
+            f"""FROM detection d JOIN chunk c ON {_MEETING.format("c", "d")}
+                WHERE d.task_id = {task_id:d} AND c.task_id != d.task_id""",
+        )
+
+
+def _set_aside(db: sqlite3.Connection, which: str) -> None:
     rows = ", ".join(f"d.{name}" for name in columns_of("detection"))
-    if db.execute(f"INSERT INTO rival_detection ({_DETECTION}) SELECT {rows} {lost}").rowcount:
-        db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {lost})")
+    if db.execute(f"INSERT INTO rival_detection ({_DETECTION}) SELECT {rows} {which}").rowcount:
+        db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {which})")
 
 
 def take_out(db: sqlite3.Connection, task_id: int) -> None:
@@ -99,7 +112,7 @@ def take_out(db: sqlite3.Connection, task_id: int) -> None:
         db.execute(f"DELETE FROM main.{table} WHERE task_id = ?", (task_id,))
     heirs = f"""FROM vacated v JOIN rival_chunk r ON {_MEETING.format("r", "v")}
                 WHERE NOT EXISTS (SELECT 1 FROM rival_chunk b
-                    WHERE {_MEETING.format("b", "v")} AND {_STRENGTH.format("b")} > {_STRENGTH.format("r")})"""
+                    WHERE {_MEETING.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("r")})"""
     rows = ", ".join(f"r.{name}" for name in columns_of("chunk"))
     db.execute(f"INSERT INTO chunk ({_CHUNK}) SELECT {rows} {heirs}")
     heard = f"""FROM vacated v JOIN chunk c ON {_MEETING.format("c", "v")}
