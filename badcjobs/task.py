@@ -308,6 +308,7 @@ def finish(task: Task, end: Verdict) -> TaskEnd:
     if not closing.published:
         note = f"the last publication failed; the task's own files stay in {task.records.local.path}"
         note += f", without the last {closing.unsaved} changes, which no disk would take" if closing.unsaved else ""
+        note += f"; while this node is there: badcjobs merge {task.settings.out} {task.records.local.path}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)

@@ -178,6 +178,11 @@ def test_a_run_folder_that_stays_full_keeps_the_old_file_and_names_the_new(site:
     assert rows(folder / "wrapper.sqlite", "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     assert len(warnings(ended)) == 1
+    samples = rows(folder / "recorder.sqlite", "SELECT count(*) FROM sample")
+    job = site.folder / "elsewhere.sqlite"
+    assert site.badcjobs("merge", site.out, folder, "-o", job).exit_code == 0
+    assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
+    assert rows(job, "SELECT count(*) FROM sample") == samples, "what stayed on the node is merged with what is there"
 
 
 def test_a_quota_on_files_is_like_a_full_disk(site: Site) -> None:
