@@ -15,13 +15,14 @@ import badcjobs
 
 ROWS = 1_000_000
 READ_ALL = """
-import json, resource, sys, time
+import json, re, sys, time
 from pathlib import Path
 from badcjobs.manifest import open_sources, parse_shard
 started = time.monotonic()
 sources = open_sources([Path(sys.argv[1])], root=None)
 chunks = sum(1 for _ in sources.chunks(parse_shard(sys.argv[2])))
-peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+# Not ru_maxrss: a child inherits that from the process that started it.
+peak_mb = int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 print(json.dumps({"chunks": chunks, "seconds": time.monotonic() - started, "peak_mb": peak_mb}))
 """
 
