@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -59,7 +60,7 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
             db.execute("ATTACH ? AS source", (read_only_uri(path, sealed=True),))
             db.execute("BEGIN")
             ((task_id,),) = db.execute("SELECT task_id FROM source.task").fetchall()
-            copy_table(db, "source", "sample", task_id)
+            copy_table(db, "source", "sample", "", task_id)
             db.execute("COMMIT")
             db.execute("DETACH source")
         (rows,) = db.execute("SELECT count(*) FROM sample").fetchone()
@@ -182,7 +183,7 @@ def judge_full_merge(
 
     report.at_least("rows alone, against sqlite-utils insert_all", faster_rows, 25, "{:.0f} ×")
     report.at_least("everything, against sqlite-utils insert_all", loop_s / (total_s / files), 12, "{:.0f} ×")
-    report.at_most("everything, in times of cat", total_s / cat_s, 60, "{:.0f} ×")
+    report.at_most("everything, in times of cat (both synced)", total_s / cat_s, 60, "{:.0f} ×")
     report.at_most("peak memory", full["memory_mb"], 200, "{:.0f} MB")
     report.at_most("summary of the whole array", full["summary_s"], 10, "{:.1f} s")
     return full, per_file_s
@@ -230,14 +231,16 @@ def time_merge(folder: Path, *, again: bool) -> dict[str, float]:
 
 
 def time_cat(files: list[Path], target: Path) -> float:
-    best_s = float("inf")
+    """Return the seconds that ``cat`` takes for the same bytes, until they are on disk: merge syncs what it writes."""
+    seconds = []
     for _ in range(3):
         started_s = time.perf_counter()
         with target.open("wb") as out:
             subprocess.run(["xargs", "-0", "cat"], input="\0".join(map(str, files)).encode(), stdout=out, check=True)
-        best_s = min(best_s, time.perf_counter() - started_s)
+            os.fsync(out.fileno())
+        seconds.append(time.perf_counter() - started_s)
         target.unlink()
-    return best_s
+    return min(seconds)
 
 
 def time_some(folder: Path, written: list[Path], n: int) -> float:

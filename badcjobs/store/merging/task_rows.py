@@ -31,22 +31,23 @@ def put_in(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -
     Its detections may stand beside a rival's until ``settle``. ``add_up``: the file's own figures cannot be trusted, as
     those of a sealed one can.
     """
+    of_many = is_job_database(db, source)
     for table in _PLAIN:
-        copy_table(db, source, table, task_id)
+        copy_table(db, source, table, "WHERE task_id = :task" if of_many else "", task_id)
     _copy_chunks(db, source, task_id)
-    if not is_job_database(db, source):
+    if not of_many:
         facts = f"SELECT ?, key, value FROM {source}.meta WHERE key NOT IN (?, ?)"
         db.execute(f"INSERT INTO task_meta {facts}", (task_id, ROWS, SEAL))
     if add_up:
         write_figures(db, task_id)
 
 
-def copy_table(db: sqlite3.Connection, source: str, table: str, task_id: int) -> None:
+def copy_table(db: sqlite3.Connection, source: str, table: str, where: str, task_id: int) -> None:
     """Copy a task's rows of one table; samples lie in the order in which they will be kept, which makes it quick."""
     names = shared_columns(db, source, table)
     if names:  # else the version that wrote it had no such table
-        rows = f"SELECT {names} FROM {source}.{table} WHERE task_id = ?"
-        db.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) {rows}", (task_id,))
+        rows = f"SELECT {names} FROM {source}.{table} {where}"
+        db.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) {rows}", {"task": task_id})
 
 
 def shared_columns(db: sqlite3.Connection, source: str, table: str) -> str:
