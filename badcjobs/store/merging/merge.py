@@ -100,8 +100,9 @@ def _bring_up_to_date(
                     with changed_in_place(order.target, check=check) as db:
                         return _write(db, order, old, few, gone, of=len(few))
                 except sqlite3.OperationalError as error:
-                    if "locked" not in str(error):
-                        raise  # else somebody reads it and does not stop: draft a new one
+                    # Somebody reads it and does not stop; or a file was published meanwhile and attached once more.
+                    if "locked" not in str(error) and "attached" not in str(error):
+                        raise
             intakes = iter(few)
         aside = damaged_name(order.target) if old.state == "damaged" else None
         with drafted(order.target, from_old=old.state == "current", keep_old_as=aside, check=check) as db:
@@ -160,7 +161,7 @@ def _take(writer: JobWriter, intake: Intake, target: Path) -> None:
             intake = examine(FoundFile(intake.path), intake.scratch)
     else:
         writer.take(name, replace(intake, status=SKIPPED, reason=STILL_WRITTEN, database=None, size_bytes=None))
-    shutil.rmtree(intake.scratch)
+    shutil.rmtree(intake.scratch, ignore_errors=True)
 
 
 def _examined(files: Sequence[FoundFile], scratch: Path) -> Iterator[Intake]:
