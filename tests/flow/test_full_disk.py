@@ -161,7 +161,7 @@ def test_a_run_folder_that_is_full_for_a_while_is_published_to_later(site: Site,
     ended = program.wait()
     assert ended.exit_code == 0, ended.stderr
     assert_all_done(site.task_database())
-    assert site.count("gap") == 0
+    assert site.gaps() == []
     assert len(warnings(ended)) == 1, "one warning, not one per interval"
     assert "is published again" in ended.stderr
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.badcjobs_program import Program, Site, rows, wait_for
+from support.badcjobs_program import NOT_LATE, Program, Site, rows, wait_for
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.4", "--simulate", 2)
 
@@ -44,7 +44,9 @@ def test_a_killed_recorder_is_started_again_and_the_hole_is_a_gap(site: Site) ->
     done = program.wait()
     assert done.exit_code == 0, done.stderr
     assert "starting it again" in done.stderr
-    ((from_ms, to_ms, reason, device, metric),) = site.rows("SELECT from_ms, to_ms, reason, device_id, metric FROM gap")
+    ((from_ms, to_ms, reason, device, metric),) = site.rows(
+        f"SELECT from_ms, to_ms, reason, device_id, metric FROM gap WHERE {NOT_LATE}"
+    )
     assert "started again" in reason
     assert (device, metric) == (None, None), "it concerns every device"
     around = "SELECT sum(at_ms <= ?), sum(at_ms > ? AND at_ms < ?), sum(at_ms >= ?) FROM sample"
@@ -65,7 +67,7 @@ def test_a_recorder_that_is_killed_twice_is_given_up_but_never_the_run(site: Sit
     assert "telemetry incomplete" in done.stdout
     assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 6)]
-    gaps = site.rows("SELECT from_ms, to_ms, reason FROM gap ORDER BY from_ms")
+    gaps = site.rows(f"SELECT from_ms, to_ms, reason FROM gap WHERE {NOT_LATE} ORDER BY from_ms")
     assert len(gaps) == 2
     ((last_sample_ms, ended_at_ms),) = site.rows("SELECT max(at_ms), (SELECT ended_at_ms FROM task) FROM sample")
     from_ms, to_ms, reason = gaps[1]
@@ -88,7 +90,7 @@ def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site: Site) -
     done = program.wait()
     assert done.exit_code == 0, done.stderr
     ended_ms = site.rows("SELECT ended_at_ms FROM attempt")[0][0]
-    ((from_ms, to_ms),) = site.rows("SELECT from_ms, to_ms FROM gap")
+    ((from_ms, to_ms),) = site.rows(f"SELECT from_ms, to_ms FROM gap WHERE {NOT_LATE}")
     assert from_ms <= ended_ms <= to_ms
     assert site.count("sample", f"at_ms = {from_ms}") == 1, "a gap starts with the last reading before it"
 

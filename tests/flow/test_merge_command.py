@@ -170,8 +170,11 @@ def test_the_failed_chunk_is_named_with_its_reason(summary: dict[str, Any], merg
 
 
 def test_a_metric_that_was_not_given_is_told_apart_from_gaps(summary: dict[str, Any], merged: Outcome) -> None:
-    assert [(gap["metric"], gap["reason"]) for gap in summary["gaps"]] == [("energy_j", "Not Supported (simulated)")]
-    assert "no gaps" in merged.stdout
+    told = [(gap["metric"], gap["reason"]) for gap in summary["gaps"]]
+    late = [reason for metric, reason in told if metric is None]  # on a machine too busy for ten readings a second
+    assert all(reason.startswith("the recorder was late") for reason in late)
+    assert [gap for gap in told if gap[0] is not None] == [("energy_j", "Not Supported (simulated)")]
+    assert late or "no gaps" in merged.stdout
     assert "energy_j: Not Supported (simulated)" in merged.stdout
 
 
