@@ -63,8 +63,8 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
             copy_table(db, "source", "sample", "", task_id)
             db.execute("COMMIT")
             db.execute("DETACH source")
+        spent_s = time.perf_counter() - started_s
         (rows,) = db.execute("SELECT count(*) FROM sample").fetchone()
-    spent_s = time.perf_counter() - started_s
     (folder / "samples.sqlite").unlink()
     return {"seconds": spent_s, "rows": rows}
 
