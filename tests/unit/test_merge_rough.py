@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections import Counter
 from contextlib import closing
@@ -18,6 +20,7 @@ from support.task_files import START_MS, TaskFile
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import HostReading
+from badcjobs.store.job_reader import read_job
 from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.store.merging.lock import only_merge
@@ -279,3 +282,27 @@ def test_a_folder_as_target_is_refused(tmp_path: Path) -> None:
     TaskFile(tmp_path, states={"a": "done"}).write()
     with pytest.raises(DatabaseProblem, match="is a folder"):
         merge(MergeOrder([tmp_path], Path("/")), SystemClock())
+
+
+def test_a_merge_killed_in_the_middle_of_its_transaction_leaves_a_journal_and_the_old_content(tmp_path: Path) -> None:
+    TaskFile(tmp_path, states={"a": "done"}, samples=300).write()
+    merged(tmp_path)
+    before = canonical(tmp_path / "job.sqlite")
+    for index in range(1, 4):
+        TaskFile(tmp_path, index=index, states={f"c{index}": "done"}, samples=3000).write()
+    code = f"""
+import os, signal
+from pathlib import Path
+from badcjobs.clock import SystemClock
+from badcjobs.store.merging.merge import MergeOrder, merge
+run = Path({str(tmp_path)!r})
+die = lambda files, of, rows: files == 2 and os.kill(os.getpid(), signal.SIGKILL)
+merge(MergeOrder([run], run / "job.sqlite", progress=die), SystemClock())
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -9
+    assert (tmp_path / "job.sqlite-journal").exists()
+    assert len(read_job(tmp_path / "job.sqlite").tasks) == 1  # opened by us, it is as it was
+    assert canonical(tmp_path / "job.sqlite") == before
+    merged(tmp_path)
+    assert count(tmp_path, "task") == 4
