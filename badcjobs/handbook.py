@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from badcjobs import resources
 from badcjobs.errors import BadInput
-from badcjobs.store.job_schema import JOB_TABLES
-from badcjobs.store.views import VIEWS
+from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
+from badcjobs.store.schema import Table
+from badcjobs.store.views import View
 
 
 def list_topics() -> str:
@@ -42,8 +43,16 @@ def _template() -> str:
 
 
 def _tables() -> str:
+    return _sections(JOB_TABLES)
+
+
+def _views() -> str:
+    return _sections(JOB_VIEWS)
+
+
+def _sections(tables: Iterable[Table | View]) -> str:
     sections = []
-    for table in JOB_TABLES:
+    for table in tables:
         width = max(len(column.name) for column in table.columns)
         rows = [f"    {column.name:<{width}}  {column.help}" for column in table.columns]
         sections.append("\n".join([f"## {table.name}", "", table.help, "", *rows]))
@@ -53,6 +62,7 @@ def _tables() -> str:
 _MADE: dict[str, Callable[[], str]] = {
     "{{template}}": _template,
     "{{tables}}": _tables,
-    "{{views}}": lambda: ", ".join(f"`{name}`" for name in VIEWS),
+    "{{views}}": _views,
+    "{{view names}}": lambda: ", ".join(f"`{view.name}`" for view in JOB_VIEWS),
     "{{folder:templates}}": lambda: str(resources.folder("templates")),
 }

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from badcjobs import __version__
 from badcjobs.store.connect import create_tables, file_uri
 from badcjobs.store.schema import TABLE_BY_NAME, TABLES, Column, Table
-from badcjobs.store.views import VIEWS
+from badcjobs.store.views import VIEWS, View
 
-# Read by task and time: these rows lie in that order, so that a task's are neighbours.
+# Read by task and time: these rows lie in that order, so that a task's are neighbours. Samples are neighbours too,
+# because a task's are copied in one piece, device by device; without a key of their own SQLite copies them as they are.
 ORDERED_BY = {
-    "sample": "task_id, device_id, at_ms",
     "host_sample": "task_id, at_ms",
     "process_sample": "task_id, device_id, at_ms, pid",
     "attempt": "task_id, attempt_id",
@@ -21,7 +22,7 @@ ORDERED_BY = {
     "utilization_count": "task_id, device_id, utilization_percent",
 }
 _CACHE_KIB = 4_000  # appending, a small cache is quicker: its pages stay in the processor's own
-SORT_CACHE_KIB = 64_000
+SORT_CACHE_KIB = 32_000
 
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 
@@ -68,12 +69,25 @@ ADDED_TABLES = (
 )
 JOB_TABLES = (*TABLES, *ADDED_TABLES)
 
+_HELP = View(
+    "column_help",
+    "What every column of every table and view means.",
+    (
+        Column("table_name", "column1", "the table or view"),
+        Column("column_name", "column2", "the column"),
+        Column("help", "column3", "what it means"),
+    ),
+    "",
+)
+JOB_VIEWS = (*VIEWS, _HELP)
+
 # Made after the rows of a new database are in: sorting once is cheaper than keeping an index in order.
 INDEXES = {
     "chunk_by_task": "chunk (task_id, status, audio_s)",
     "detection_by_chunk": "detection (recording_id, chunk_id)",
     "attempt_by_chunk": "attempt (recording_id, chunk_id)",
     "rival_chunk_by_task": "rival_chunk (task_id)",
+    "sample_by_time": "sample (task_id, device_id, at_ms)",
     **{
         f"{table}_by_task": f"{table} (task_id)"
         for table in ("device", "gap", "worker", "alert", "detection", "rival_detection", "device_total")
@@ -96,17 +110,22 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     db.execute("PRAGMA secure_delete = OFF")  # nothing secret here; some builds of SQLite zero every page they free
     if new:
         create_tables(db, JOB_TABLES, ordered_by=ORDERED_BY)
-        for view in (*VIEWS.values(), _column_help()):
+        for view in (*(view.ddl() for view in VIEWS), _column_help()):
             db.execute(view)
         db.execute("INSERT INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
     return db
 
 
-def create_indexes(db: sqlite3.Connection) -> None:
+def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXES)) -> None:
     """Create the indexes of the job database that are not there yet."""
     db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
-    for name, columns in INDEXES.items():
-        db.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
+    for name in names:
+        db.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {INDEXES[name]}")
+
+
+def index_samples(db: sqlite3.Connection) -> None:
+    """Make the samples of one task easy to find before all are in: for a task that is added up, replaced or mended."""
+    create_indexes(db, ("sample_by_time",))
 
 
 def is_job_database(db: sqlite3.Connection, attached_as: str = "main") -> bool:
@@ -117,6 +136,6 @@ def is_job_database(db: sqlite3.Connection, attached_as: str = "main") -> bool:
 
 def _column_help() -> str:
     """Return the view that says what every column means; a view, because every table carries ``task_id``."""
-    helps = [(t.name, column.name, column.help) for t in JOB_TABLES for column in t.columns]
+    helps = [(t.name, column.name, column.help) for t in (*JOB_TABLES, *JOB_VIEWS) for column in t.columns]
     lines = ("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in helps)
-    return "CREATE VIEW column_help (table_name, column_name, help) AS VALUES\n" + ",\n".join(lines)
+    return replace(_HELP, source="FROM (VALUES\n" + ",\n".join(lines) + ")").ddl()

@@ -48,9 +48,9 @@ def merge_all(folder: Path) -> dict[str, float]:
 
 
 def merge_samples(folder: Path, part: str) -> dict[str, float]:
-    """Copy the samples of a part of the files alone, by the same statements."""
+    """Copy the samples of a part of the files alone, by the same statements, and index them as merge does."""
     from badcjobs.store.connect import read_only_uri
-    from badcjobs.store.job_schema import open_draft
+    from badcjobs.store.job_schema import INDEXES, open_draft
     from badcjobs.store.merging.task_rows import copy_table
 
     files = sorted((folder / "tasks").glob("*.sqlite"), key=task_id_of)[int(part) :: ROUNDS]
@@ -63,6 +63,7 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
             copy_table(db, "source", "sample", "", task_id)
             db.execute("COMMIT")
             db.execute("DETACH source")
+        db.execute(f"CREATE INDEX sample_by_time ON {INDEXES['sample_by_time']}")
         spent_s = time.perf_counter() - started_s
         (rows,) = db.execute("SELECT count(*) FROM sample").fetchone()
     (folder / "samples.sqlite").unlink()

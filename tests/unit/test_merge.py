@@ -140,7 +140,7 @@ def test_two_readings_of_one_instant_do_not_cost_the_task(run: Path) -> None:
             db.execute(f"INSERT INTO {table} SELECT * FROM {table} LIMIT 1")
         db.execute("DELETE FROM meta WHERE key = 'seal'")
     assert unread(merged(run)) == {}
-    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(2,)]
+    assert query(run / "job.sqlite", "SELECT count(*) FROM sample") == [(3,)]
     assert query(run / "job.sqlite", "SELECT count(*) FROM host_sample") == [(2,)]
 
 

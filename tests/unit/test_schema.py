@@ -19,7 +19,7 @@ from badcjobs.handbook import read_topic
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri
 from badcjobs.store.job_reader import read_job
-from badcjobs.store.job_schema import JOB_TABLES
+from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
 from badcjobs.store.live.publish import join_files
 from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.store.live.telemetry_writer import TelemetryWriter
@@ -110,13 +110,15 @@ def test_every_column_is_explained(job_database: Path) -> None:
         (str(table), str(column)): str(text) for table, column, text in query(job_database, "SELECT * FROM column_help")
     }
     there = {(name, column) for name, columns, _ in tables_in(job_database) for column in columns}
+    for view in VIEWS:
+        there |= {(view, str(row[1])) for row in query(job_database, f"PRAGMA table_info({view})")}
     assert set(told) == there
     assert all(len(text) >= 4 for text in told.values())
 
 
 def test_the_guide_explains_the_same_columns() -> None:
     page = read_topic("tables")
-    for table in JOB_TABLES:
+    for table in (*JOB_TABLES, *JOB_VIEWS):
         assert f"## {table.name}\n" in page
         for column in table.columns:
             assert f"    {column.name} " in page

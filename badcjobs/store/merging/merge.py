@@ -77,19 +77,20 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     if not found and not old.files:
         raise no_task_databases(order.inputs)
     known = {file.path: file for file in old.files}
-    changed = [file for file in found if _has_changed(file, known.get(shown_path(file.path, order.target)))]
+    names = {file: shown_path(file.path, order.target) for file in found}
+    changed = [file for file, name in names.items() if _has_changed(file, known.get(name))]
     gone = _gone(old, order.target)
     files = old.files
     if old.state != "current" or changed or gone:
         files = _bring_up_to_date(order, old, changed, gone, check)
     _refuse_if_strict(order, files)
-    return MergeOutcome(files, len(changed), frozenset(shown_path(file.path, order.target) for file in found))
+    return MergeOutcome(files, len(changed), frozenset(names.values()))
 
 
 def _bring_up_to_date(
     order: MergeOrder, old: OldJob, changed: list[FoundFile], gone: set[str], check: Callable[[], None]
 ) -> tuple[SourceFile, ...]:
-    # In the order of the key under which samples are kept: then most of them are appended.
+    # In the order of the key under which most rows are kept: then they are appended.
     changed.sort(key=lambda file: stable_id(os.fsencode(file.path.stem).decode(errors="replace")))
     with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch:
         intakes = _examined(changed, Path(scratch))
@@ -210,6 +211,5 @@ def _has_changed(file: FoundFile, known: SourceFile | None) -> bool:
 
 def shown_path(path: Path, target: Path) -> str:
     """Return a path as ``source_file`` has it."""
-    folder = full_path(target.parent)
-    shown = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    shown = str(path).removeprefix(f"{full_path(target.parent)}{os.sep}")  # not relative_to: this is done for thousands
     return shown.encode("utf-8", "backslashreplace").decode()  # a name that is no UTF-8 is no text for a database

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from badcjobs.store.connect import create_tables, file_uri, read_only_uri, transaction
+from badcjobs.store.job_schema import index_samples
 from badcjobs.store.merging.task_rows import STRENGTH, shared_columns
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 
@@ -40,6 +41,7 @@ def extract_task(db: sqlite3.Connection, task_id: int, path: Path) -> None:
     """Write the rows that a job database has of one task as a task database."""
     with closing(sqlite3.connect(path)) as new:
         create_tables(new)
+    index_samples(db)
     db.execute("ATTACH ? AS extract", (file_uri(path, "mode=rw"),))
     try:
         with transaction(db):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 MERGED = "merged"  # as it is
 RECOVERED = "recovered"  # with the journal or WAL that lay beside it; nothing is lost
@@ -55,5 +56,6 @@ def write_source_files(db: sqlite3.Connection, files: tuple[SourceFile, ...]) ->
     names = [field.name for field in fields(SourceFile)]
     db.execute("DELETE FROM source_file")
     db.executemany(
-        f"INSERT INTO source_file ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", map(astuple, files)
+        f"INSERT INTO source_file ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
+        map(attrgetter(*names), files),
     )
