@@ -6,11 +6,12 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
+from badcjobs.model import AlertLimits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,16 +54,22 @@ class RunSettings:
     resume: bool = _setting("resume", True, kind=bool)
     live_mode: str = _setting("live_mode", "auto", kind=str)
     telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
+    free: int | None = _setting("free", None, kind=int)
+    min_memory_mib: int | None = _setting("min_memory_mib", None, kind=int)
+    max_utilization_percent: float | None = _setting("max_utilization", None, kind=float)
+    wait_s: float = _setting("wait", 0.0, kind=float)
+    alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
 
     def to_json(self) -> str:
         """Return the settings under their TOML names, to be kept with the results."""
         values = {key: getattr(self, f.name) for key, f in settings_by_key().items()}
-        return json.dumps({"out": str(self.out), **values})
+        return json.dumps({"out": str(self.out), **values, "alerts": asdict(self.alerts)})
 
 
 _SMALLEST = {
     "interval": 0.01, "retries": 0, "simulate": 1, "max_gpus": 1, "workers_per_gpu": 1, "cpu_workers": 0,
     "backoff": 0.0, "publish_every": 0.1, "heartbeat_every": 0.1, "grace": 0.0,
+    "free": 1, "min_memory_mib": 1, "max_utilization": 0.0, "wait": 0.0,
 }  # fmt: skip
 
 
@@ -88,8 +95,11 @@ def make_settings(out: Path, flags: Mapping[str, Any], config: Path | None) -> R
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
+    alerts = AlertLimits()
     if config is not None:
-        values.update(_checked(_run_table(config, mistakes), f"{config}: [run] ", mistakes))
+        document = read_toml(config)
+        values.update(_checked(_run_table(document, config, mistakes), f"{config}: [run] ", mistakes))
+        alerts = _alert_limits(document.get("alerts", {}), config, mistakes)
     values.update(_checked({k: v for k, v in flags.items() if v is not None}, "--", mistakes))
     values.setdefault("engine", "command" if values.get("command") else "hawkears")
     mistakes += _contradictions(values)
@@ -100,19 +110,35 @@ def make_settings(out: Path, flags: Mapping[str, Any], config: Path | None) -> R
             fix="badcjobs run --help",
         )
     names = {key: f.name for key, f in settings_by_key().items()}
-    return RunSettings(out=out, **{names[key]: value for key, value in values.items()})
+    return RunSettings(out=out, alerts=alerts, **{names[key]: value for key, value in values.items()})
 
 
-def _run_table(config: Path, mistakes: list[str]) -> dict[str, Any]:
-    document = read_toml(config)
+def _run_table(document: Mapping[str, Any], config: Path, mistakes: list[str]) -> dict[str, Any]:
     for name in document:
-        if name not in ("run", "array", "written_by"):  # the last two: a run.toml may be given as it is
-            mistakes.append(f"{config}: unknown key {name!r}; settings of a run are in the table [run]")
+        if name not in ("run", "alerts", "array", "written_by"):  # the last two: a run.toml may be given as it is
+            mistakes.append(f"{config}: unknown key {name!r}; settings of a run are in the tables [run] and [alerts]")
     table = document.get("run", {})
     if not isinstance(table, dict):
         mistakes.append(f"{config}: run must be a table: [run]")
         return {}
     return table
+
+
+def _alert_limits(table: object, config: Path, mistakes: list[str]) -> AlertLimits:
+    """Return the limits in a table [alerts]; add what is wrong to ``mistakes``."""
+    if not isinstance(table, dict):
+        mistakes.append(f"{config}: alerts must be a table: [alerts]")
+        return AlertLimits()
+    known = [f.name for f in fields(AlertLimits)]
+    limits = {}
+    for key, value in table.items():
+        if key not in known:
+            mistakes.append(f"{config}: [alerts] {key}: unknown key; known are {', '.join(known)}")
+        elif type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+            mistakes.append(f"{config}: [alerts] {key} = {value!r} must be a number above 0")
+        else:
+            limits[key] = float(value)
+    return AlertLimits(**limits)
 
 
 def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[str, Any]:

@@ -24,7 +24,17 @@ METRICS = (
     "throttle_reasons",
     "sm_activity_percent",
     "sm_occupancy_percent",
+    "busy_percent",
+    "tensor_percent",
+    "dram_percent",
+    "pcie_rx_bytes_per_s",
+    "pcie_tx_bytes_per_s",
+    "fan_percent",
+    "encoder_percent",
+    "decoder_percent",
+    "ecc_errors",
 )
+COUNTERS = ("energy_j", "throttle_reasons", "ecc_errors")  # of these a mean says nothing
 
 
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
@@ -92,6 +102,11 @@ class InventoryDevice:
     power_limit_w: float | None = None
     pci_bus_id: str | None = None
     driver: str | None = None
+    slowdown_c: int | None = None  # where the device begins to slow down
+    vendor: str = "nvidia"
+    # A MIG slice has the index of its card, which is listed just before its slices.
+    parent_uuid: str | None = None
+    slice: str | None = None  # "<gpu instance>/<compute instance>", as in the old tokens MIG-GPU-<uuid>/gi/ci
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,9 @@ class Device:
     power_limit_w: float | None = None
     pci_bus_id: str | None = None
     driver: str | None = None
+    slowdown_c: int | None = None
+    vendor: str = "nvidia"
+    parent_uuid: str | None = None
 
     @property
     def pin(self) -> str:
@@ -116,8 +134,17 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process on one device at one instant; pids are the host's."""
+
+    pid: int
+    memory_used_bytes: int | None = None
+    sm_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """One device at one instant."""
+    """One device at one instant; None: it does not say, or was not asked this time."""
 
     utilization_percent: int | None = None
     memory_utilization_percent: int | None = None
@@ -130,7 +157,30 @@ class Reading:
     throttle_reasons: int | None = None
     sm_activity_percent: float | None = None
     sm_occupancy_percent: float | None = None
+    busy_percent: float | None = None  # share of the time since it was last given in which the device worked
+    tensor_percent: float | None = None
+    dram_percent: float | None = None
+    pcie_rx_bytes_per_s: int | None = None
+    pcie_tx_bytes_per_s: int | None = None
+    fan_percent: int | None = None
+    encoder_percent: int | None = None
+    decoder_percent: int | None = None
+    ecc_errors: int | None = None  # uncorrected, since the driver was loaded
     missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
+    sources: Mapping[str, str] = field(default_factory=dict)  # metric → where it is from, if there are several ways
+    processes: tuple[ProcessReading, ...] | None = None  # None: not asked this time
+    faults: tuple[str, ...] = ()  # what the device reported since the last reading: "Xid 79", …
+
+
+@dataclass(frozen=True, slots=True)
+class AlertLimits:
+    """Where alerts begin; the fields are the keys of the table [alerts]."""
+
+    temperature_c: float | None = None  # None: where the device slows down, else 83
+    memory_percent: float = 90.0
+    power_percent: float = 95.0
+    idle_s: float = 300.0  # without work for so long, while work waits
+    energy_percent: float = 5.0  # counter against integrated power
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,15 @@ class RunFolder:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise BadInput(f"--out {self.path} cannot be written", why=str(error)) from error
+                raise BadInput(
+                    f"--out {self.path} cannot be written", why=str(error), fix="--out a folder that you may write to"
+                ) from error
             return candidate
-        raise BadInput(f"{self.tasks} holds {_MOST_RESTARTS} attempts of {key.name} already")
+        raise BadInput(
+            f"{self.tasks} holds {_MOST_RESTARTS} attempts of {key.name} already",
+            why="each start of a task takes the next number, and something starts this one again and again",
+            fix=f"ls {self.tasks} | tail; less {self.task_log(candidate)}",
+        )
 
     def give_back(self, key: TaskKey) -> None:
         """Undo ``claim`` and ``create`` for a task that could not even begin."""

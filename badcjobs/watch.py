@@ -92,7 +92,11 @@ def _check_target(settings: WatchSettings) -> None:
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
     if settings.live_mode not in LIVE_MODES:
-        raise BadInput(f"--live-mode {settings.live_mode} is not known", why="modes are " + ", ".join(LIVE_MODES))
+        raise BadInput(
+            f"--live-mode {settings.live_mode} is not known",
+            why="modes are " + ", ".join(LIVE_MODES),
+            fix="--live-mode auto",
+        )
     if settings.out.suffix not in _ENDINGS:
         raise BadInput(
             f"--out {settings.out}: unknown ending {settings.out.suffix!r}",

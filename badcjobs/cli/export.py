@@ -73,7 +73,7 @@ def export(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
         if isinstance(error, BrokenPipeError):  # `| head -1` has seen enough
             return 0
-        raise BadInput("stdout cannot be written", why=error.strerror) from error
+        raise BadInput("stdout cannot be written", why=error.strerror, fix="-o FILE, on a disk with space") from error
     if not to_stdout:
         _tell(form, exported, json_wanted)
     return 0

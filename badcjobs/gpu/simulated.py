@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import cos, pi, sin
+from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript
@@ -95,7 +96,8 @@ def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
         throttle_reasons=0 if load else _GPU_IDLE,
     )
     missing = dict.fromkeys(device.unsupported, "Not Supported (simulated)")
-    return replace(reading, **dict.fromkeys(device.unsupported), missing=missing)
+    nothing: dict[str, Any] = dict.fromkeys(device.unsupported)
+    return replace(reading, **nothing, missing=missing)
 
 
 def load_at(device: SimulatedDevice, at_s: float) -> float:

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from badcjobs.model import METRICS
+from badcjobs.model import COUNTERS, METRICS
 from badcjobs.store.schema import DERIVED
 
-# A counter and a bit mask have no mean.
-GAUGES = tuple(metric for metric in METRICS if metric not in ("energy_j", "throttle_reasons"))
+GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
 _LONGEST_STEP_MS = 15_000  # neighbouring power readings may be joined, but not across a hole
 _BLOCK_ROWS = 20_000
 

@@ -90,7 +90,7 @@ INDEXES = {
     "sample_by_time": "sample (task_id, device_id, at_ms)",
     **{
         f"{table}_by_task": f"{table} (task_id)"
-        for table in ("device", "gap", "worker", "alert", "detection", "rival_detection", "device_total")
+        for table in ("device", "gap", "worker", "alert", "detection", "rival_detection", "device_total", "mark")
     },
 }
 

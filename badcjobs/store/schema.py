@@ -3,14 +3,14 @@
 Every table except ``meta`` carries ``task_id``; a value that was not given is NULL, never 0; times are UTC ms.
 
 A change here is a new SCHEMA_VERSION. Files are never changed in place: what an older version wrote is read column by
-column, so a new column must allow NULL or have a DEFAULT, and no column may change its meaning.
+column, so a new column must allow NULL or have a DEFAULT, comes last, and no column may change its meaning.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x42414443  # "BADC": tells our files from other people's SQLite files
 
 
@@ -100,8 +100,11 @@ TABLES = (
             Column("power_limit_w", "REAL", "power limit"),
             Column("pci_bus_id", "TEXT", "PCI address"),
             Column("driver", "TEXT", "driver version"),
-            Column("backend", "TEXT NOT NULL", "what read it: nvml, simulated; none: nothing could"),
+            Column("backend", "TEXT NOT NULL", "what read it: nvml, nvidia-smi, amd, simulated, replay; none: nothing"),
             Column("why", "TEXT NOT NULL", "how it was chosen, in words"),
+            Column("slowdown_c", "INTEGER", "temperature at which it begins to slow down"),
+            Column("vendor", "TEXT", "nvidia or amd"),
+            Column("parent_uuid", "TEXT", "the card that this slice (MIG) is a part of; NULL: it is a card"),
         ),
     ),
     Table(
@@ -122,6 +125,17 @@ TABLES = (
             Column("throttle_reasons", "INTEGER", "NVML's bit mask of reasons for a lowered clock"),
             Column("sm_activity_percent", "REAL", "share of multiprocessors at work; NULL where not measured"),
             Column("sm_occupancy_percent", "REAL", "share of warps resident; NULL where not measured"),
+            Column(
+                "busy_percent", "REAL", "share of the time since its last value in which work ran; see metric_source"
+            ),
+            Column("tensor_percent", "REAL", "share in which tensor cores worked; NULL where not measured"),
+            Column("dram_percent", "REAL", "share of the memory bandwidth in use; NULL where not measured"),
+            Column("pcie_rx_bytes_per_s", "INTEGER", "received over PCIe since its last value"),
+            Column("pcie_tx_bytes_per_s", "INTEGER", "sent over PCIe since its last value"),
+            Column("fan_percent", "INTEGER", "fan speed; NULL: none, or not asked this time"),
+            Column("encoder_percent", "INTEGER", "use of the video encoder"),
+            Column("decoder_percent", "INTEGER", "use of the video decoder"),
+            Column("ecc_errors", "INTEGER", "uncorrected memory errors since the driver was loaded"),
         ),
     ),
     Table(
@@ -233,6 +247,65 @@ TABLES = (
         ),
     ),
     Table(
+        "process",
+        "One process that was seen on a device, ours or somebody else's.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column("pid", "INTEGER NOT NULL", "process id on the host"),
+            Column("name", "TEXT", "name of the program; NULL: not to be seen from here"),
+            Column("user", "TEXT", "whose it is; NULL: not to be seen from here"),
+            Column(
+                "ours", "INTEGER", "1: of this task; 0: somebody else's; NULL: cannot be told (other PID namespace)"
+            ),
+            Column("first_at_ms", "INTEGER NOT NULL", "when it was first seen"),
+            Column("last_at_ms", "INTEGER NOT NULL", "when it was last seen"),
+            Column("memory_peak_bytes", "INTEGER", "most device memory it held; NULL: not told"),
+        ),
+        key="task_id, device_id, pid, first_at_ms",
+    ),
+    Table(
+        "metric_source",
+        "Where a metric of a device was read from, for those with several ways.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column("metric", "TEXT NOT NULL", "the column of `sample`"),
+            Column("source", "TEXT NOT NULL", "gpm, processes, utilization, dcgmi, …"),
+            Column("from_ms", "INTEGER NOT NULL", "since when"),
+        ),
+        key="task_id, device_id, metric, from_ms",
+    ),
+    Table(
+        "recorder",
+        "One life of the recorder, and what it cost.",
+        (
+            _TASK_ID,
+            Column("pid", "INTEGER NOT NULL", "its process id"),
+            Column("backend", "TEXT NOT NULL", "what read the devices, as device.backend"),
+            Column("why", "TEXT NOT NULL", "why that, in words"),
+            Column("interval_s", "REAL NOT NULL", "time between two samples, as asked for"),
+            Column("started_at_ms", "INTEGER NOT NULL", "when it started"),
+            Column("last_at_ms", "INTEGER NOT NULL", "when this row was last brought up to date"),
+            Column("ticks", "INTEGER NOT NULL", "instants sampled"),
+            Column("cpu_s", "REAL NOT NULL", "processor time it has used"),
+            Column("memory_bytes", "INTEGER", "most memory it had"),
+            Column("worst_late_s", "REAL NOT NULL", "how late its latest sample was"),
+            Column("reading_s", "REAL NOT NULL", "time it has spent reading devices"),
+        ),
+        key="task_id, started_at_ms, pid",
+    ),
+    Table(
+        "mark",
+        "A stretch that a program named, with Recorder.mark(name).",
+        (
+            _TASK_ID,
+            Column("name", "TEXT NOT NULL", "what it called it"),
+            Column("started_at_ms", "INTEGER NOT NULL", "when it began"),
+            Column("ended_at_ms", "INTEGER", "when it ended; NULL: it had not"),
+        ),
+    ),
+    Table(
         "process_sample",
         "One process on one device at one instant.",
         (
@@ -287,6 +360,9 @@ TABLES = (
 
 # Made from the rows of the other tables, so never salvaged but made anew.
 DERIVED = ("device_total", "metric_summary", "utilization_count")
+
+# How many columns tables had in earlier versions: a row that salvage finds may be of one of them.
+EARLIER_WIDTHS = {"device": (12,), "sample": (14,)}
 
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_the_source_may_come_from_the_file(config: Path) -> None:
 
 def test_every_setting_can_be_given_by_its_flag_name() -> None:
     known = settings_by_key()
-    assert {f.name for f in fields(RunSettings)} == {"out", *(f.name for f in known.values())}
+    assert {f.name for f in fields(RunSettings)} == {"out", "alerts", *(f.name for f in known.values())}
     assert all(key.isidentifier() and not key.endswith("_s") for key in known)
 
 
@@ -107,7 +108,7 @@ def test_an_unknown_key_is_named_with_those_that_are_known(config: Path) -> None
 @pytest.mark.parametrize("text", ["retries = 3\n", "[runs]\nretries = 3\n"])
 def test_a_setting_outside_its_table_is_named(config: Path, text: str) -> None:
     config.write_text(text)
-    assert "settings of a run are in the table [run]" in refusal(config).what
+    assert "settings of a run are in the tables [run] and [alerts]" in refusal(config).what
 
 
 def test_a_run_that_is_no_table_is_named(config: Path) -> None:
@@ -147,3 +148,27 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'[run]\nroot = "caf\xe9"\n')
     assert refusal(tmp_path / "latin.toml").what == f"{tmp_path}/latin.toml cannot be read"
     assert refusal(tmp_path).what == f"{tmp_path} cannot be read"
+
+
+def test_the_limits_of_alerts_come_from_a_table_of_their_own(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("[alerts]\ntemperature_c = 75\nidle_s = 60.5\n")
+    alerts = make_settings(tmp_path, {"source": ["a.csv"]}, config).alerts
+    assert (alerts.temperature_c, alerts.idle_s, alerts.memory_percent) == (75.0, 60.5, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key; known are temperature_c, memory_percent"),
+        ("[alerts]\nidle_s = 0\n", "[alerts] idle_s = 0 must be a number above 0"),
+        ("[alerts]\nidle_s = nan\n", "[alerts] idle_s = nan must be a number above 0"),
+        ("[alerts]\nidle_s = true\n", "[alerts] idle_s = True must be a number above 0"),
+        ("alerts = 3\n", "alerts must be a table: [alerts]"),
+    ],
+)
+def test_a_wrong_limit_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(text)
+    with pytest.raises(BadInput, match=re.escape(complaint)):
+        make_settings(tmp_path, {"source": ["a.csv"]}, config)

@@ -19,6 +19,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.store.connect import create_live
 from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.merging.source_file import SourceFile
+from badcjobs.store.schema import SCHEMA_VERSION
 
 SAMPLES, CHUNKS = 1500, 60
 STATES = {f"c{n:03d}": "done" for n in range(CHUNKS)}
@@ -69,7 +70,7 @@ HOPELESS: dict[str, tuple[Callable[[Path], object], str]] = {
     "somebody else's": (lambda path: write_pragma(path, "application_id = 7"), "not a badcjobs database"),
     "a newer schema": (
         lambda path: write_pragma(path, "user_version = 99"),
-        "schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads up to schema 2",
+        f"schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads up to schema {SCHEMA_VERSION}",
     ),
 }
 

@@ -26,7 +26,11 @@ from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.schema import SCHEMA_VERSION, columns_of
 
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1"  # as version 0.1.0 wrote them before the schema changed
+# As version 0.1.0 wrote them, each before the schema changed.
+EARLIER = {version: Path(__file__).parents[1] / "data" / f"schema{version}" for version in (1, 2)}
+of_every_earlier_schema = pytest.mark.parametrize(
+    "earlier", list(EARLIER.values()), ids=[f"schema{n}" for n in EARLIER]
+)
 
 # Other people's queries name these.
 CONTRACT = {
@@ -125,11 +129,11 @@ def test_the_guide_explains_the_same_columns() -> None:
 
 
 def test_columns_carry_their_unit() -> None:
-    units = ("_ms", "_s", "_bytes", "_percent", "_c", "_w", "_j", "_mhz", "_ns")
+    units = ("_ms", "_s", "_bytes", "_percent", "_c", "_w", "_j", "_mhz", "_ns", "_bytes_per_s")
     plain = {  # what has no unit: names, numbers, counts, texts
         "exit_code", "cpus", "devices", "workers", "telemetry", "restart", "array_index", "shard_index", "shard_count",
         "procid", "pid", "attempts", "try_number", "detections", "score", "device_index", "throttle_reasons", "peak",
-        "threshold", "samples", "rows", "rows_lost",
+        "threshold", "samples", "rows", "rows_lost", "ticks", "ecc_errors", "ours",
         "minimum", "mean", "p50", "p95", "maximum",  # those of a metric, which has its own unit
     }  # fmt: skip
     for table in JOB_TABLES:
@@ -219,8 +223,9 @@ def test_every_foreign_key_holds(database: Path) -> None:
     assert query(database, "PRAGMA foreign_key_check") == []
 
 
-def test_files_of_schema_1_are_merged_with_all_their_rows(tmp_path: Path) -> None:
-    shutil.copytree(SCHEMA_1 / "tasks", tmp_path / "tasks")
+@of_every_earlier_schema
+def test_files_of_an_earlier_schema_are_merged_with_all_their_rows(earlier: Path, tmp_path: Path) -> None:
+    shutil.copytree(earlier / "tasks", tmp_path / "tasks")
     outcome = merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
     assert {file.status for file in outcome.files} == {"merged"}
     for table in ("sample", "host_sample", "gap", "attempt", "chunk", "detection", "worker", "device", "task"):
@@ -229,9 +234,10 @@ def test_files_of_schema_1_are_merged_with_all_their_rows(tmp_path: Path) -> Non
     assert query(tmp_path / "job.sqlite", "SELECT DISTINCT utilization_mean_percent FROM device_summary") == [(80.0,)]
 
 
-def test_a_job_database_of_schema_1_is_taken_over_even_when_its_task_files_are_gone(tmp_path: Path) -> None:
-    shutil.copytree(SCHEMA_1, tmp_path / "old")
-    shutil.copytree(SCHEMA_1 / "tasks", tmp_path / "new" / "tasks")
+@of_every_earlier_schema
+def test_an_earlier_job_database_is_taken_over_even_when_its_task_files_are_gone(earlier: Path, tmp_path: Path) -> None:
+    shutil.copytree(earlier, tmp_path / "old")
+    shutil.copytree(earlier / "tasks", tmp_path / "new" / "tasks")
     shutil.rmtree(tmp_path / "old" / "tasks")
     late = TaskFile(tmp_path / "old", index=7, states={"z": "done"}).write()
     shutil.copy(late, tmp_path / "new" / "tasks")
@@ -245,11 +251,14 @@ def test_a_job_database_of_schema_1_is_taken_over_even_when_its_task_files_are_g
         assert old == new, table
 
 
-def test_a_job_database_of_schema_1_is_not_summarised_but_the_line_to_paste_is_given(tmp_path: Path) -> None:
-    shutil.copytree(SCHEMA_1, tmp_path / "july")
+@of_every_earlier_schema
+def test_an_earlier_job_database_is_not_summarised_but_the_line_to_paste_is_given(
+    earlier: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(earlier, tmp_path / "july")
     with pytest.raises(DatabaseProblem) as refused:
         read_job(tmp_path / "july" / "job.sqlite")
-    assert "schema 1" in (refused.value.why or "")
+    assert f"schema {earlier.name[-1]}" in (refused.value.why or "")
     assert refused.value.fix == f"badcjobs merge {tmp_path / 'july'}"
     merge(MergeOrder([tmp_path / "july"], tmp_path / "july" / "job.sqlite"), SystemClock())
     assert len(read_job(tmp_path / "july" / "job.sqlite").tasks) == 2

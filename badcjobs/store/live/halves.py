@@ -19,7 +19,9 @@ from badcjobs.store.connect import file_uri, read_only_uri, unshared_uri
 from badcjobs.store.schema import TABLES
 
 _EVERYTHING = frozenset(table.name for table in TABLES)
-_WORK = frozenset({"meta", "task", "device", "worker", "chunk", "attempt", "detection"})  # what the wrapper writes
+_WORK = frozenset(
+    {"meta", "task", "device", "worker", "chunk", "attempt", "detection", "mark"}
+)  # what the wrapper writes
 
 _GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")
 

@@ -88,6 +88,7 @@ class TaskWriter:
                     device_index=device.index, token=device.token, name=device.name,
                     memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w,
                     pci_bus_id=device.pci_bus_id, driver=device.driver, backend=device.backend, why=device.why,
+                    slowdown_c=device.slowdown_c, vendor=device.vendor, parent_uuid=device.parent_uuid,
                 )  # fmt: skip
 
     def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:

@@ -18,6 +18,7 @@ _SAME = {
     "gap": ("device_id", "metric", "from_ms", "reason"),
     "alert": ("device_id", "kind", "started_at_ms"),
     "process_sample": ("device_id", "at_ms", "pid"),
+    "mark": ("name", "started_at_ms"),
 }
 # When the other's row tells more than ours: the same story, further on.
 _FURTHER = {

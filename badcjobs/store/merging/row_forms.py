@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from badcjobs.model import TaskKey
-from badcjobs.store.schema import TABLES, Column, Table, columns_of
+from badcjobs.store.schema import EARLIER_WIDTHS, TABLES, Column, Table, columns_of
 
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 _WORDS = {
@@ -60,16 +60,17 @@ class RowForm:
         self.columns = columns_of(table.name)
         self.rowid_column = next((i for i, column in enumerate(table.columns) if _is_rowid(column)), None)
         self.task_column = self.columns.index("task_id") if "task_id" in self.columns else None
+        self.widths = (len(self.columns), *EARLIER_WIDTHS.get(table.name, ()))
         self._types = disk_types(table)
         self._checks = [(i, check) for i, column in enumerate(table.columns) if (check := _check_of(column))]
 
     def fits(self, values: Sequence[Any]) -> bool:
         """Say whether a row can be of this table, going by the types of its values."""
-        return len(values) == len(self._types) and all(map(_is_of, values, self._types))
+        return len(values) in self.widths and all(map(_is_of, values, self._types))
 
     def complete(self, rowid: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Put the rowid where the file leaves it out."""
-        at = self.rowid_column
+        """Put the rowid where the file leaves it out, and NULL where an earlier version had no column."""
+        at, values = self.rowid_column, (*values, *[None] * (len(self.columns) - len(values)))
         return values if at is None else (*values[:at], rowid, *values[at + 1 :])
 
     def is_believable(self, row: Sequence[Any]) -> bool:
@@ -106,7 +107,7 @@ def _says_its_own_name(task: dict[str, Any]) -> bool:
 
 
 FORMS = tuple(RowForm(table) for table in TABLES)
-_BY_WIDTH = {len(form.columns): [f for f in FORMS if len(f.columns) == len(form.columns)] for form in FORMS}
+_BY_WIDTH = {width: [f for f in FORMS if width in f.widths] for form in FORMS for width in form.widths}
 
 
 def find_form(values: Sequence[Any]) -> RowForm | None:
