@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.model import AlertLimits
+from badcjobs.model import AlertLimits, StandIn
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,6 +43,7 @@ class RunSettings:
     hawkears_root: str | None = _setting("hawkears_root", None, kind=str)
     simulate: int | None = _setting("simulate", None, kind=int)
     simulate_script: str | None = _setting("simulate_script", None, kind=str)
+    replay: str | None = _setting("replay", None, kind=str)
     max_gpus: int | None = _setting("max_gpus", None, kind=int)
     workers_per_gpu: int = _setting("workers_per_gpu", 1, kind=int)
     cpu_workers: int = _setting("cpu_workers", 0, kind=int)
@@ -60,10 +61,19 @@ class RunSettings:
     wait_s: float = _setting("wait", 0.0, kind=float)
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
 
+    def stand_in(self, cwd: Path) -> StandIn:
+        """Return what takes the place of the real devices, with paths made absolute."""
+        return stand_in(cwd, self.simulate, self.simulate_script, self.replay)
+
     def to_json(self) -> str:
         """Return the settings under their TOML names, to be kept with the results."""
         values = {key: getattr(self, f.name) for key, f in settings_by_key().items()}
         return json.dumps({"out": str(self.out), **values, "alerts": asdict(self.alerts)})
+
+
+def stand_in(cwd: Path, simulate: int | None, script: str | None, replay: str | None) -> StandIn:
+    """Return what takes the place of the real devices, with paths made absolute."""
+    return StandIn(simulate, script and str(cwd / script), replay and str(cwd / replay))
 
 
 _SMALLEST = {

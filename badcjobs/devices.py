@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from badcjobs.allocation.slurm_variables import parse_allocation
 from badcjobs.allocation.visible_devices import Grant, resolve_devices
 from badcjobs.gpu.choose import open_reader
-from badcjobs.model import Device, InventoryDevice, Reading
+from badcjobs.model import Device, InventoryDevice, Reading, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
@@ -44,11 +44,11 @@ class Listing:
 
 
 def list_granted(
-    environ: Mapping[str, str], clock: Clock, *, simulate: int | None = None, everything: bool = False
+    environ: Mapping[str, str], clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
 ) -> Listing:
     """Return the devices that this process may use, or (``everything``) all there are."""
     allocation = parse_allocation(environ, hostname="", pid=0, started_at_ms=0)
-    reader = open_reader(simulate, None, clock, clock.now_ms())
+    reader = open_reader(stand_in or StandIn(), clock, clock.now_ms(), environ.get("PATH"))
     trouble = ""
     inventory: Sequence[InventoryDevice] | None
     try:

@@ -91,6 +91,15 @@ class TaskKey:
 
 
 @dataclass(frozen=True, slots=True)
+class StandIn:
+    """What takes the place of this machine's devices: simulated ones, or a recording; paths are absolute."""
+
+    simulate: int | None = None
+    script: str | None = None  # TOML: how simulated devices behave
+    replay: str | None = None  # a task database
+
+
+@dataclass(frozen=True, slots=True)
 class InventoryDevice:
     """A device that a reader found on this machine, ours or not."""
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
-from badcjobs.gpu.choose import load_script, open_reader
+from badcjobs.gpu.choose import open_reader
 from badcjobs.seams import Clock
 from badcjobs.store.into_place import remove_unfinished
 from badcjobs.store.live.halves import left_behind, work_left_behind
@@ -108,8 +108,7 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again:
 
     ``again``: a recorder before us has died.
     """
-    script = load_script(Path(order.simulate_script)) if order.simulate_script else None
-    reader = open_reader(order.simulate, script, clock, order.started_at_ms)
+    reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
     writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
     snapshots = Snapshots(writer)
     heard: list[str] = []

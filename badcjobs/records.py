@@ -10,7 +10,7 @@ from typing import Any
 
 from badcjobs import __version__
 from badcjobs.live_folder import choose_live_folder
-from badcjobs.model import Allocation, Device, TaskKey
+from badcjobs.model import Allocation, Device, StandIn, TaskKey
 from badcjobs.recorder_half import RecorderHalf
 from badcjobs.store.live.halves import OwnHalf
 from badcjobs.store.live.publisher import Publisher
@@ -29,8 +29,7 @@ class Recording:
     """How devices are to be recorded."""
 
     interval_s: float
-    simulate: int | None
-    simulate_script: str | None
+    stand_in: StandIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,6 @@ class Records:
 
         ``wait_s``: wait so long for its first sample, so that what comes next is recorded from its beginning.
         """
-        script = None if how.simulate_script is None else str(self._world.cwd / how.simulate_script)
         self._sidecar = Sidecar(
             SidecarOrder(
                 mark=self._mark,
@@ -108,8 +106,8 @@ class Records:
                 wrapper_pid=self._world.pid,
                 devices=[(self.writer.device_id(device), device.uuid) for device in devices],
                 interval_s=how.interval_s,
-                simulate=how.simulate,
-                simulate_script=script,
+                stand_in=how.stand_in,
+                search_path=self._world.environ.get("PATH"),
                 started_at_ms=self._started_at_ms,
                 asked_at_ms=self._world.clock.now_ms(),
                 recorder_file=str(self.local.recorder_file),

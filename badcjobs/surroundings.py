@@ -11,9 +11,9 @@ from badcjobs.allocation.visible_devices import Grant, resolve_devices
 from badcjobs.config import RunSettings
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.frozen_run import FrozenRun, check_against
-from badcjobs.gpu.choose import load_script, open_reader
+from badcjobs.gpu.choose import open_reader
 from badcjobs.manifest import Sources, open_sources, parse_shard
-from badcjobs.model import Allocation, InventoryDevice
+from badcjobs.model import Allocation, InventoryDevice, StandIn
 from badcjobs.paths import RunFolder
 from badcjobs.seams import Engine, ReaderUnavailable
 from badcjobs.workers.choose import choose_engine
@@ -50,7 +50,7 @@ def look_around(settings: RunSettings, world: World) -> Given:
         position=place.position,
     )
     check_every_manifest_has_a_task(sources, place)
-    grant = find_devices(world, allocation, settings.simulate, settings.simulate_script)
+    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
         raise NotHere(
             "this task has no GPU",
@@ -95,10 +95,9 @@ def check_every_manifest_has_a_task(sources: Sources, place: Place) -> None:
         )
 
 
-def find_devices(world: World, allocation: Allocation, simulate: int | None, script_path: str | None) -> Grant:
+def find_devices(world: World, allocation: Allocation, stand_in: StandIn) -> Grant:
     """Return the devices that this task really has, and why."""
-    script = load_script(world.cwd / script_path) if script_path else None
-    reader = open_reader(simulate, script, world.clock, world.clock.now_ms())
+    reader = open_reader(stand_in, world.clock, world.clock.now_ms(), world.environ.get("PATH"))
     inventory: Sequence[InventoryDevice] | None
     trouble = ""
     try:

@@ -46,7 +46,7 @@ def run_task(settings: RunSettings, world: World) -> TaskEnd:
         plans = plan_work(task)
         task.records.start_publishing(settings.publish_every_s)
         if plans and settings.telemetry:
-            how = Recording(settings.interval_s, settings.simulate, settings.simulate_script)
+            how = Recording(settings.interval_s, settings.stand_in(task.world.cwd))
             task.records.start_recorder(given.grant.devices, how)
         try:
             verdict = judge(task, work_off(task, plans))

@@ -8,11 +8,12 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from badcjobs.config import LIVE_MODES
 from badcjobs.errors import BadInput, ExitCode, NotHere
+from badcjobs.model import StandIn
 from badcjobs.records import Recording, Records
 from badcjobs.store.live.sample_text import TEXT_FORMS
 from badcjobs.surroundings import find_devices, mark_of, read_allocation
@@ -33,8 +34,7 @@ class WatchSettings:
     interval_s: float = 1.0
     duration_s: float | None = None
     command: tuple[str, ...] = ()
-    simulate: int | None = None
-    simulate_script: str | None = None
+    stand_in: StandIn = field(default_factory=StandIn)
     overwrite: bool = False
     live_mode: str = "auto"
 
@@ -55,7 +55,7 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     _check_target(settings)
     started_at_ms = world.clock.now_ms()
     allocation = read_allocation(world, started_at_ms)
-    grant = find_devices(world, allocation, settings.simulate, settings.simulate_script)
+    grant = find_devices(world, allocation, settings.stand_in)
     if not grant.devices and not settings.command:
         raise NotHere(
             "there is no GPU to record", why=grant.why, fix=f"badcjobs record --out {settings.out} --simulate 2"
@@ -75,7 +75,7 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     records.writer.add_devices(grant.devices)
     records.writer.set_plan(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
-    how = Recording(settings.interval_s, settings.simulate, settings.simulate_script)
+    how = Recording(settings.interval_s, settings.stand_in)
     records.start_recorder(grant.devices, how, wait_s=_FIRST_SAMPLE_PATIENCE_S)
     exit_code = _follow_command(settings, world, records) if settings.command else _wait(settings, world, records)
     closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")

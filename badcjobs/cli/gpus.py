@@ -25,9 +25,10 @@ def gpus(
     from badcjobs.clock import SystemClock
     from badcjobs.devices import list_granted
     from badcjobs.errors import NotHere
+    from badcjobs.model import StandIn
     from badcjobs.report.as_text import devices_text
 
-    found = list_granted(environ(), SystemClock(), simulate=simulate, everything=everything)
+    found = list_granted(environ(), SystemClock(), stand_in=StandIn(simulate), everything=everything)
     if json_wanted:
         print_json(found.to_dict())
     elif found.devices:

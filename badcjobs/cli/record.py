@@ -26,6 +26,7 @@ def record(
     ] = None,
     simulate: Annotated[int | None, typer.Option(min=1, help="Pretend that this machine has N GPUs.")] = None,
     simulate_script: Annotated[str | None, typer.Option(help="TOML file: their load and faults.")] = None,
+    replay: Annotated[str | None, typer.Option(help="Pretend that the devices are those of a task database.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     live_mode: Annotated[
         str, typer.Option(help="Where the live file is: auto, local or shared (badcjobs guide store).")
@@ -37,13 +38,16 @@ def record(
 
     from badcjobs.cli.output import log_to_stderr, print_json
     from badcjobs.cli.world import read_world
+    from badcjobs.config import stand_in
     from badcjobs.watch import WatchSettings, watch
 
     log_to_stderr(quiet=True)
+    world = read_world()
     settings = WatchSettings(
-        out, interval, duration, tuple(command or ()), simulate, simulate_script, overwrite, live_mode
-    )
-    end = watch(settings, read_world())
+        out, interval, duration, tuple(command or ()), stand_in(world.cwd, simulate, simulate_script, replay),
+        overwrite, live_mode,
+    )  # fmt: skip
+    end = watch(settings, world)
     if json_wanted:
         print_json(asdict(end))
     else:

@@ -12,6 +12,7 @@ from badcjobs.errors import BadInput
 from badcjobs.gpu.nvml import NvmlReader
 from badcjobs.gpu.script import SimulationScript, parse_script
 from badcjobs.gpu.simulated import SimulatedReader
+from badcjobs.model import StandIn
 from badcjobs.seams import Clock, GpuReader
 
 if sys.version_info >= (3, 11):
@@ -20,10 +21,11 @@ else:
     import tomli as tomllib
 
 
-def open_reader(simulate: int | None, script: SimulationScript | None, clock: Clock, started_at_ms: int) -> GpuReader:
-    """Return the reader for this run; ``simulate`` is the number of simulated devices, None asks for real ones."""
-    if simulate is not None:
-        return SimulatedReader(simulate, script, clock=clock, started_at_ms=started_at_ms)
+def open_reader(stand_in: StandIn, clock: Clock, started_at_ms: int, search_path: str | None) -> GpuReader:
+    """Return the reader for this run; ``search_path`` is where programs such as nvidia-smi are looked for."""
+    script = None if stand_in.script is None else load_script(Path(stand_in.script))
+    if stand_in.simulate is not None:
+        return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms)
     if script is not None:
         raise BadInput(
             "a simulation script was given, but no number of simulated devices",

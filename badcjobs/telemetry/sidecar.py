@@ -18,6 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from badcjobs.model import StandIn
 from badcjobs.telemetry.unwritten import Unwritten
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class SidecarOrder:
     wrapper_pid: int
     devices: list[tuple[int, str | None]]
     interval_s: float
-    simulate: int | None
-    simulate_script: str | None
+    stand_in: StandIn
+    search_path: str | None
     started_at_ms: int
     asked_at_ms: int
     recorder_file: str
@@ -52,7 +53,8 @@ class SidecarOrder:
     @classmethod
     def read(cls, path: Path) -> SidecarOrder:
         """Read the order that the wrapper wrote."""
-        return cls(**json.loads(path.read_text()))
+        order = json.loads(path.read_text())
+        return cls(**{**order, "stand_in": StandIn(**order["stand_in"])})
 
 
 class Sidecar:

@@ -12,7 +12,7 @@ from support.badcjobs_program import Site, rows, wait_for
 from support.live_files import grow, live_folders, live_rows
 
 from badcjobs.gpu.simulated import simulated_uuid
-from badcjobs.model import TaskKey
+from badcjobs.model import StandIn, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.recorder_half import RecorderHalf
 from badcjobs.store.live.halves import OwnHalf
@@ -142,8 +142,8 @@ class Recording:
         """Record for some time and return how many publications there were."""
         now_ms = int(time.time() * 1000)
         order = SidecarOrder(
-            mark="none", task_id=KEY.task_id, wrapper_pid=0, interval_s=TICK_MS / 1000, simulate=8,
-            devices=[(number, simulated_uuid(number)) for number in range(8)], simulate_script=None,
+            mark="none", task_id=KEY.task_id, wrapper_pid=0, interval_s=TICK_MS / 1000, stand_in=StandIn(8),
+            devices=[(number, simulated_uuid(number)) for number in range(8)], search_path=None,
             started_at_ms=now_ms, asked_at_ms=now_ms, recorder_file=str(self.local.recorder_file),
             wrapper_file=str(self.local.wrapper_file), publish_to=str(self.target),
             local_folder=str(self.local.path), shared=self.shared,

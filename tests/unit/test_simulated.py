@@ -14,7 +14,7 @@ from badcjobs.errors import BadInput
 from badcjobs.gpu.choose import load_script, open_reader
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript, parse_script
 from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
-from badcjobs.model import Reading
+from badcjobs.model import Reading, StandIn
 from badcjobs.seams import DeviceUnreadable
 
 STARTED_AT_MS = 1_800_000_000_000
@@ -95,23 +95,24 @@ def test_name_and_memory_come_from_the_script_for_that_device_alone() -> None:
 
 
 def test_no_devices_at_all_can_be_simulated() -> None:
-    assert open_reader(0, None, HandClock(), STARTED_AT_MS).inventory() == []
+    assert open_reader(StandIn(0), HandClock(), STARTED_AT_MS, None).inventory() == []
 
 
-def test_a_script_that_speaks_of_more_devices_than_there_are_is_refused() -> None:
-    script = parse_script({"device": [{"index": 4}]})
+def test_a_script_that_speaks_of_more_devices_than_there_are_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 4\n")
     with pytest.raises(BadInput, match="device 4") as caught:
-        open_reader(4, script, HandClock(), STARTED_AT_MS)
+        open_reader(StandIn(4, str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
     assert caught.value.fix == "--simulate 5"
 
 
-def test_a_script_without_simulated_devices_is_refused() -> None:
+def test_a_script_without_simulated_devices_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 2\n")
     with pytest.raises(BadInput, match="--simulate 3"):
-        open_reader(None, parse_script({"device": [{"index": 2}]}), HandClock(), STARTED_AT_MS)
+        open_reader(StandIn(script=str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
 
 
 def test_without_simulation_the_reader_is_nvml_and_opening_it_asks_nothing_of_the_machine() -> None:
-    assert open_reader(None, None, HandClock(), STARTED_AT_MS).backend == "nvml"
+    assert open_reader(StandIn(), HandClock(), STARTED_AT_MS, None).backend == "nvml"
 
 
 def test_a_script_is_read_from_toml(tmp_path: Path) -> None:
