@@ -1,3 +1,39 @@
-"""badcjobs: run bird-sound detectors inside Slurm, keep every GPU busy, write down what happened."""
+"""badcjobs: run bird-sound detectors inside Slurm, keep every GPU busy, write down what happened.
+
+For other people's Python: ``Recorder``, ``list_devices``, ``open_job`` (`badcjobs guide python`).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # type checkers read it as true; importing it would cost more than the rest of this module
+if TYPE_CHECKING:
+    from badcjobs.api.devices import list_devices
+    from badcjobs.api.jobs import open_job
+    from badcjobs.api.recorder import Recorder
+    from badcjobs.model import AlertLimits
+    from badcjobs.telemetry.alerts import Alert
 
 __version__ = "0.1.0"
+
+__all__ = ["Alert", "AlertLimits", "Recorder", "__version__", "list_devices", "open_job"]
+
+_HOMES = {
+    "Alert": "badcjobs.telemetry.alerts",
+    "AlertLimits": "badcjobs.model",
+    "Recorder": "badcjobs.api.recorder",
+    "list_devices": "badcjobs.api.devices",
+    "open_job": "badcjobs.api.jobs",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for when it is asked for: every command imports this module, and few need any of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -109,7 +109,7 @@ def make_settings(out: Path, flags: Mapping[str, Any], config: Path | None) -> R
     if config is not None:
         document = read_toml(config)
         values.update(_checked(_run_table(document, config, mistakes), f"{config}: [run] ", mistakes))
-        alerts = _alert_limits(document.get("alerts", {}), config, mistakes)
+        alerts = alert_limits(document.get("alerts", {}), config, mistakes)
     values.update(_checked({k: v for k, v in flags.items() if v is not None}, "--", mistakes))
     values.setdefault("engine", "command" if values.get("command") else "hawkears")
     mistakes += _contradictions(values)
@@ -134,7 +134,7 @@ def _run_table(document: Mapping[str, Any], config: Path, mistakes: list[str]) -
     return table
 
 
-def _alert_limits(table: object, config: Path, mistakes: list[str]) -> AlertLimits:
+def alert_limits(table: object, config: Path, mistakes: list[str]) -> AlertLimits:
     """Return the limits in a table [alerts]; add what is wrong to ``mistakes``."""
     if not isinstance(table, dict):
         mistakes.append(f"{config}: alerts must be a table: [alerts]")
@@ -207,6 +207,9 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         mistakes.append(f"--command goes with --engine command, not with {values['engine']}")
     if values.get("live_mode", "auto") not in LIVE_MODES:
         mistakes.append(f"--live-mode {values['live_mode']} is not known; modes are {', '.join(LIVE_MODES)}")
+    loose = [key for key in ("min_memory_mib", "max_utilization", "wait") if key in values and "free" not in values]
+    if loose:
+        mistakes.append(f"{', '.join('--' + key.replace('_', '-') for key in loose)} goes with --free")
     if not values.get("source"):
         mistakes.append("no SOURCE was given: a manifest CSV, a folder of audio, or a list")
     return mistakes

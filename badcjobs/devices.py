@@ -1,14 +1,17 @@
-"""Lists devices with a fresh reading of each: what ``badcjobs gpus`` shows."""
+"""Looks at devices: which are ours, who reads them, and how each fares now. What ``badcjobs gpus`` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 
+from badcjobs.allocation.grant import Grant
 from badcjobs.allocation.slurm_variables import parse_allocation
-from badcjobs.allocation.visible_devices import Grant, resolve_devices
+from badcjobs.allocation.visible_devices import resolve_devices
 from badcjobs.gpu.choose import open_reader
 from badcjobs.model import Device, InventoryDevice, Reading, StandIn
+from badcjobs.process_names import DeviceProcess, name_processes
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
@@ -29,56 +32,105 @@ class DeviceNow:
     backend: str
     granted: bool
     why: str
+    pin: str | None = None  # what shows it alone to a program; None: it is not ours
+    vendor: str = "nvidia"
+    parent_uuid: str | None = None  # of a MIG slice: its card
+    trouble: str | None = None  # why it gives no reading at all
+    missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
+    processes: tuple[DeviceProcess, ...] | None = None  # None: not asked for, or not told
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Devices, and why these."""
+    """Devices, why these, and who reads them."""
 
     devices: tuple[DeviceNow, ...]
     why: str
+    backend: str = "none"
+    backend_why: str = ""
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document of ``badcjobs gpus --json``."""
-        return {"devices": [asdict(device) for device in self.devices], "why": self.why}
+        return {**asdict(self), "devices": [asdict(device) for device in self.devices]}
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A reader at work, what it found on this machine, and what of it is ours."""
+
+    reader: GpuReader
+    inventory: tuple[InventoryDevice, ...]
+    grant: Grant
+    trouble: str | None  # why nothing can be read here
+
+    @property
+    def backend_why(self) -> str:
+        """Why this reader, or why none."""
+        return self.trouble or str(getattr(self.reader, "why", ""))
+
+    def now(self) -> list[DeviceNow]:
+        """Read the devices that are ours."""
+        return [_now(device, self.reader) for device in self.grant.devices]
+
+
+@contextmanager
+def open_sight(
+    environ: Mapping[str, str], clock: Clock, stand_in: StandIn, *, in_slurm: bool, started_at_ms: int | None = None
+) -> Iterator[Sight]:
+    """Find a reader and our devices; simulated ones live since ``started_at_ms``, or from now on."""
+    start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
+    reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"))
+    try:
+        inventory, trouble = _ask_for_inventory(reader)
+        yield Sight(reader, inventory or (), resolve_devices(environ, inventory, in_slurm=in_slurm), trouble)
+    finally:
+        reader.close()
+
+
+def _ask_for_inventory(reader: GpuReader) -> tuple[tuple[InventoryDevice, ...] | None, str | None]:
+    try:
+        return tuple(reader.inventory()), None
+    except ReaderUnavailable as error:
+        return None, str(error)
 
 
 def list_granted(
     environ: Mapping[str, str], clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
 ) -> Listing:
-    """Return the devices that this process may use, or (``everything``) all there are."""
-    allocation = parse_allocation(environ, hostname="", pid=0, started_at_ms=0)
-    reader = open_reader(stand_in or StandIn(), clock, clock.now_ms(), environ.get("PATH"))
-    trouble = ""
-    inventory: Sequence[InventoryDevice] | None
-    try:
-        inventory = reader.inventory()
-    except ReaderUnavailable as error:
-        inventory, trouble = None, f"; {error}"
-    grant = resolve_devices(environ, inventory, in_slurm=allocation.in_slurm)
-    devices = [_now(device, reader) for device in grant.devices]
-    if everything:
-        devices += [_now(device, reader, granted=False) for device in _others(grant, inventory or ())]
-    reader.close()
-    return Listing(tuple(devices), grant.why + trouble)
+    """Return the devices that this process may use, or (``everything``) all there are, with their processes."""
+    in_slurm = parse_allocation(environ, hostname="", pid=0, started_at_ms=0).in_slurm
+    with open_sight(environ, clock, stand_in or StandIn(), in_slurm=in_slurm) as sight:
+        devices = [_now(device, sight.reader, processes=everything) for device in sight.grant.devices]
+        if everything:
+            others = _others(sight.grant, sight.inventory)
+            devices += [_now(device, sight.reader, granted=False, processes=True) for device in others]
+        why = sight.grant.why + (f"; {sight.trouble}" if sight.trouble else "")
+        backend = "none" if sight.trouble else sight.reader.backend
+        return Listing(tuple(devices), why, backend, sight.backend_why)
 
 
 def _others(grant: Grant, inventory: Sequence[InventoryDevice]) -> list[Device]:
     mine = {device.uuid for device in grant.devices}
+    cut = {d.parent_uuid for d in inventory}
     return [
-        Device("", "not granted to this task", d.index, d.uuid, d.name, d.backend, d.memory_total_bytes)
+        Device(
+            "",
+            "in MIG mode: its slices are the devices" if d.uuid in cut else "not granted to this task",
+            index=d.index,
+            uuid=d.uuid,
+            name=d.name,
+            backend=d.backend,
+            memory_total_bytes=d.memory_total_bytes,
+            vendor=d.vendor,
+            parent_uuid=d.parent_uuid,
+        )
         for d in inventory
         if d.uuid not in mine
     ]
 
 
-def _now(device: Device, reader: GpuReader, *, granted: bool = True) -> DeviceNow:
-    reading = Reading()
-    if device.uuid is not None:
-        try:
-            reading = reader.read(device.uuid)
-        except DeviceUnreadable:
-            pass  # its state is unknown, and says so by being None
+def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
+    reading, trouble = _read(device, reader)
     total, used = device.memory_total_bytes, reading.memory_used_bytes
     free = None if total is None or used is None else total - used
     return DeviceNow(
@@ -95,7 +147,23 @@ def _now(device: Device, reader: GpuReader, *, granted: bool = True) -> DeviceNo
         backend=device.backend,
         granted=granted,
         why=device.why,
+        pin=device.pin if granted else None,
+        vendor=device.vendor,
+        parent_uuid=device.parent_uuid,
+        trouble=trouble,
+        missing=dict(reading.missing),
+        processes=name_processes(reading.processes) if processes and reading.processes is not None else None,
     )
+
+
+def _read(device: Device, reader: GpuReader) -> tuple[Reading, str | None]:
+    """Return a reading, or an empty one and the reason."""
+    if device.uuid is None:
+        return Reading(), "nothing here can read it"
+    try:
+        return reader.read(device.uuid), None
+    except DeviceUnreadable as error:
+        return Reading(), str(error)
 
 
 def score_of(free_bytes: int | None, total_bytes: int | None, utilization_percent: int | None) -> float | None:

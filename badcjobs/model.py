@@ -42,6 +42,9 @@ _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<no
 
 _BITS_OF_BIRTH = 17
 
+_ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES takes; amdsmi has another
+_FIRST_DRIVER_WITH_MIG_UUIDS = 470
+
 
 def stable_id(*parts: object) -> int:
     """Return a 47-bit number for these names: the same in every process, six bytes in SQLite.
@@ -138,8 +141,18 @@ class Device:
 
     @property
     def pin(self) -> str:
-        """What a worker's CUDA_VISIBLE_DEVICES holds: the UUID, or the token where none is known."""
-        return self.uuid or self.token
+        """What shows a worker this device alone: its UUID, or the token (AMD: the index) where UUIDs do not serve."""
+        if self.uuid is None:
+            return self.token
+        if self.vendor == "amd" and not _ROCR_UUID.fullmatch(self.uuid):
+            return self.token if self.index is None else str(self.index)
+        if self.uuid.startswith("MIG-") and self._driver_is_older_than(_FIRST_DRIVER_WITH_MIG_UUIDS):
+            return self.token
+        return self.uuid
+
+    def _driver_is_older_than(self, major: int) -> bool:
+        number = (self.driver or "").partition(".")[0]
+        return number.isdecimal() and int(number) < major
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,97 +8,45 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import shutil
 import signal
 import sqlite3
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.gpu.choose import open_reader
-from badcjobs.seams import Clock
-from badcjobs.store.into_place import remove_unfinished
-from badcjobs.store.live.halves import left_behind, work_left_behind
-from badcjobs.store.live.publish import publish
+from badcjobs.seams import Clock, GpuReader
 from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.alerts import AlertBook
+from badcjobs.telemetry.conversation import Conversation, Snapshots
+from badcjobs.telemetry.cost import CostBook, Effort, Life
 from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.host import HostReader
+from badcjobs.telemetry.notes import Notes
+from badcjobs.telemetry.order import AGAIN, ALERT, COST, PUBLISHED, REFUSED, STOP, STOPPED, TROUBLE, SidecarOrder
+from badcjobs.telemetry.process_lookup import ProcessLookup
+from badcjobs.telemetry.processes import ProcessBook
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
-from badcjobs.telemetry.sidecar import AGAIN, PUBLISHED, READY, REFUSED, SNAPSHOT, STOP, STOPPED, SidecarOrder
+from badcjobs.telemetry.sources import SourceBook
 from badcjobs.telemetry.unwritten import Unwritten
-from badcjobs.workers.leftovers import end_leftovers
+from badcjobs.telemetry.words import WRAPPER_GONE, Words
+from badcjobs.workers.launch import TASK_MARK
 
 log = logging.getLogger(__name__)
 
-_WRAPPER_GONE = ""
 _LAST_PUBLICATION_TRIES = 3
-
-
-class Words:
-    """The talk with the wrapper, a word per line; an empty word means that the wrapper is gone."""
-
-    def __init__(self, descriptor: int, answers: int) -> None:
-        self._descriptor = descriptor
-        self._answers = answers
-        self._heard = b""
-        self.ready_said = False
-
-    def say(self, word: str) -> None:
-        """Answer the wrapper; one that is gone is noticed when we listen."""
-        try:
-            os.write(self._answers, word.encode() + b"\n")
-        except OSError:
-            pass
-
-    def next(self, timeout_s: float | None) -> str | None:
-        """Return the next word; None when none came in time."""
-        if b"\n" not in self._heard:
-            if not select.select([self._descriptor], [], [], timeout_s)[0]:
-                return None
-            part = os.read(self._descriptor, 4096)
-            if not part:
-                return _WRAPPER_GONE
-            self._heard += part
-        word, _, self._heard = self._heard.partition(b"\n")
-        return word.decode()
-
-
-class Snapshots:
-    """Copies of the recorder's file for the wrapper, taken one at a time in a thread of their own: no tick waits."""
-
-    def __init__(self, writer: TelemetryWriter) -> None:
-        self._writer = writer
-        self._thread: threading.Thread | None = None
-
-    def take(self, target: Path) -> None:
-        """Begin a snapshot; while one is under way, another one is not begun."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._take, args=(target,))
-            self._thread.start()
-
-    def finish(self) -> None:
-        """Wait for the one that is under way."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _take(self, target: Path) -> None:
-        try:
-            self._writer.snapshot(target)
-        except (OSError, sqlite3.Error) as error:
-            log.warning("no snapshot for the wrapper: %s", error)
+_EARLIER_THAN_OTHERS = -5  # niceness
 
 
 def run_recorder(order: SidecarOrder, words: Words, clock: Clock, *, again: bool) -> None:
     """Record until the wrapper says stop or is gone; in the second case publish for it."""
     word, unwritten = record_until_told(order, words, clock, again=again)
-    if word != _WRAPPER_GONE:
+    if word != WRAPPER_GONE:
         words.say(f"{STOPPED} {unwritten.to_json()}")
-        word = words.next(None) or _WRAPPER_GONE
+        word = words.wait()
     if word != PUBLISHED:
         finish_for_the_wrapper(order, clock, unwritten)
 
@@ -111,22 +59,14 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again:
     reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
     writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
     snapshots = Snapshots(writer)
-    heard: list[str] = []
-
-    def wait(seconds: float) -> bool:
-        if not words.ready_said:  # we are asked for the first time after the first tick
-            words.say(READY)
-            words.ready_said = True
-        end_s = clock.monotonic_s() + seconds
-        word = words.next(max(0.0, seconds))
-        while word is not None and word.startswith(SNAPSHOT):
-            snapshots.take(Path(word.partition(" ")[2]))
-            word = words.next(max(0.0, end_s - clock.monotonic_s()))
-        if word is not None:
-            heard.append(word)
-        return word is not None
-
     sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
+    alerts = AlertBook(writer, order.devices, order.limits, lambda alert: words.mention(f"{ALERT} {alert.to_json()}"))
+    lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, mark=f"{TASK_MARK}={order.mark}")
+    processes = ProcessBook(writer, lookup.look_up)
+    effort = Effort()
+    cost = CostBook(writer, life_of(order, reader, clock), effort)
+    if again:
+        go_on(alerts, processes)
     recorder = Recorder(
         sampler,
         HostReader().read,
@@ -136,20 +76,67 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again:
         since_ms=order.asked_at_ms,
         again=again,
         refused=lambda reason: words.say(f"{REFUSED} {reason}"),
+        notes=Notes(
+            writer, [alerts, processes, SourceBook(writer), cost], lambda text: words.mention(f"{TROUBLE} {text}")
+        ),
+        effort=effort,
     )
+    talk = Conversation(words, clock, snapshots, alerts)
+
+    def wait(seconds: float) -> bool:
+        if not words.ready_said and not again:
+            for text in say_what_is_silent(sampler.unreadable):
+                words.mention(f"{TROUBLE} {text}")
+        is_over = talk.wait(seconds)
+        if is_over:
+            reader.hurry()  # the last windows and counters, too
+        return is_over
+
     recorder.run(wait)
     reader.close()
-    last_copy = heard[0].removeprefix(STOP).strip()
+    words.mention(f"{COST} {cost.words}")
+    last_copy = talk.last_word.removeprefix(STOP).strip()
     if last_copy:
         snapshots.finish()
         snapshots.take(Path(last_copy))
     snapshots.finish()
     writer.close()
-    return heard[0], recorder.unwritten
+    return talk.last_word, recorder.unwritten
+
+
+def life_of(order: SidecarOrder, reader: GpuReader, clock: Clock) -> Life:
+    """Return what the recorder's own row says from beginning to end."""
+    return Life(os.getpid(), order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
+
+
+def go_on(alerts: AlertBook, processes: ProcessBook) -> None:
+    """Take over what a recorder that died has left open; without it, the same things are told twice."""
+    try:
+        alerts.resume()
+        processes.resume()
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        log.warning("what the earlier recorder has noted cannot be read: %s", error)
+
+
+def say_what_is_silent(unreadable: Mapping[int, str]) -> list[str]:
+    """Return one sentence per reason for which devices gave no first reading; a lost one is an alert already."""
+    reasons = [reason for reason in unreadable.values() if "lost" not in reason.lower()]
+    return [
+        f"{reasons.count(reason)} devices cannot be read: {reason}; the work goes on, their telemetry is a gap"
+        for reason in dict.fromkeys(reasons)
+    ]
 
 
 def finish_for_the_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten) -> None:
     """Do what a killed wrapper cannot: end its workers, publish both files a last time, tidy up."""
+    # Imported now: few recorders ever come here, and all would carry them.
+    import shutil
+
+    from badcjobs.store.into_place import remove_unfinished
+    from badcjobs.store.live.halves import left_behind, work_left_behind
+    from badcjobs.store.live.publish import publish
+    from badcjobs.workers.leftovers import end_leftovers
+
     log.warning("the wrapper is gone: ending its workers and publishing what there is")
     end_leftovers(order.mark)
     ended_at_ms = clock.now_ms()
@@ -181,8 +168,17 @@ def main(args: Sequence[str]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
+    come_first()
     words = Words(sys.stdin.fileno(), sys.stdout.fileno())
     run_recorder(SidecarOrder.read(Path(args[-1])), words, SystemClock(), again=AGAIN in args)
+
+
+def come_first() -> None:
+    """Ask to be woken in time on a machine where everybody computes; only few are allowed to."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, _EARLIER_THAN_OTHERS)
+    except OSError:
+        pass  # then lateness, if there is any, becomes a gap
 
 
 if __name__ == "__main__":

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from badcjobs import __version__
 from badcjobs.live_folder import choose_live_folder
-from badcjobs.model import Allocation, Device, StandIn, TaskKey
+from badcjobs.model import AlertLimits, Allocation, Device, StandIn, TaskKey
 from badcjobs.recorder_half import RecorderHalf
 from badcjobs.store.live.halves import OwnHalf
 from badcjobs.store.live.publisher import Publisher
 from badcjobs.store.live.readings import Pulse, last_reading_ms, read_pulse
 from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.followed import Followed
+from badcjobs.telemetry.order import SidecarOrder
+from badcjobs.telemetry.sidecar import Sidecar
 from badcjobs.world import World
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,8 @@ class Recording:
 
     interval_s: float
     stand_in: StandIn
+    limits: AlertLimits = field(default_factory=AlertLimits)
+    on_alert: Callable[[Alert], None] | None = None  # told of each begin and end, by whoever looks after the recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +105,33 @@ class Records:
 
         ``wait_s``: wait so long for its first sample, so that what comes next is recorded from its beginning.
         """
-        self._sidecar = Sidecar(
-            SidecarOrder(
-                mark=self._mark,
-                task_id=self._key.task_id,
-                wrapper_pid=self._world.pid,
-                devices=[(self.writer.device_id(device), device.uuid) for device in devices],
-                interval_s=how.interval_s,
-                stand_in=how.stand_in,
-                search_path=self._world.environ.get("PATH"),
-                started_at_ms=self._started_at_ms,
-                asked_at_ms=self._world.clock.now_ms(),
-                recorder_file=str(self.local.recorder_file),
-                wrapper_file=str(self.local.wrapper_file),
-                publish_to=str(self._target),
-                local_folder=str(self.local.path),
-                shared=self._live.shared,
-            )
-        )
+        self._sidecar = Sidecar(self._order(devices, how), how.on_alert)
         self._readings.recorder = self._sidecar
         if wait_s > 0:
             self._sidecar.wait_until_ready(wait_s)
+
+    def _order(self, devices: tuple[Device, ...], how: Recording) -> SidecarOrder:
+        return SidecarOrder(
+            mark=self._mark,
+            task_id=self._key.task_id,
+            wrapper_pid=self._world.pid,
+            devices=[self._followed(device) for device in devices],
+            interval_s=how.interval_s,
+            stand_in=how.stand_in,
+            search_path=self._world.environ.get("PATH"),
+            started_at_ms=self._started_at_ms,
+            asked_at_ms=self._world.clock.now_ms(),
+            recorder_file=str(self.local.recorder_file),
+            wrapper_file=str(self.local.wrapper_file),
+            publish_to=str(self._target),
+            local_folder=str(self.local.path),
+            shared=self._live.shared,
+            limits=how.limits,
+        )
+
+    def _followed(self, device: Device) -> Followed:
+        device_id, total_bytes = self.writer.device_id(device), device.memory_total_bytes
+        return Followed(device_id, device.uuid, device.index, total_bytes, device.power_limit_w, device.slowdown_c)
 
     @property
     def recorder_started(self) -> bool:
@@ -131,14 +143,23 @@ class Records:
         if self._sidecar is not None:
             self._sidecar.check()
 
+    def tell_of_work(self, *, waits: bool) -> None:
+        """Let the recorder know whether work waits: only then is an idle device worth an alert."""
+        if self._sidecar is not None:
+            self._sidecar.tell_of_work(waits)
+
     def publish_soon(self) -> None:
         """Publish without waiting for the next time, and without making the caller wait."""
         if self._publisher is not None:
             self._publisher.publish_soon()
 
+    def readings_at_hand(self) -> str | None:
+        """Return the URI under which the newest readings can be read now; None: there are none."""
+        return self._readings.uri_at_hand()
+
     def pulse(self, last_s: float) -> Pulse:
         """Return how the machine has been lately."""
-        return read_pulse(self._readings.uri_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
+        return read_pulse(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
     def close(self, *, exit_code: int, verdict: str) -> Closing:
         """Stop the recorder, write the end, publish a last time; what could not be published stays where it is."""
@@ -164,7 +185,7 @@ class Records:
         now_ms, failure = self._world.clock.now_ms(), self._sidecar.failure
         gaps = self._sidecar.unwritten.gaps(now_ms)
         if failure is not None:
-            gaps.append((last_reading_ms(self._readings.uri_at_hand()) or self._started_at_ms, now_ms, failure))
+            gaps.append((last_reading_ms(self.readings_at_hand()) or self._started_at_ms, now_ms, failure))
         self._write_gaps(gaps)
         return failure or self._sidecar.unwritten.words
 

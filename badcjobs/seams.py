@@ -33,13 +33,23 @@ class GpuReader(Protocol):
 
     ``inventory`` raises ReaderUnavailable; ``read`` raises only DeviceUnreadable, and leaves
     a metric that the device does not give as None, with the reason in ``Reading.missing``.
+    A reason stays the same while its cause does: each new text is a gap of its own.
     """
 
     backend: str
 
+    @property
+    def why(self) -> str:
+        """Why this one reads the devices, in words."""
+        ...
+
     def inventory(self) -> Sequence[InventoryDevice]: ...
 
     def read(self, uuid: str) -> Reading: ...
+
+    def hurry(self) -> None:
+        """Let the next reading of each device leave nothing out: it is the last of a recording."""
+        ...
 
     def close(self) -> None: ...
 

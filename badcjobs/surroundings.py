@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import signal
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
+from badcjobs.allocation.grant import Grant
 from badcjobs.allocation.place import Place, array_shape, find_place
 from badcjobs.allocation.slurm_variables import parse_allocation
-from badcjobs.allocation.visible_devices import Grant, resolve_devices
 from badcjobs.config import RunSettings
-from badcjobs.errors import BadInput, NotHere
+from badcjobs.device_locks import DeviceLocks, holder_words, lock_folder
+from badcjobs.devices import open_sight
+from badcjobs.errors import BadInput, ExitCode, NotHere, StoppedEarly
+from badcjobs.free_devices import Waiting, Wish, pick_free
 from badcjobs.frozen_run import FrozenRun, check_against
-from badcjobs.gpu.choose import open_reader
 from badcjobs.manifest import Sources, open_sources, parse_shard
-from badcjobs.model import Allocation, InventoryDevice, StandIn
+from badcjobs.model import Allocation, StandIn
 from badcjobs.paths import RunFolder
-from badcjobs.seams import Engine, ReaderUnavailable
+from badcjobs.seams import Engine
+from badcjobs.stop import StopRequest
 from badcjobs.workers.choose import choose_engine
 from badcjobs.workers.launch import SubprocessLauncher
 from badcjobs.world import World
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,15 @@ class Given:
     grant: Grant
     engine: Engine
     mark: str
+    locks: AbstractContextManager[object]  # of what --free picked: held until its exit, or the end of the process
 
 
 def look_around(settings: RunSettings, world: World) -> Given:
     """Read the allocation, find our part of the source, our devices and our engine."""
     started_at_ms = world.clock.now_ms()
     allocation = read_allocation(world, started_at_ms)
+    if settings.free is not None and allocation.in_slurm:
+        raise _slurm_has_chosen(settings.free)
     run_toml = RunFolder(settings.out).run_toml
     mine = FrozenRun.of(settings, array_shape(allocation), world.cwd)
     frozen = FrozenRun.read(run_toml) or mine
@@ -58,9 +68,11 @@ def look_around(settings: RunSettings, world: World) -> Given:
             fix="ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2, or --simulate 2 to try it out",
         )
     mark = mark_of(allocation, world)
-    return Given(
-        started_at_ms, allocation, mine, place, sources, grant, make_engine(settings, world, mark, grant), mark
-    )
+    engine = make_engine(settings, world, mark, grant)
+    locks: AbstractContextManager[object] = nullcontext()
+    if settings.free is not None:  # last: nobody waits an hour for a device to hear that the engine is missing
+        grant, locks = take_free_devices(settings, settings.free, world)
+    return Given(started_at_ms, allocation, mine, place, sources, grant, engine, mark, locks)
 
 
 def read_allocation(world: World, started_at_ms: int) -> Allocation:
@@ -96,18 +108,37 @@ def check_every_manifest_has_a_task(sources: Sources, place: Place) -> None:
 
 
 def find_devices(world: World, allocation: Allocation, stand_in: StandIn) -> Grant:
-    """Return the devices that this task really has, and why."""
-    reader = open_reader(stand_in, world.clock, world.clock.now_ms(), world.environ.get("PATH"))
-    inventory: Sequence[InventoryDevice] | None
-    trouble = ""
-    try:
-        inventory = reader.inventory()
-    except ReaderUnavailable as error:
-        inventory, trouble = None, f"\n{error}"
-    finally:
-        reader.close()
-    grant = resolve_devices(world.environ, inventory, in_slurm=allocation.in_slurm)
-    return Grant(grant.devices, grant.why + trouble)
+    """Return the devices that this task really has, and why; which reader knows them is part of it."""
+    with open_sight(world.environ, world.clock, stand_in, in_slurm=allocation.in_slurm) as sight:
+        read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.backend_why}"
+        return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
+
+
+def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[Grant, DeviceLocks]:
+    """Return the best devices that nobody uses, locked for this run; wait for them as long as the settings say."""
+    locks = DeviceLocks(lock_folder(world.environ), world.clock, holder_words(world.pid, settings.out.absolute()))
+    wish = Wish(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
+    how = Waiting(world.clock, log.info, lambda: heed(world.stop))
+    with open_sight(world.environ, world.clock, settings.stand_in(world.cwd), in_slurm=False) as sight:
+        ours = {device.uuid: device for device in sight.grant.devices}
+        picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(wish, sight, locks, how)]
+        why = f"{sight.grant.why}; --free {count} picked the best of {len(ours)}"
+        why += f"\nread through {sight.reader.backend}: {sight.backend_why}"
+        return Grant(tuple(picked), why), locks
+
+
+def heed(stop: StopRequest) -> None:
+    """End the waiting when a signal asks for it; nothing was started yet."""
+    if stop.requested:
+        raise StoppedEarly(stop.name, 128 + stop.ended_by if stop.ended_by is signal.SIGINT else ExitCode.RUN_ME_AGAIN)
+
+
+def _slurm_has_chosen(count: int) -> BadInput:
+    return BadInput(
+        f"--free {count} cannot be used inside a Slurm job",
+        why="Slurm has chosen the devices of this job already; others on this node belong to other jobs",
+        fix=f"the same command without --free, in a job with #SBATCH --gpus-per-node={count}",
+    )
 
 
 def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:

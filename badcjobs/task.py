@@ -40,13 +40,13 @@ _ORPHAN_PATIENCE_S = 10.0
 def run_task(settings: RunSettings, world: World) -> TaskEnd:
     """Run one array task to its end."""
     given = look_around(settings, world)  # nothing is written before all of this has worked
-    with take_name(given, settings, world) as task:
+    with given.locks, take_name(given, settings, world) as task:
         list_work(task)
         freeze_run(task)
         plans = plan_work(task)
         task.records.start_publishing(settings.publish_every_s)
         if plans and settings.telemetry:
-            how = Recording(settings.interval_s, settings.stand_in(task.world.cwd))
+            how = Recording(settings.interval_s, settings.stand_in(task.world.cwd), settings.alerts)
             task.records.start_recorder(given.grant.devices, how)
         try:
             verdict = judge(task, work_off(task, plans))
@@ -197,6 +197,7 @@ def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
         return supervisor.tally  # the signal came while we were listing the work
     if plans:
         log.info("workers: %d, engine %s", len(plans), task.given.engine.name)
+    pending = task.writer.count_by_status().get("pending", 0)
     supervisor.start()
     next_heartbeat_s = clock.monotonic_s() + settings.heartbeat_every_s
     try:
@@ -204,6 +205,8 @@ def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
             supervisor.handle_events(timeout_s=0.2)
             obey_signals(task, supervisor)
             task.records.look_after_recorder()
+            left = pending - supervisor.tally.done - supervisor.tally.failed
+            task.records.tell_of_work(waits=left >= len(plans) and not supervisor.draining)  # enough for every worker
             if clock.monotonic_s() >= next_heartbeat_s:
                 next_heartbeat_s += settings.heartbeat_every_s
                 log.info("%s", heartbeat(task))

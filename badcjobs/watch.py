@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from badcjobs.config import LIVE_MODES
+from badcjobs.config import LIVE_MODES, alert_limits, read_toml
 from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.model import StandIn
+from badcjobs.model import AlertLimits, StandIn
 from badcjobs.records import Recording, Records
 from badcjobs.store.live.sample_text import TEXT_FORMS
 from badcjobs.surroundings import find_devices, mark_of, read_allocation
@@ -37,6 +37,7 @@ class WatchSettings:
     stand_in: StandIn = field(default_factory=StandIn)
     overwrite: bool = False
     live_mode: str = "auto"
+    alerts: AlertLimits = field(default_factory=AlertLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class WatchEnd:
 
 def watch(settings: WatchSettings, world: World) -> WatchEnd:
     """Record until the command ends, the time is over or a signal comes."""
-    _check_target(settings)
+    _check_settings(settings)
     started_at_ms = world.clock.now_ms()
     allocation = read_allocation(world, started_at_ms)
     grant = find_devices(world, allocation, settings.stand_in)
@@ -75,7 +76,7 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     records.writer.add_devices(grant.devices)
     records.writer.set_plan(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
-    how = Recording(settings.interval_s, settings.stand_in)
+    how = Recording(settings.interval_s, settings.stand_in, settings.alerts)
     records.start_recorder(grant.devices, how, wait_s=_FIRST_SAMPLE_PATIENCE_S)
     exit_code = _follow_command(settings, world, records) if settings.command else _wait(settings, world, records)
     closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
@@ -87,7 +88,18 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     return WatchEnd(exit_code, str(settings.out), len(grant.devices), wall_s, closing.telemetry_failure or kept)
 
 
-def _check_target(settings: WatchSettings) -> None:
+def read_alert_limits(config: Path | None) -> AlertLimits:
+    """Return the limits in the table [alerts] of a TOML file, perhaps that of a run; without a file, the defaults."""
+    mistakes: list[str] = []
+    limits = AlertLimits()
+    if config is not None:
+        limits = alert_limits(read_toml(config).get("alerts", {}), config, mistakes)
+    if mistakes:
+        raise BadInput(f"{config} cannot be used", why="\n".join(mistakes), fix="badcjobs guide telemetry")
+    return limits
+
+
+def _check_settings(settings: WatchSettings) -> None:
     for name, value in (("interval", settings.interval_s), ("duration", settings.duration_s)):
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
@@ -97,26 +109,29 @@ def _check_target(settings: WatchSettings) -> None:
             why="modes are " + ", ".join(LIVE_MODES),
             fix="--live-mode auto",
         )
-    if settings.out.suffix not in _ENDINGS:
-        raise BadInput(
-            f"--out {settings.out}: unknown ending {settings.out.suffix!r}",
-            why="endings are " + ", ".join(_ENDINGS),
-            fix=_as_sqlite(settings),
-        )
-    if settings.out.exists() and not settings.overwrite:
-        raise BadInput(
-            f"{settings.out} exists already",
-            why="a recording is never overwritten by accident",
-            fix=f"badcjobs record --out {settings.out} --overwrite …, or choose another name",
-        )
-    if not settings.out.absolute().parent.is_dir():
-        raise BadInput(f"the folder of --out {settings.out} does not exist", fix=f"mkdir -p {settings.out.parent}")
+    out, command = settings.out, ("--", *settings.command) if settings.command else ()
+    check_target(
+        out,
+        overwrite=settings.overwrite,
+        as_sqlite=shlex.join(["badcjobs", "record", "--out", str(_with_ending(out)), *command]),
+        to_overwrite=f"badcjobs record --out {out} --overwrite …, or choose another name",
+    )
 
 
-def _as_sqlite(settings: WatchSettings) -> str:
-    out = settings.out.parent / f"{settings.out.stem or 'recording'}.sqlite"
-    command = ("--", *settings.command) if settings.command else ()
-    return shlex.join(["badcjobs", "record", "--out", str(out), *command])
+def check_target(out: Path, *, overwrite: bool, as_sqlite: str, to_overwrite: str) -> None:
+    """Refuse a file that a recording cannot be written to; the last two are the lines to paste."""
+    if out.suffix not in _ENDINGS:
+        raise BadInput(
+            f"{out} has an unknown ending {out.suffix!r}", why="endings are " + ", ".join(_ENDINGS), fix=as_sqlite
+        )
+    if out.exists() and not overwrite:
+        raise BadInput(f"{out} exists already", why="a recording is never overwritten by accident", fix=to_overwrite)
+    if not out.absolute().parent.is_dir():
+        raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
+
+
+def _with_ending(out: Path) -> Path:
+    return out.parent / f"{out.stem or 'recording'}.sqlite"
 
 
 def _wait(settings: WatchSettings, world: World, records: Records) -> int:

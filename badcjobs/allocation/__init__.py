@@ -1,1 +1,1 @@
-"""SLURM_* and CUDA_VISIBLE_DEVICES → what this array task has. Pure: variables in, values out."""
+"""SLURM_* and the lists of visible devices → what this array task has. Pure: variables in, values out."""

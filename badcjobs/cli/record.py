@@ -31,6 +31,7 @@ def record(
     live_mode: Annotated[
         str, typer.Option(help="Where the live file is: auto, local or shared (badcjobs guide store).")
     ] = "auto",
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [alerts]: their limits.")] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON (not with a command).")] = False,
 ) -> int:
     """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns)."""
@@ -39,13 +40,13 @@ def record(
     from badcjobs.cli.output import log_to_stderr, print_json
     from badcjobs.cli.world import read_world
     from badcjobs.config import stand_in
-    from badcjobs.watch import WatchSettings, watch
+    from badcjobs.watch import WatchSettings, read_alert_limits, watch
 
     log_to_stderr(quiet=True)
     world = read_world()
     settings = WatchSettings(
         out, interval, duration, tuple(command or ()), stand_in(world.cwd, simulate, simulate_script, replay),
-        overwrite, live_mode,
+        overwrite, live_mode, read_alert_limits(config),
     )  # fmt: skip
     end = watch(settings, world)
     if json_wanted:

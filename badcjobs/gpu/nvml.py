@@ -1,16 +1,19 @@
 """Read NVIDIA GPUs through NVML, by way of nvidia-ml-py (whose module is called ``pynvml``).
 
-This file starts and ends NVML, lists devices and finds them again by UUID; what is asked of a device stands in
-``nvml_metrics.py``. A card in MIG mode is listed as a whole; its slices are not listed yet.
+This file starts and ends NVML and keeps to what the seam promises. Devices are listed in ``nvml_inventory.py`` and
+read in ``nvml_device.py``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from badcjobs.gpu.nvml_metrics import Acquaintance, take_reading
+from badcjobs.gpu.nvml_answers import is_shut_down, reason_of
+from badcjobs.gpu.nvml_device import NvmlDevice
+from badcjobs.gpu.nvml_faults import FaultWatch
+from badcjobs.gpu.nvml_inventory import BACKEND, Inventory, driver_version
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
@@ -24,39 +27,53 @@ _WHY_NOT = {  # by NVML error code
 
 
 class NvmlReader:
-    """Reads every NVIDIA GPU that this process may see."""
+    """Reads every NVIDIA GPU and MIG slice that this process may see."""
 
-    backend = "nvml"
+    backend = BACKEND
 
     def __init__(self, clock: Clock) -> None:
+        self.why = "NVML is asked first"
         self._clock = clock
         self._nvml: Any = None
-        self._devices: dict[str, Acquaintance] = {}
+        self._inventory = Inventory()
+        self._faults = FaultWatch()
+        self._devices: dict[str, NvmlDevice] = {}
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List the devices in NVML's order; one that does not answer is left out, the others keep their index."""
+        """List the cards in NVML's order, each followed by its slices; one that does not answer is left out."""
         nvml = self._open()
         try:
-            count = nvml.nvmlDeviceGetCount()
+            return list(self._inventory.describe_all(nvml, nvml.nvmlDeviceGetCount()))
         except nvml.NVMLError as error:
             raise ReaderUnavailable(f"NVML does not list its devices: {error}") from error
-        return list(_describe_all(nvml, count))
 
     def read(self, uuid: str) -> Reading:
-        """Ask the device what is due; energy rests 5 s between two answers and is None meanwhile."""
-        device = self._devices.setdefault(uuid, Acquaintance())
+        """Ask the device what is due: some metrics every time, the others every 5 s."""
+        device = self._devices.get(uuid)
+        if device is None:
+            device = self._devices[uuid] = NvmlDevice(uuid, self._faults)
         try:
             nvml = self._open()
-            if device.handle is None:
-                device.handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            return take_reading(nvml, device, self._clock.monotonic_s())
+            now_s = self._clock.monotonic_s()
+            self._faults.poll(nvml, now_s)
+            return device.read(nvml, now_s)
         except Exception as error:  # broad: the recorder counts on nothing else coming out of here
-            device.handle = None  # a device that comes back is looked up anew
-            raise DeviceUnreadable(str(error) or repr(error)) from error
+            self._let_go(device, error)
+            faults = self._faults.waiting(uuid)
+            raise DeviceUnreadable(reason_of(error) + (f" ({', '.join(faults)})" if faults else "")) from error
+
+    def hurry(self) -> None:
+        """Let the next reading of every device be a whole one."""
+        for device in self._devices.values():
+            device.hurry(self._clock.monotonic_s())
 
     def close(self) -> None:
+        """Give everything back; a reader that is used again starts NVML again."""
         nvml, self._nvml = self._nvml, None
+        for device in self._devices.values():
+            device.let_go(nvml)
         self._devices.clear()
+        self._faults.close(nvml)
         if nvml is None:
             return
         try:
@@ -68,7 +85,18 @@ class NvmlReader:
         """Return the binding, with NVML started."""
         if self._nvml is None:
             self._nvml = _start_nvml()
+            self.why = f"NVML answers: driver {driver_version(self._nvml) or 'of unknown version'}"
         return self._nvml
+
+    def _let_go(self, device: NvmlDevice, error: Exception) -> None:
+        """Look for the device anew next time; start NVML again if somebody in this process has ended it."""
+        if not is_shut_down(error):
+            device.let_go(self._nvml)
+            return
+        for one in self._devices.values():
+            one.let_go(None)
+        self._faults.close(None)
+        self._nvml = None
 
 
 def _start_nvml() -> Any:
@@ -81,37 +109,3 @@ def _start_nvml() -> Any:
     except pynvml.NVMLError as error:
         raise ReaderUnavailable(_WHY_NOT.get(error.value, f"NVML does not start: {error}")) from error
     return pynvml
-
-
-def _describe_all(nvml: Any, count: int) -> Iterator[InventoryDevice]:
-    driver = _or_none(nvml, nvml.nvmlSystemGetDriverVersion)
-    for index in range(count):
-        try:
-            yield _describe(nvml, index, driver)
-        except nvml.NVMLError as error:
-            log.warning("GPU %d is left out: %s", index, error)
-
-
-def _describe(nvml: Any, index: int, driver: str | None) -> InventoryDevice:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    limit_mw = _or_none(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    memory = _or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    pci = _or_none(nvml, nvml.nvmlDeviceGetPciInfo, handle)
-    return InventoryDevice(
-        index=index,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        name=_or_none(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
-        backend=NvmlReader.backend,
-        memory_total_bytes=None if memory is None else memory.total,
-        power_limit_w=None if limit_mw is None else limit_mw / 1000,
-        pci_bus_id=None if pci is None else pci.busId,
-        driver=driver,
-    )
-
-
-def _or_none(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the answer, or None where there is none."""
-    try:
-        return call(*arguments)
-    except nvml.NVMLError:
-        return None

@@ -8,6 +8,9 @@
     unsupported = ["energy_j"]
     name = "Simulated A100"
     memory_total_mib = 40960
+    slowdown_c = 87
+    processes = [[4711, 900]]        # on it all the time: process id, MiB
+    fault = [[90, "Xid 79"]]         # reported once, at that second
 
 Seconds count from the start of the simulation. Reading the file is left to ``choose.py``.
 """
@@ -34,6 +37,9 @@ class SimulatedDevice:
     unsupported: tuple[str, ...] = ()
     name: str = "Simulated GPU"
     memory_total_mib: int = 16 * 1024
+    slowdown_c: int | None = None
+    processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: it does not list them
+    fault: tuple[tuple[float, str], ...] = ()  # (at_s, what it reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,9 @@ def _build_device(table: Mapping[str, Any]) -> SimulatedDevice:
     if "load" in values:
         values["load"] = tuple((float(from_s), float(percent)) for from_s, percent in values["load"])
     values["unsupported"] = tuple(values.get("unsupported", ()))
+    if "processes" in values:
+        values["processes"] = tuple((pid, mib) for pid, mib in values["processes"])
+    values["fault"] = tuple((float(at_s), text) for at_s, text in values.get("fault", ()))
     return SimulatedDevice(**values)
 
 
@@ -89,11 +98,23 @@ def _is_count(value: Any, low: int) -> bool:
     return isinstance(value, int) and _is_number(value, low)
 
 
-def _is_load(value: object) -> bool:
-    if not isinstance(value, list) or not all(isinstance(step, list) and len(step) == 2 for step in value):
+def _is_pairs(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+
+
+def _is_load(value: Any) -> bool:
+    if not _is_pairs(value):
         return False
     numbers = all(_is_number(from_s) and _is_number(percent, 0, 100) for from_s, percent in value)
     return numbers and all(earlier[0] < later[0] for earlier, later in pairwise(value))
+
+
+def _is_processes(value: Any) -> bool:
+    return _is_pairs(value) and all(_is_count(pid, 1) and _is_count(mib, 0) for pid, mib in value)
+
+
+def _is_faults(value: Any) -> bool:
+    return _is_pairs(value) and all(_is_number(at_s) and isinstance(text, str) and text for at_s, text in value)
 
 
 def _is_metrics(value: object) -> bool:
@@ -108,4 +129,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "unsupported": (_is_metrics, f"a list of metrics out of {', '.join(METRICS)}"),
     "name": (lambda value: isinstance(value, str), "a text"),
     "memory_total_mib": (lambda value: _is_count(value, 1), "a whole number of MiB"),
+    "slowdown_c": (lambda value: _is_count(value, 1), "a whole number of °C"),
+    "processes": (_is_processes, "a list of [pid, MiB]"),
+    "fault": (_is_faults, 'a list of [at_s, "what it reports"]'),
 }

@@ -1,7 +1,8 @@
 """Devices that do not exist, for demos, tests and rehearsals on a laptop.
 
 Everything is a pure function of the device's index and the seconds since the start, so that two processes that
-agree on the start see the same devices, and a second run shows the same numbers as the first.
+agree on the start see the same devices, and a second run shows the same numbers as the first. A reader remembers
+only when it last read a device, so as to report each fault once.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript
-from badcjobs.model import InventoryDevice, Reading
+from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable
 
-IDLE_W, FULL_W = 50.0, 300.0
+IDLE_W, FULL_W, LIMIT_W = 50.0, 280.0, 300.0  # full load stays below 95 % of the limit, where alerts begin
 
 _WAVE_MEAN, _WAVE_SWING = 80.0, 15.0  # percent
 _WAVE_RAD_PER_S = 2 * pi / 60
+_PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of that
 _GPU_IDLE = 0x1  # NVML's clock event reason of a device with nothing to do
 
 
@@ -41,6 +43,8 @@ class SimulatedReader:
         self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
         self._clock = clock
         self._started_at_ms = started_at_ms
+        self._read_at_s = dict.fromkeys(self._devices, self._now_s())
+        self.why = f"{count} simulated devices were asked for" + (", with a script" if script else "")
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List all devices, lost ones too: the simulation knows them without asking."""
@@ -51,7 +55,8 @@ class SimulatedReader:
                 name=device.name,
                 backend=self.backend,
                 memory_total_bytes=device.memory_total_mib * 2**20,
-                power_limit_w=FULL_W,
+                power_limit_w=LIMIT_W,
+                slowdown_c=device.slowdown_c,
             )
             for uuid, device in self._devices.items()
         ]
@@ -60,13 +65,20 @@ class SimulatedReader:
         device = self._devices.get(uuid)
         if device is None:
             raise DeviceUnreadable(f"no simulated device {uuid}")
-        at_s = max(0, self._clock.now_ms() - self._started_at_ms) / 1000
+        at_s = self._now_s()
         if is_lost(device, at_s):
             raise DeviceUnreadable("GPU is lost (simulated)")
-        return reading_at(device, at_s)
+        since_s, self._read_at_s[uuid] = self._read_at_s[uuid], at_s
+        return replace(reading_at(device, at_s), faults=faults_between(device, since_s, at_s))
+
+    def hurry(self) -> None:
+        """Do nothing: every reading is a whole one."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
+
+    def _now_s(self) -> float:
+        return max(0, self._clock.now_ms() - self._started_at_ms) / 1000
 
 
 def simulated_uuid(index: int) -> str:
@@ -94,10 +106,28 @@ def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
         sm_clock_mhz=round(345 + 16 * load),
         memory_clock_mhz=1593 if load else 405,
         throttle_reasons=0 if load else _GPU_IDLE,
+        sm_activity_percent=0.9 * load,
+        sm_occupancy_percent=0.5 * load,
+        busy_percent=float(load),
+        pcie_rx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 100),
+        pcie_tx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 1000),
+        sources={"busy_percent": "simulated"},
+        processes=_processes(device),
     )
     missing = dict.fromkeys(device.unsupported, "Not Supported (simulated)")
     nothing: dict[str, Any] = dict.fromkeys(device.unsupported)
     return replace(reading, **nothing, missing=missing)
+
+
+def faults_between(device: SimulatedDevice, since_s: float, until_s: float) -> tuple[str, ...]:
+    """Return what the script lets the device report in this stretch, its end excluded."""
+    return tuple(text for at_s, text in device.fault if since_s <= at_s < until_s)
+
+
+def _processes(device: SimulatedDevice) -> tuple[ProcessReading, ...] | None:
+    if device.processes is None:
+        return None
+    return tuple(ProcessReading(pid, mib * 2**20) for pid, mib in device.processes)
 
 
 def load_at(device: SimulatedDevice, at_s: float) -> float:

@@ -211,21 +211,3 @@ def task_end_text(end: Mapping[str, Any]) -> str:
         lines.append(f"  note        {end['note']}")
     lines.append(f"  next        badcjobs merge {shlex.quote(end['out'])}")
     return "\n".join(plain(line) for line in lines)
-
-
-def devices_text(listing: Mapping[str, Any]) -> str:
-    """Return the table of ``badcjobs gpus``."""
-    rows = [("index", "name", "uuid", "memory", "free", "util")]
-    for d in listing["devices"]:
-        rows.append(
-            (
-                UNKNOWN if d["index"] is None else str(d["index"]),
-                d["name"] or UNKNOWN,
-                d["uuid"] or f"token {d['token']}",
-                memory(d["memory_total_bytes"]),
-                memory(d["memory_free_bytes"]),
-                percent(d["utilization_percent"]),
-            )
-        )
-    reasons = [f"  {d['why']}" for d in listing["devices"]]
-    return "\n".join([*table(rows, left=3), "", *reasons])

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from badcjobs.seams import Clock
-from badcjobs.telemetry.sidecar import MODULE, SidecarOrder
+from badcjobs.telemetry.order import MODULE, SidecarOrder
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def _orphan_in(tasks_folder: Path) -> bool:
             continue
         try:
             order = SidecarOrder.read(Path(words[-1]))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, KeyError):
             continue  # its folder is gone: it has published
         if Path(order.publish_to).parent == tasks_folder and not psutil.pid_exists(order.wrapper_pid):
             return True

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from badcjobs.model import HostReading, Reading
 from badcjobs.seams import Clock
+from badcjobs.telemetry.cost import Effort
 from badcjobs.telemetry.gaps import GapWriter
 from badcjobs.telemetry.unwritten import Unwritten
 
 log = logging.getLogger(__name__)
 
-_SLOW_START_S = 2.0
+_SLOW_START_S = 1.5
 
 
 class SampleWriter(GapWriter, Protocol):
@@ -31,11 +32,24 @@ class SampleWriter(GapWriter, Protocol):
 class Devices(Protocol):
     """What is sampled."""
 
+    @property
+    def unreadable(self) -> Mapping[int, str]: ...
+
     def remember_gaps(self) -> None: ...
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]: ...
 
     def forget_gaps(self) -> None: ...
+
+
+class Notes(Protocol):
+    """What is written beside the samples, in the same transaction."""
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def written(self) -> None: ...
 
 
 class Recorder:
@@ -52,6 +66,8 @@ class Recorder:
         since_ms: int | None = None,
         again: bool = False,
         refused: Callable[[str], None] = lambda reason: None,
+        notes: Notes | None = None,
+        effort: Effort | None = None,
     ) -> None:
         self._devices = devices
         self._read_host = read_host
@@ -65,18 +81,24 @@ class Recorder:
         self._unwritten: tuple[int, str] | None = None  # since when, and why
         self._lost_ms = 0
         self._lost_why = ""
+        self._notes = notes
+        self._effort = effort or Effort()
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Record until ``wait(seconds)`` says that it is over; take one last sample then."""
         start_s = self._clock.monotonic_s()
+        number = expected = 0  # points of the grid: the one to be read now, the one that follows the last one read
         over = False
         while not over:
+            now_s = self._clock.monotonic_s()
+            self._effort.note_lateness(now_s - start_s - expected * self._interval_s)
+            expected = max(number, int((now_s - start_s) / self._interval_s)) + 1
             self.tick()
-            due = int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1
-            over = wait(start_s + due * self._interval_s - self._clock.monotonic_s())
-        self.tick()
+            number = max(expected, int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1)
+            over = wait(start_s + number * self._interval_s - self._clock.monotonic_s())
+        self.tick(last=True)
 
-    def tick(self) -> None:
+    def tick(self, *, last: bool = False) -> None:
         """Write one instant; a disk that refuses costs this instant, not the recorder."""
         at_ms = self._clock.now_ms()
         if self._last_ms is not None:
@@ -87,7 +109,7 @@ class Recorder:
             with self._writer.batch():
                 if hole is not None:
                     self._writer.open_gap(None, None, hole[0], at_ms, hole[1])
-                self._writer.write_tick(at_ms, self._devices.sample(at_ms), self._read_host())
+                self._write(at_ms, last)
         except sqlite3.Error as error:
             self._devices.forget_gaps()  # rolled back with the rest
             self._note_refusal(hole[0] if hole else self._last_ms or at_ms, str(error))
@@ -96,6 +118,19 @@ class Recorder:
             self._lost_ms += at_ms - self._unwritten[0]
             self._unwritten = None
         self._last_ms = at_ms
+        if self._notes is not None:
+            self._notes.written()
+
+    def _write(self, at_ms: int, last: bool) -> None:
+        begun_s = self._clock.monotonic_s()
+        readings = self._devices.sample(at_ms)
+        self._effort.reading_s += self._clock.monotonic_s() - begun_s
+        self._effort.ticks += 1
+        self._writer.write_tick(at_ms, readings, self._read_host())
+        if self._notes is not None:
+            self._notes.write(at_ms, readings, self._devices.unreadable)
+            if last:
+                self._notes.finish()
 
     @property
     def unwritten(self) -> Unwritten:

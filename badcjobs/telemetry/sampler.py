@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from badcjobs.model import METRICS, Reading
-from badcjobs.seams import DeviceUnreadable, GpuReader
+from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
+from badcjobs.telemetry.followed import Followed
 from badcjobs.telemetry.gaps import Gaps
 
 log = logging.getLogger(__name__)
 
+_ASKED_FOR = (*METRICS, "processes")
+
 
 class Sampler:
-    """Follows devices by UUID; ``devices`` are (device_id, uuid), uuid None where nothing can read them."""
+    """Follows devices by UUID; one without has nothing that could read it, and the reader may know why."""
 
-    def __init__(self, reader: GpuReader, devices: Sequence[tuple[int, str | None]], gaps: Gaps) -> None:
+    def __init__(self, reader: GpuReader, devices: Sequence[Followed], gaps: Gaps) -> None:
         self._reader = reader
         self._devices = devices
         self._gaps = gaps
+        self.unreadable: Mapping[int, str] = {}  # the devices that gave no reading at the last instant, and why
+        nothing = any(device.uuid is None for device in devices)
+        self._no_uuid = _why_nothing(reader) if nothing else ""
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
         """Read all devices; what cannot be read becomes a gap, never an exception and never a zero."""
-        readings = []
-        for device_id, uuid in self._devices:
-            reading = self._read(device_id, uuid, at_ms)
-            if reading is not None:
-                self._note_metrics(device_id, reading, at_ms)
-                readings.append((device_id, reading))
+        readings, unreadable = [], {}
+        for device in self._devices:
+            try:
+                reading = self._read(device.uuid)
+            except DeviceUnreadable as error:
+                unreadable[device.device_id] = str(error)
+                self._note_silence(device, at_ms, str(error))
+            else:
+                self._gaps.good(device.device_id, None, at_ms)
+                self._note_metrics(device.device_id, reading, at_ms)
+                readings.append((device.device_id, reading))
+        self.unreadable = unreadable
         return readings
 
     def remember_gaps(self) -> None:
@@ -38,22 +50,28 @@ class Sampler:
         """Take back what the writer has rolled back."""
         self._gaps.forget()
 
-    def _read(self, device_id: int, uuid: str | None, at_ms: int) -> Reading | None:
-        try:
-            if uuid is None:
-                raise DeviceUnreadable("no driver library to read it with")
-            reading = self._reader.read(uuid)
-        except DeviceUnreadable as error:
-            if self._gaps.missing(device_id, None, at_ms, str(error)):
-                log.warning("device %s cannot be read: %s", uuid or device_id, error)
-            return None
-        self._gaps.good(device_id, None, at_ms)
-        return reading
+    def _read(self, uuid: str | None) -> Reading:
+        if uuid is None:
+            raise DeviceUnreadable(self._no_uuid)
+        return self._reader.read(uuid)
+
+    def _note_silence(self, device: Followed, at_ms: int, reason: str) -> None:
+        if self._gaps.missing(device.device_id, None, at_ms, reason):
+            log.warning("%s (%s) cannot be read: %s", device.label, device.uuid, reason)
 
     def _note_metrics(self, device_id: int, reading: Reading, at_ms: int) -> None:
-        for metric in METRICS:
+        for metric in _ASKED_FOR:
             if metric in reading.missing:
                 if self._gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
                     log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
             elif getattr(reading, metric) is not None:  # None: not asked this time
                 self._gaps.good(device_id, metric, at_ms)
+
+
+def _why_nothing(reader: GpuReader) -> str:
+    """Return why devices were granted that nothing here can read: a container without its driver library, say."""
+    try:
+        reader.inventory()
+    except ReaderUnavailable as error:
+        return f"no driver library to read it with: {error}"
+    return "no driver library to read it with"

@@ -1,24 +1,36 @@
 """The wrapper's hand on its recorder: starts it as a process of its own, restarts it once, stops it in order.
 
-They talk in words over pipes. ``ready``: the first sample is taken. ``refused WHY``: the disk takes no readings.
-``snapshot FILE``: copy what is written so far, nobody else may open your file. ``stop [FILE]``: take a last sample
-(and a last snapshot); the recorder answers ``stopped``, with what is missing, and stays, ready to publish both files
-should the wrapper die before it has. ``published``: go. A pipe that closes without a word: the wrapper is dead.
+The words in which they talk stand in order.py.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-from badcjobs.model import StandIn
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.order import (
+    AGAIN,
+    ALERT,
+    COST,
+    MODULE,
+    PUBLISHED,
+    READY,
+    REFUSED,
+    SNAPSHOT,
+    STOP,
+    STOPPED,
+    TROUBLE,
+    WORK_NONE,
+    WORK_WAITS,
+    SidecarOrder,
+)
 from badcjobs.telemetry.unwritten import Unwritten
 
 log = logging.getLogger(__name__)
@@ -26,43 +38,16 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _DYING_S = 2.0
 _FULL_PIPE_S = 1.0
-MODULE, AGAIN = "badcjobs.recording", "--again"
-READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
-REFUSED, SNAPSHOT = "refused", "snapshot"
-
-
-@dataclass(frozen=True, slots=True)
-class SidecarOrder:
-    """Everything the recorder's process needs to know; travels as JSON."""
-
-    mark: str
-    task_id: int
-    wrapper_pid: int
-    devices: list[tuple[int, str | None]]
-    interval_s: float
-    stand_in: StandIn
-    search_path: str | None
-    started_at_ms: int
-    asked_at_ms: int
-    recorder_file: str
-    wrapper_file: str
-    publish_to: str
-    local_folder: str
-    shared: bool = False  # the files lie on a shared filesystem: the safe mode
-
-    @classmethod
-    def read(cls, path: Path) -> SidecarOrder:
-        """Read the order that the wrapper wrote."""
-        order = json.loads(path.read_text())
-        return cls(**{**order, "stand_in": StandIn(**order["stand_in"])})
 
 
 class Sidecar:
     """One recorder process, or (after its first death) the second; ``failure`` says why there is none any more."""
 
-    def __init__(self, order: SidecarOrder) -> None:
+    def __init__(self, order: SidecarOrder, on_alert: Callable[[Alert], None] | None = None) -> None:
         self._order_file = Path(order.local_folder) / "recorder.json"
         self._order = order
+        self._on_alert = on_alert
+        self._work = WORK_NONE
         self._log_file = Path(order.local_folder) / "recorder.log"
         self._restarts_left = 1
         self.failure: str | None = None
@@ -91,6 +76,15 @@ class Sidecar:
         self._restarts_left -= 1
         log.warning("%s; starting it again", self._obituary())
         self._start(AGAIN)
+        if self._work != WORK_NONE and self._process is not None:
+            self._say(self._work)
+
+    def tell_of_work(self, waits: bool) -> None:
+        """Say whether work waits for the devices, if that is news."""
+        word = WORK_WAITS if waits else WORK_NONE
+        if word != self._work:
+            self._work = word
+            self._say(word)
 
     def ask_for_snapshot(self, target: Path, timeout_s: float) -> bool:
         """Wait until the recorder has written ``target`` anew, and say whether it has; for any thread."""
@@ -113,6 +107,7 @@ class Sidecar:
                 )
             else:
                 self.unwritten = Unwritten.from_json(answer)
+                log.info("recorder: %s", self._answers.get(COST, "its cost is not known"))
         elif self.failure is None:
             self._give_up(self._obituary())
         self.over = True
@@ -136,7 +131,7 @@ class Sidecar:
 
     def _start(self, *options: str) -> None:
         try:
-            self._order_file.write_text(json.dumps(asdict(self._order)))
+            self._order_file.write_text(self._order.to_json())
             with self._log_file.open("ab") as errors:
                 self._heard, self._deaf, self._answers = b"", False, {}
                 self._process = subprocess.Popen(
@@ -207,6 +202,22 @@ class Sidecar:
         if word == REFUSED and not self._warned:  # once: a disk on the brink refuses every other tick
             self._warned = True
             log.warning("readings cannot be written: %s; a gap will tell", more)
+        elif word == TROUBLE:
+            log.warning("%s", more)
+        elif word == ALERT:
+            self._note_alert(more)
+
+    def _note_alert(self, text: str) -> None:
+        try:
+            alert = Alert.from_json(text)
+        except (ValueError, TypeError):
+            return  # half a line: the database has it
+        log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.words)
+        try:
+            if self._on_alert is not None:
+                self._on_alert(alert)
+        except Exception:  # broad: it is other people's code, called beside their work
+            log.exception("on_alert failed; the recording goes on")
 
     def _obituary(self) -> str:
         code = None if self._process is None else self._process.returncode

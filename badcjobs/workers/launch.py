@@ -9,11 +9,16 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from badcjobs.model import WorkerPlan
+from badcjobs.model import Device, WorkerPlan
 from badcjobs.seams import Process
 
 # Every process below a worker carries this variable: how the recorder finds them when the wrapper was killed.
 TASK_MARK = "BADCJOBS_TASK"
+
+_CONTAINERS = ("APPTAINERENV_", "SINGULARITYENV_")  # what the program in a container sees without the prefix
+_ROCR = "ROCR_VISIBLE_DEVICES"
+# A number that was right among four devices names none, or another one, when ROCR leaves only one.
+_COUNT_WITHIN_ROCR = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -81,15 +86,31 @@ class SubprocessLauncher:
 
 
 def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str, str]:
-    """Return the environment of a worker: the task's own, but only one device in sight."""
+    """Return the environment of a worker: the task's own, but only one device in sight, inside a container too."""
     device = plan.device
-    return {
-        **environ,
-        "CUDA_VISIBLE_DEVICES": device.pin if device else "",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "BADCJOBS_DEVICE_UUID": (device.uuid or "") if device else "",
-        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", str(plan.threads)),
-    }
+    env = dict(environ)
+    if device is not None and device.vendor == "amd":
+        for name in _COUNT_WITHIN_ROCR:
+            for everywhere in _everywhere(name):
+                env.pop(everywhere, None)
+    for name, value in _visible_lists(device).items():
+        env.update(dict.fromkeys(_everywhere(name), value))
+    env["BADCJOBS_DEVICE_UUID"] = (device.uuid or "") if device else ""
+    env.setdefault("OMP_NUM_THREADS", str(plan.threads))
+    return env
+
+
+def _visible_lists(device: Device | None) -> dict[str, str]:
+    """Return the variables that show this device alone, or no device at all."""
+    if device is not None and device.vendor == "amd":
+        return {_ROCR: device.pin}
+    lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    # HIP takes an empty CUDA_VISIBLE_DEVICES for none and shows everything; ROCR does as it is told.
+    return lists if device else {**lists, _ROCR: ""}
+
+
+def _everywhere(name: str) -> tuple[str, ...]:
+    return (name, *(prefix + name for prefix in _CONTAINERS))
 
 
 def last_lines(path: Path, limit: int = 2000) -> str:

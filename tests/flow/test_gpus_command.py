@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 from support.badcjobs_program import Outcome, Site, array_task, assert_refused
-from support.fake_nvml import fake_nvml_environ, fake_nvml_folder, fake_uuid
+from support.fake_nvml import fake_nvml_environ, fake_nvml_folder, fake_slice_uuid, fake_uuid
+from support.recorded_tape import write_recording
+
+from badcjobs.model import InventoryDevice, Reading
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 KEYS = {
@@ -37,15 +43,34 @@ ASKED: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "a token nobody can read": ("--json", lambda: {**no_driver(), **tokens("5")(), **array_task(0, (0, 1))}),
     "nvml": ("--json", lambda: {**fake_nvml_environ(3), **tokens("2")()}),
     "for people": ("--simulate 2", dict),
+    "processes": ("--simulate 3 --simulate-script busy.toml --all --json", tokens("0")),
+    "processes, for people": ("--simulate 3 --simulate-script busy.toml --all", tokens("0")),
+    "a recording": ("--replay tape.sqlite --json", tokens("1")),
+    "slices": ("--json", lambda: {**fake_nvml_environ(2, mig="1:2"), **tokens(fake_slice_uuid(1, 1))()}),
+    "a card in MIG mode": ("--json", lambda: {**fake_nvml_environ(2, mig="1:2"), **tokens("1")()}),
+    "every card, whole or cut": ("--all --json", lambda: fake_nvml_environ(2, mig="1:2")),
+    "a silent card": ("--json", lambda: fake_nvml_environ(2, failing="utilization,memory,memory_v2")),
 }
 
 
 @pytest.fixture(scope="module")
 def answers(shared_site: Site) -> dict[str, Outcome]:
     """What the program answers, asked for together because that takes half the time."""
+    (shared_site.folder / "busy.toml").write_text(
+        f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 900], [4194999, 10]]\n"  # no pid is that high
+        "[[device]]\nindex = 1\nprocesses = []\n"
+    )
+    record(shared_site.folder / "tape.sqlite")
     commands = [("gpus", *args.split()) for args, _ in ASKED.values()]
     found = shared_site.badcjobs_each(commands, [environment() for _, environment in ASKED.values()])
     return dict(zip(ASKED, found, strict=True))
+
+
+def record(path: Path) -> None:
+    """Write a recording of two devices that are always half busy."""
+    devices = [InventoryDevice(i, f"GPU-tape{i}", "Tesla V100", "nvml", 16 * 2**30) for i in range(2)]
+    said = Reading(utilization_percent=50, memory_used_bytes=4 * 2**30)
+    write_recording(path, devices, lambda index, at_s: said, range(60))
 
 
 def test_a_token_picks_one_of_the_simulated_devices(answers: dict[str, Outcome]) -> None:
@@ -110,3 +135,63 @@ def test_people_get_a_table_with_the_reasons(answers: dict[str, Outcome]) -> Non
         assert SIMULATED.format(index) in found.stdout
     assert "outside Slurm: all devices" in found.stdout
     assert "16.0 GiB" in found.stdout
+    assert "read through simulated: 2 simulated devices were asked for" in found.stdout
+
+
+def test_all_shows_the_processes_of_every_card_and_names_those_it_can_see(answers: dict[str, Outcome]) -> None:
+    devices = answers["processes"].json["devices"]
+    me = psutil.Process()
+    assert devices[0]["processes"] == [
+        {"pid": me.pid, "user": me.username(), "program": me.name(), "memory_used_bytes": 900 * 2**20},
+        {"pid": 4194999, "user": None, "program": None, "memory_used_bytes": 10 * 2**20},
+    ]
+    assert [device["processes"] for device in devices[1:]] == [[], None]
+    shown = answers["processes, for people"].stdout
+    assert f"GPU 0   {me.pid}" in shown
+    assert "900 MiB" in shown
+    assert "GPU 2: its processes are not told" in shown
+
+
+def test_which_reader_is_used_and_why_is_part_of_the_answer(answers: dict[str, Outcome]) -> None:
+    simulated, nvml = answers["all of three"].json, answers["nvml"].json
+    assert (simulated["backend"], nvml["backend"]) == ("simulated", "nvml")
+    assert "3 simulated devices" in simulated["backend_why"]
+    assert nvml["backend_why"]
+    nothing = answers["a token nobody can read"].json
+    assert nothing["backend"] == "none"
+    assert "driver" in nothing["backend_why"]
+
+
+def test_the_devices_of_a_recording_are_devices_like_any_other(answers: dict[str, Outcome]) -> None:
+    found = answers["a recording"]
+    assert found.exit_code == 0, found.stderr
+    (device,) = found.json["devices"]
+    assert (device["uuid"], device["backend"], device["utilization_percent"]) == ("GPU-tape1", "replay", 50)
+    assert device["score"] == pytest.approx(0.6 * 0.75 + 0.4 * 0.5)
+
+
+def test_a_slice_is_a_device_with_a_card(answers: dict[str, Outcome]) -> None:
+    (device,) = answers["slices"].json["devices"]
+    assert (device["uuid"], device["parent_uuid"], device["index"]) == (fake_slice_uuid(1, 1), fake_uuid(1), 1)
+    assert device["memory_total_bytes"] == 4 * 2**30
+    assert device["pin"] == fake_slice_uuid(1, 1)
+
+
+def test_the_index_of_a_card_in_mig_mode_means_its_first_slice(answers: dict[str, Outcome]) -> None:
+    (device,) = answers["a card in MIG mode"].json["devices"]
+    assert device["uuid"] == fake_slice_uuid(1, 0)
+    assert "in MIG mode: its first slice" in device["why"]
+
+
+def test_all_shows_slices_and_their_cards(answers: dict[str, Outcome]) -> None:
+    devices = answers["every card, whole or cut"].json["devices"]
+    granted = [device["uuid"] for device in devices if device["granted"]]
+    assert granted == [fake_uuid(0), fake_slice_uuid(1, 0), fake_slice_uuid(1, 1)]
+    (whole,) = [device for device in devices if not device["granted"]]
+    assert (whole["uuid"], whole["why"]) == (fake_uuid(1), "in MIG mode: its slices are the devices")
+
+
+def test_what_a_device_does_not_say_is_unknown_and_not_zero(answers: dict[str, Outcome]) -> None:
+    for device in answers["a silent card"].json["devices"]:
+        assert (device["utilization_percent"], device["memory_free_bytes"], device["score"]) == (None, None, None)
+        assert device["missing"]["utilization_percent"]

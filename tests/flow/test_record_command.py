@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import getpass
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -44,13 +46,13 @@ def test_text_has_a_line_per_device_and_instant(site: Site) -> None:
     assert [done.exit_code for done in site.badcjobs_each(commands)] == [0, 0]
     documents = [json.loads(line) for line in files[1].read_text().splitlines()]
     assert {document["device_index"] for document in documents} == {0, 1}
-    assert all(document["power_w"] > 0 and document["sm_activity_percent"] is None for document in documents)
+    assert all(document["power_w"] > 0 and document["tensor_percent"] is None for document in documents)
     with files[0].open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert {line["device_index"] for line in lines} == {"0", "1"}
     assert all(line["at"].endswith("Z") and int(line["at_ms"]) > 0 for line in lines)
     assert all(0 <= int(line["utilization_percent"]) <= 100 for line in lines)
-    assert {line["sm_activity_percent"] for line in lines} == {""}, "unknown is empty, not zero"
+    assert {line["tensor_percent"] for line in lines} == {""}, "unknown is empty, not zero"
 
 
 def test_a_commands_options_and_output_are_its_own(site: Site, out: Path) -> None:
@@ -148,3 +150,87 @@ def test_two_recordings_in_one_job_do_not_disturb_each_other(site: Site) -> None
     wait_for(lambda: len(site.recorders()) == 1, "its recorder is gone")
     assert run.wait().exit_code == 0
     assert site.rows("SELECT pid, exit_code FROM worker") == [(worker.pid, 0)], "the worker was ended from outside"
+
+
+# --- alerts, processes, its own cost ----------------------------------------------------------------------------------
+
+
+def test_limits_come_from_a_file_and_an_alert_is_said_once_and_written_with_begin_and_peak(
+    site: Site, out: Path
+) -> None:
+    config = site.folder / "lab.toml"
+    config.write_text("[run]\nengine = 'demo'\n[alerts]\ntemperature_c = 60\n")
+    script = site.folder / "load.toml"
+    script.write_text("[[device]]\nindex = 0\nload = [[0, 80]]\n[[device]]\nindex = 1\nload = [[0, 10]]\n")
+    done = site.badcjobs(
+        "record", "--out", out, "--simulate", 2, "--simulate-script", script, "--config", config, "--duration", 0.6,
+        *OFTEN,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    found = rows(
+        out,
+        """SELECT device_index, kind, severity, threshold, peak, a.ended_at_ms, a.started_at_ms >= t.started_at_ms
+           FROM alert a JOIN device USING (device_id) JOIN task t ON t.task_id = a.task_id""",
+    )
+    assert found == [(0, "thermal", "warning", 60.0, 71.0, None, 1)]
+    assert done.stderr.count("alert (thermal): device 0 is at 71 °C; the limit is 60 °C") == 1
+
+
+def test_a_config_with_mistakes_is_refused_before_anything_is_recorded(site: Site, out: Path) -> None:
+    config = site.folder / "lab.toml"
+    config.write_text("[alerts]\ntemprature_c = 60\nmemory_percent = -1\n")
+    refused = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1, "--config", config)
+    assert_refused(refused, 2, "temprature_c", "memory_percent = -1")
+    assert not out.exists()
+
+
+def test_the_recorder_writes_what_it_cost_and_where_its_numbers_are_from(site: Site, out: Path) -> None:
+    done = site.badcjobs("record", "--out", out, "--simulate", 2, "--duration", 0.5, *OFTEN)
+    assert done.exit_code == 0, done.stderr
+    ((backend, why, interval_s, ticks, cpu_s, memory_bytes, late_s, reading_s),) = rows(
+        out, "SELECT backend, why, interval_s, ticks, cpu_s, memory_bytes, worst_late_s, reading_s FROM recorder"
+    )
+    assert (backend, interval_s) == ("simulated", 0.05)
+    assert "simulated" in why
+    assert ticks == rows(out, "SELECT count(DISTINCT at_ms) FROM sample")[0][0]
+    assert 0 < reading_s < cpu_s < 5
+    assert 2**22 < memory_bytes < 45 * 2**20
+    assert 0 <= late_s < 5
+    assert rows(out, "SELECT DISTINCT source FROM metric_source WHERE metric = 'busy_percent'") == [("simulated",)]
+
+
+def test_processes_on_a_device_are_told_apart(site: Site, out: Path) -> None:
+    """One simulated process is this test, which did start the recording but is not below it; one does not exist."""
+    nobody = 2**22 + 17
+    script = site.folder / "load.toml"
+    script.write_text(f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 50], [{nobody}, 100]]\n")
+    done = site.badcjobs(
+        "record", "--out", out, "--simulate", 1, "--simulate-script", script, "--duration", 0.5, *OFTEN
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    found = rows(out, "SELECT pid, user, ours, memory_peak_bytes, last_at_ms > first_at_ms FROM process ORDER BY pid")
+    test, unknown = found
+    assert unknown == (nobody, None, None, 100 * 2**20, 1)
+    assert test[0] == os.getpid()
+    assert test[1:3] in ((getpass.getuser(), 0), (None, None)), "nobody is accused inside a PID namespace"
+    assert rows(out, "SELECT count(*) > 3, count(DISTINCT pid) FROM process_sample") == [(1, 2)]
+
+
+def test_a_lost_device_and_a_fault_are_alerts(site: Site, out: Path) -> None:
+    script = site.folder / "load.toml"
+    script.write_text(
+        '[[device]]\nindex = 0\nlost_at_s = 0.6\nback_at_s = 0.9\n[[device]]\nindex = 1\nfault = [[0.5, "Xid 31"]]\n'
+    )
+    done = site.badcjobs(
+        "record", "--out", out, "--simulate", 2, "--simulate-script", script, "--duration", 1.5, *OFTEN
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    found = rows(
+        out,
+        """SELECT device_index, kind, severity, message, ended_at_ms > started_at_ms
+           FROM alert JOIN device USING (device_id) WHERE kind IN ('lost', 'fault') ORDER BY device_index""",
+    )
+    assert found == [
+        (0, "lost", "critical", "device 0 cannot be read any more: GPU is lost (simulated)", 1),
+        (1, "fault", "critical", "device 1 reports Xid 31", 1),
+    ]

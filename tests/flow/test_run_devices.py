@@ -6,10 +6,11 @@ import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from support.badcjobs_program import Program, Site, array_task, assert_refused, wait_for
-from support.fake_nvml import fake_nvml_environ, fake_nvml_folder, fake_uuid
+from support.fake_nvml import fake_nvml_environ, fake_nvml_folder, fake_slice_uuid, fake_uuid
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 SLOWLY = ("--engine", "demo", "--engine-arg=--burn-s=0.15")  # so that every worker gets something to do
@@ -69,6 +70,39 @@ def test_each_worker_sees_its_own_device_only_and_is_told_its_chunk(site: Site) 
     assert set(ran_on.values()) == set(index_of), "one of the two devices had nothing to do"
 
 
+def test_a_worker_is_pinned_inside_containers_too_and_the_rest_of_its_environment_stays(site: Site) -> None:
+    script = site.script("env.sh", f"env > {site.folder}/env-$BADCJOBS_CHUNK_ID\n{NOTHING_HEARD}")
+    given = {"CUDA_VISIBLE_DEVICES": "3,1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "APPTAINERENV_LANG": "C", "MY": "own"}
+    env = {**given, **array_task(0, (0, 1))}
+    done = site.run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", "--simulate", 4, env=env)
+    assert done.exit_code == 0, done.stderr
+    (dump,) = site.folder.glob("env-*")
+    seen = dict(line.split("=", 1) for line in dump.read_text().splitlines())
+    mine = seen["BADCJOBS_DEVICE_UUID"]
+    assert mine in (SIMULATED.format(3), SIMULATED.format(1))
+    for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_"):
+        assert seen[f"{prefix}CUDA_VISIBLE_DEVICES"] == mine
+        assert seen[f"{prefix}CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    ours = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+    kept = {name: value for name, value in site.environ(env).items() if name not in ours}
+    assert kept.items() <= seen.items()
+    added = {name for name in seen if name not in site.environ(env)} - {"PWD", "SHLVL", "_", "OLDPWD"}
+    containers = {f"{prefix}{name}" for name in ours for prefix in ("APPTAINERENV_", "SINGULARITYENV_")}
+    assert added == containers | {
+        "BADCJOBS_DEVICE_UUID", "BADCJOBS_CHUNK_ID", "BADCJOBS_RECORDING_ID", "BADCJOBS_TASK", "OMP_NUM_THREADS",
+    }  # fmt: skip
+
+
+def test_the_slices_of_a_card_are_given_to_one_worker_each(site: Site) -> None:
+    slices = [fake_slice_uuid(1, 0), fake_slice_uuid(1, 1)]
+    env = {**fake_nvml_environ(2, mig="1:2"), **array_task(0, (0, 1)), "CUDA_VISIBLE_DEVICES": ",".join(slices)}
+    done = site.run(site.manifest(24), "--command", witness(site, workers=2), env=env)
+    assert done.exit_code == 0, done.stderr
+    assert {tuple(told[:2]) for told in what_was_seen(site).values()} == {(uuid, uuid) for uuid in slices}
+    assert site.rows("SELECT uuid, device_index FROM device ORDER BY uuid") == [(uuid, 1) for uuid in slices]
+    assert site.rows("SELECT count(DISTINCT device_id) FROM sample") == [(2,)]
+
+
 def test_max_gpus_caps_the_workers_but_all_granted_devices_are_recorded(site: Site) -> None:
     done = site.run(site.manifest(6), *SLOWLY, "--simulate", 3, "--max-gpus", 2, "--json")
     assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 3, 2)
@@ -126,9 +160,11 @@ def test_granted_tokens_are_used_even_where_no_library_can_read_them(site: Site)
         ("0", None, "none"), ("2", None, "none"),
     ]  # fmt: skip
     gaps = site.rows("SELECT d.token, g.reason FROM gap g JOIN device d USING (device_id) ORDER BY 1")
-    assert [token for token, _ in gaps] == ["0", "2"]
+    assert [token for token, _ in gaps] == ["0", "2"], "one gap for each device, over the whole time"
     assert all("driver" in reason for _, reason in gaps)
     assert site.count("sample") == 0
+    warnings = [line for line in done.stderr.splitlines() if " WARNING " in line]
+    assert len(warnings) == 1 and "driver" in warnings[0], "\n".join(warnings)
 
 
 @contextmanager
@@ -238,3 +274,26 @@ def test_a_simulated_device_that_is_lost_for_a_while_has_a_gap_and_then_samples_
 
 def test_the_worker_on_a_lost_device_goes_on_with_its_chunks(faulty: Site) -> None:
     assert faulty.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 12)]
+
+
+# --- AMD, on a stand-in package ---------------------------------------------------------------------------------------
+
+
+def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site: Site) -> None:
+    package = Path(__file__).parents[1] / "support" / "fake_amdsmi"
+    search_path = [str(package), *filter(None, [site.environ().get("PYTHONPATH")])]
+    env = {
+        **machine_without_driver(), **array_task(0, (0, 1)), "PYTHONPATH": ":".join(search_path),
+        "FAKE_AMDSMI_DEVICES": "4", "ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1",
+    }  # fmt: skip
+    script = site.script("env.sh", f"env > {site.folder}/env-$BADCJOBS_CHUNK_ID\n{NOTHING_HEARD}")
+    done = site.run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", env=env)
+    assert done.exit_code == 0, done.stderr
+    ((uuid, index, backend),) = site.rows("SELECT uuid, device_index, backend FROM device")
+    assert (index, backend) == (3, "amd")
+    (dump,) = site.folder.glob("env-*")
+    seen = dict(line.split("=", 1) for line in dump.read_text().splitlines())
+    for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_"):
+        assert seen[f"{prefix}ROCR_VISIBLE_DEVICES"] in (uuid, "3")
+    assert seen["BADCJOBS_DEVICE_UUID"] == uuid
+    assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(seen)

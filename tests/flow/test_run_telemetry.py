@@ -6,6 +6,7 @@ import re
 
 import psutil
 from support.badcjobs_program import Site, wait_for
+from support.fake_nvml import fake_nvml_folder
 
 # As in the contract; what nobody knows yet is a question mark.
 HEARTBEAT = re.compile(
@@ -68,6 +69,71 @@ def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: 
     assert as_json["tasks_without_telemetry"] == 1
     assert as_json["devices"][0]["utilization_mean_percent"] is None, "unknown is not zero"
     assert as_json["energy_wh"] is None
+
+
+# --- what the task's log says -----------------------------------------------------------------------------------------
+
+
+def log_of(site: Site) -> str:
+    return site.task_database().with_suffix(".log").read_text()
+
+
+def test_a_device_that_idles_while_work_waits_is_told_in_the_log_and_in_the_database(site: Site) -> None:
+    """The simulated device has nothing to do although the demo engine is at work: that is what we want to hear of."""
+    (site.folder / "load.toml").write_text("[[device]]\nindex = 0\nload = [[0, 0]]\n")
+    (site.folder / "lab.toml").write_text("[alerts]\nidle_s = 0.4\n")
+    stand_in = ("--simulate", 1, "--simulate-script", site.folder / "load.toml", "--config", site.folder / "lab.toml")
+    done = site.run(site.manifest(8), *SLOWLY, *stand_in)
+    assert done.exit_code == 0, done.stderr
+    found = site.rows("SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert")
+    assert found == [("idle", "warning", 0.4, 1, 0)], "it ends when no work waits any more"
+    said = "device 0 has had nothing to do for 0.4 s, while work waits"
+    assert log_of(site).count(f"WARNING alert (idle): {said}") == 1
+    assert log_of(site).count("alert over after") == 1
+
+
+def test_devices_that_nothing_can_read_are_one_gap_each_and_one_warning_and_the_work_goes_on(site: Site) -> None:
+    env = {"LD_LIBRARY_PATH": str(fake_nvml_folder()), "CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/usr/bin:/bin"}
+    done = site.run(site.manifest(6), *SLOWLY, env=env)
+    assert done.exit_code == 0, done.stderr
+    assert site.count("sample") == 0
+    assert site.count("host_sample") > 2
+    gaps = site.rows(
+        """SELECT device_id, to_ms - from_ms, reason FROM gap
+           WHERE device_id IS NOT NULL AND metric IS NULL ORDER BY device_id"""
+    )
+    assert len({device for device, _, _ in gaps}) == len(gaps) == 2
+    ((wall_ms,),) = site.rows("SELECT max(at_ms) - min(at_ms) FROM host_sample")
+    for _, length_ms, reason in gaps:
+        assert length_ms >= 0.9 * wall_ms, "over the whole time"
+        assert reason.startswith("no driver library to read it with: ")
+    warnings = [line for line in log_of(site).splitlines() if " WARNING " in line and "cannot be read" in line]
+    assert len(warnings) == 1, warnings
+    assert "2 devices cannot be read: no driver library" in warnings[0]
+    assert site.count("alert") == 0, "what was never there is not lost"
+
+
+def test_the_log_ends_with_what_the_recorder_cost(site: Site) -> None:
+    done = site.run(site.manifest(3), *SLOWLY, "--simulate", 1)
+    assert done.exit_code == 0, done.stderr
+    (line,) = [line for line in log_of(site).splitlines() if " recorder: " in line]
+    said = (
+        r"recorder: \d+ instants read by simulated in \d+ s; [\d.]+ s of CPU \([\d.]+ % of a core\), \d+ MiB, at worst"
+    )
+    assert re.search(said, line), line
+    ((ticks,),) = site.rows("SELECT ticks FROM recorder")
+    assert f"recorder: {ticks} instants" in line
+
+
+def test_a_recorder_that_was_killed_and_its_successor_each_write_their_cost(site: Site) -> None:
+    program = site.start_run(site.manifest(12), *SLOWLY, "--simulate", 1)
+    (first,) = wait_for(lambda: site.count_now("sample") > 2 and site.recorders(), "the recorder records")
+    first.kill()
+    done = program.wait()
+    assert done.exit_code == 0, done.stderr
+    lives = site.rows("SELECT pid, ticks > 0 FROM recorder ORDER BY started_at_ms")
+    assert len(lives) == 2
+    assert lives[0] == (first.pid, 1)
 
 
 def kind(process: psutil.Process) -> str:

@@ -1,6 +1,7 @@
 """A stand-in NVML library for tests, built from ``fake_nvml.c``, whose head tells how to steer it.
 
-``fake_nvml_environ`` is for a program in its own process; ``FakeNvml`` for a reader in this one.
+``fake_nvml_environ`` is for a program in its own process; ``FakeNvml`` for a reader in this one, and ``NvmlBench`` for
+one whose time a test moves on by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from support.hand_clock import HandClock
 from support.needs import missing
+
+from badcjobs.gpu.nvml import NvmlReader
+from badcjobs.model import Reading
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -45,6 +50,10 @@ def fake_uuid(index: int) -> str:
     return f"GPU-fa4e0000-0000-4000-8000-{index:012d}"
 
 
+def fake_slice_uuid(index: int, slice_: int) -> str:
+    return f"MIG-fa4e0000-0000-4000-800{slice_}-{index:012d}"
+
+
 class FakeNvml:
     """The stand-in inside this process, until the test ends."""
 
@@ -67,3 +76,40 @@ class FakeNvml:
     def calls(self, name: str, index: int) -> int:
         """Tell how often a call reached a device since NVML was started."""
         return int(self._library.fake_nvml_calls(name.encode(), index))
+
+    def last_seen_us(self, index: int) -> int:
+        """Tell since when the samples of processes were asked for last."""
+        self._library.fake_nvml_last_seen.restype = ctypes.c_ulonglong
+        return int(self._library.fake_nvml_last_seen(index))
+
+    def live_samples(self) -> int:
+        """Tell how many GPM samples were allocated and not given back."""
+        return int(self._library.fake_nvml_live_samples())
+
+    def live_event_sets(self) -> int:
+        return int(self._library.fake_nvml_live_sets())
+
+
+class NvmlBench:
+    """A reader on the stand-in; the reader's clock and the library's are moved together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int = 2, **settings: object) -> None:
+        self.clock = HandClock()
+        self._now_s, self._worked_s = 1000.0, 0.0
+        self.library = FakeNvml(monkeypatch, devices, **{"now_s": self._now_s, "worked_s": self._worked_s, **settings})
+        self.reader = NvmlReader(self.clock)
+
+    def move(self, seconds: float, worked_s: float = 0.0) -> None:
+        """Let time pass, in which every device works for some seconds."""
+        self.clock.sleep(seconds)
+        self._now_s += seconds
+        self._worked_s += worked_s
+        self.library.set(now_s=self._now_s, worked_s=self._worked_s)
+
+    def read(self, index: int = 0) -> Reading:
+        return self.reader.read(fake_uuid(index))
+
+    def read_later(self, seconds: float = 5, worked_s: float = 0.0) -> Reading:
+        """Let time pass and read device 0."""
+        self.move(seconds, worked_s)
+        return self.read()

@@ -87,8 +87,15 @@ def test_cores_are_those_of_the_task_before_those_of_the_node() -> None:
 
 
 def test_the_variables_are_kept_as_facts_and_nothing_else_is() -> None:
-    facts = parse(SLURM_JOB_ID="77", SLURM_GPUS_PER_NODE="v100:1,a100:1", CUDA_VISIBLE_DEVICES="1", SECRET="x").facts
-    assert facts == {"SLURM_JOB_ID": "77", "SLURM_GPUS_PER_NODE": "v100:1,a100:1", "CUDA_VISIBLE_DEVICES": "1"}
+    told = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_GPUS_PER_NODE": "v100:1,a100:1",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "ROCR_VISIBLE_DEVICES": "1",
+        "HIP_VISIBLE_DEVICES": "0",
+    }
+    assert parse(**told, SECRET="x", CUDA_HOME="/usr/local/cuda").facts == told
 
 
 @pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_RESTART_COUNT", "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID"])

@@ -18,6 +18,8 @@ PACKAGE = Path(badcjobs.__file__).parent
 STAGES = ("allocation", "gpu", "manifest", "workers", "telemetry", "store", "report", "scheduler")
 GROUND = {"badcjobs", "badcjobs.model", "badcjobs.seams", "badcjobs.errors", "badcjobs.clock"}
 
+# Entrances besides the command line: other people's Python has nobody above it who reads the environment.
+ENTRANCES = {"badcjobs.api.here": "the surroundings of a Python program that uses Recorder or list_devices"}
 # Processes of their own that a task starts; they have no command line above them.
 PROGRAMS = {
     "badcjobs.recording": "the recorder's process: reads its order from sys.argv, logs and answers on its own pipes",
@@ -122,9 +124,16 @@ def test_every_stage_of_the_design_is_there_and_has_no_unnamed_corner() -> None:
 # --- who touches the world --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part(name) != "cli" and name not in PROGRAMS])
+@pytest.mark.parametrize(
+    "name", [name for name in MODULES if part(name) != "cli" and name not in (*PROGRAMS, *ENTRANCES)]
+)
 def test_only_the_command_line_reads_the_environment_exits_parses_arguments_or_sets_up_logging(name: str) -> None:
     assert forbidden(parsed(name), CLI_ONLY) == []
+
+
+@pytest.mark.parametrize("name", sorted(ENTRANCES))
+def test_an_entrance_reads_the_environment_and_nothing_else(name: str) -> None:
+    assert forbidden(parsed(name), CLI_ONLY - {"os.environ"}) == []
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))

@@ -172,3 +172,8 @@ def test_a_wrong_limit_is_named(tmp_path: Path, text: str, complaint: str) -> No
     config.write_text(text)
     with pytest.raises(BadInput, match=re.escape(complaint)):
         make_settings(tmp_path, {"source": ["a.csv"]}, config)
+
+
+def test_wishes_without_free_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--min-memory-mib, --wait goes with --free"):
+        make_settings(tmp_path, {"source": ["a.csv"], "min_memory_mib": 100, "wait": 5.0}, None)

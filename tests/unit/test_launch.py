@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -192,30 +193,85 @@ def test_the_last_lines_of_a_log_are_its_end(tmp_path: Path) -> None:
 # --- the environment --------------------------------------------------------------------------------------------------
 
 DEVICE = Device("1", "test", index=1, uuid="GPU-aaaa", name="Tesla V100", backend="nvml")
+AMD_DEVICE = Device("3", "test", index=3, uuid="GPU-00000000000000aa", backend="amdsmi", vendor="amd")
 
 
 def test_a_worker_sees_only_its_own_device_and_the_rest_as_it_was() -> None:
-    given = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821", "HOME": "/home/b"}
+    given = {
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
+        "SLURM_JOB_ID": "4821",
+        "SLURM_JOB_GPUS": "0,1,2,3",
+        "ROCR_VISIBLE_DEVICES": "0,1,2,3",
+        "HOME": "/home/b",
+    }
     env = worker_environment(given, WorkerPlan(0, DEVICE, 7, 3))
     assert env == {
         "CUDA_VISIBLE_DEVICES": "GPU-aaaa",
+        "APPTAINERENV_CUDA_VISIBLE_DEVICES": "GPU-aaaa",
+        "SINGULARITYENV_CUDA_VISIBLE_DEVICES": "GPU-aaaa",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "APPTAINERENV_CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "SINGULARITYENV_CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "BADCJOBS_DEVICE_UUID": "GPU-aaaa",
         "OMP_NUM_THREADS": "3",
         "SLURM_JOB_ID": "4821",
+        "SLURM_JOB_GPUS": "0,1,2,3",
+        "ROCR_VISIBLE_DEVICES": "0,1,2,3",
         "HOME": "/home/b",
     }
     assert given["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
+def test_a_list_meant_for_a_container_gives_way_to_the_workers_own() -> None:
+    given = {"APPTAINERENV_CUDA_VISIBLE_DEVICES": "0,1", "SINGULARITYENV_CUDA_VISIBLE_DEVICES": "all"}
+    env = worker_environment(given, WorkerPlan(0, DEVICE, 7, 3))
+    assert {env[name] for name in given} == {"GPU-aaaa"}
+
+
+def test_a_worker_on_an_amd_device_sees_it_through_rocr_alone() -> None:
+    misleading = {
+        prefix + name: "3"
+        for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+        for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_")
+    }
+    given = {**misleading, "ROCR_VISIBLE_DEVICES": "2,3", "APPTAINERENV_ROCR_VISIBLE_DEVICES": "2,3", "HOME": "/home/b"}
+    assert worker_environment(given, WorkerPlan(0, AMD_DEVICE, 7, 3)) == {
+        "ROCR_VISIBLE_DEVICES": "GPU-00000000000000aa",
+        "APPTAINERENV_ROCR_VISIBLE_DEVICES": "GPU-00000000000000aa",
+        "SINGULARITYENV_ROCR_VISIBLE_DEVICES": "GPU-00000000000000aa",
+        "BADCJOBS_DEVICE_UUID": "GPU-00000000000000aa",
+        "OMP_NUM_THREADS": "3",
+        "HOME": "/home/b",
+    }
+
+
+def test_an_amd_device_whose_uuid_rocr_does_not_take_is_shown_by_its_index() -> None:
+    device = replace(AMD_DEVICE, uuid="74ff74a1-0000-1000-80aa-000000000000")
+    env = worker_environment({}, WorkerPlan(0, device, 7, 1))
+    assert env["ROCR_VISIBLE_DEVICES"] == "3"
+    assert env["BADCJOBS_DEVICE_UUID"] == device.uuid
+
+
+@pytest.mark.parametrize(
+    ("driver", "shown"), [("580.65.06", "MIG-eeee"), ("470.57", "MIG-eeee"), ("460.32.03", "0"), (None, "MIG-eeee")]
+)
+def test_a_slice_is_shown_by_its_uuid_unless_the_driver_is_too_old_for_that(driver: str | None, shown: str) -> None:
+    device = Device("0", "test", index=0, uuid="MIG-eeee", parent_uuid="GPU-aaaa", backend="nvml", driver=driver)
+    env = worker_environment({}, WorkerPlan(0, device, 7, 1))
+    assert (env["CUDA_VISIBLE_DEVICES"], env["BADCJOBS_DEVICE_UUID"]) == (shown, "MIG-eeee")
+
+
 def test_a_device_without_a_uuid_is_shown_by_its_token() -> None:
     env = worker_environment({}, WorkerPlan(0, Device("2", "no driver library"), 7, 1))
     assert (env["CUDA_VISIBLE_DEVICES"], env["BADCJOBS_DEVICE_UUID"]) == ("2", "")
+    assert env["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "2"
 
 
 def test_a_worker_on_the_cpu_sees_no_device_at_all() -> None:
     env = worker_environment({"CUDA_VISIBLE_DEVICES": "0"}, WorkerPlan(0, None, None, 2))
     assert (env["CUDA_VISIBLE_DEVICES"], env["BADCJOBS_DEVICE_UUID"]) == ("", "")
+    assert (env["ROCR_VISIBLE_DEVICES"], env["APPTAINERENV_CUDA_VISIBLE_DEVICES"]) == ("", "")
 
 
 def test_threads_that_the_user_chose_stay() -> None:

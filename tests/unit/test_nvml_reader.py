@@ -103,15 +103,27 @@ def test_a_device_lost_while_listing_is_left_out_and_the_others_keep_their_index
     assert f"GPU 1 is left out: {text}" in caplog.text
 
 
-def test_inventory_tells_bus_and_driver(open_nvml: Open) -> None:
+def test_inventory_tells_bus_and_driver_and_where_the_device_slows_down(open_nvml: Open) -> None:
     device = open_nvml()[0].inventory()[1]
     assert (device.pci_bus_id, device.driver, device.name) == ("00000000:11:00.0", "580.00.00", "Stand-in GPU")
+    assert (device.slowdown_c, device.parent_uuid, device.slice) == (87, None, None)
+
+
+def test_the_reader_says_why_it_is_used(open_nvml: Open) -> None:
+    reader, _ = open_nvml()
+    assert reader.why == "NVML is asked first"
+    reader.inventory()
+    assert reader.why == "NVML answers: driver 580.00.00"
 
 
 def test_a_card_that_keeps_facts_to_itself_is_still_listed(open_nvml: Open) -> None:
-    device = open_nvml(devices=1, unsupported="limit,memory,pci,name")[0].inventory()[0]
+    device = open_nvml(devices=1, unsupported="limit,memory,pci,name,threshold,mig_mode")[0].inventory()[0]
     assert (device.power_limit_w, device.memory_total_bytes, device.pci_bus_id) == (None, None, None)
-    assert device.name == "NVIDIA GPU"
+    assert (device.name, device.slowdown_c) == ("NVIDIA GPU", None)
+
+
+def test_a_threshold_without_a_value_is_none(open_nvml: Open) -> None:
+    assert open_nvml(blank="threshold")[0].inventory()[0].slowdown_c is None
 
 
 def test_energy_is_asked_every_five_seconds_and_not_called_missing_in_between(
@@ -145,10 +157,13 @@ def test_power_is_in_watts_and_energy_in_joules(open_nvml: Open, clock: HandCloc
     assert 0 <= later.energy_j - reading.energy_j < 110.0 * 10  # 110 W for less than ten real seconds
 
 
-def test_an_unsupported_call_is_not_made_again_and_keeps_its_reason(open_nvml: Open) -> None:
-    reader, library = open_nvml(unsupported="power:0")
+@pytest.mark.parametrize(
+    ("refusal", "reason"), [("unsupported", "Not Supported"), ("forbidden", "Insufficient Permissions")]
+)
+def test_a_refused_call_is_not_made_again_and_keeps_its_reason(open_nvml: Open, refusal: str, reason: str) -> None:
+    reader, library = open_nvml(**{refusal: "power:0"})
     for _ in range(3):
-        assert reader.read(fake_uuid(0)).missing == {"power_w": "Not Supported"}
+        assert reader.read(fake_uuid(0)).missing == {"power_w": reason}
         assert reader.read(fake_uuid(1)).missing == {}
     assert library.calls("power", 0) == 1
     assert library.calls("power", 1) == 3
@@ -213,6 +228,34 @@ def test_a_device_that_comes_back_is_read_again_and_what_it_refused_is_remembere
     flag.unlink()
     assert reader.read(fake_uuid(0)).missing == {"power_w": "Not Supported"}
     assert library.calls("power", 0) == 1
+
+
+def test_a_call_that_the_binding_lacks_is_refused_with_the_reason(
+    open_nvml: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetPowerUsage")
+    reader, _ = open_nvml()
+    for _ in range(2):
+        reading = reader.read(fake_uuid(0))
+        assert reading.power_w is None
+        assert reading.missing == {"power_w": "this version of nvidia-ml-py has no nvmlDeviceGetPowerUsage"}
+
+
+def test_a_lost_device_is_looked_for_again_with_every_reading(open_nvml: Open) -> None:
+    reader, library = open_nvml(lost=0)
+    for _ in range(2):
+        with pytest.raises(DeviceUnreadable, match=r"^GPU is lost$"):
+            reader.read(fake_uuid(0))
+        assert reader.read(fake_uuid(1)).power_w == 110.0
+    library.set(lost=None)
+    assert reader.read(fake_uuid(0)).power_w == 100.0
+
+
+def test_a_reader_can_be_used_again_after_it_was_closed(open_nvml: Open) -> None:
+    reader, _ = open_nvml()
+    reader.read(fake_uuid(0))
+    reader.close()
+    assert reader.read(fake_uuid(0)).power_w == 100.0
 
 
 def test_importing_the_stage_does_not_load_the_binding() -> None:

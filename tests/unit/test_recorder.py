@@ -8,18 +8,25 @@ from contextlib import AbstractContextManager, closing
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from support.databases import query
 from support.hand_clock import HandClock
 
+from badcjobs.gpu.nothing import NothingReader
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript
 from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
 from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.cost import CostBook, Effort, Life, Use, parse_peak_memory, read_own_use
+from badcjobs.telemetry.followed import Followed
 from badcjobs.telemetry.gaps import Gaps
+from badcjobs.telemetry.host import HostReader, parse_cpu_times, parse_memory
+from badcjobs.telemetry.notes import Book, Notes
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
+from badcjobs.telemetry.sources import SourceBook
 from badcjobs.telemetry.unwritten import Unwritten
 
 TASK = 77
@@ -29,6 +36,7 @@ class ScriptedReader:
     """Answers for every device what its script says at this second; a text is a reason for not answering."""
 
     backend = "scripted"
+    why = "a test wrote it"
 
     def __init__(self, clock: HandClock, scripts: Mapping[str, Callable[[float], Reading | str]]) -> None:
         self._clock = clock
@@ -90,6 +98,9 @@ class Bench:
         self.cost_s = 0.0
         self.refused: list[str] = []
         self.stands_still = (-1.0, 0.0)  # in the wait after which second, for how long
+        self.books: list[Book] = []
+        self.effort = Effort()
+        self.trouble: list[str] = []
 
     def run(
         self,
@@ -104,7 +115,7 @@ class Bench:
     ) -> Bench:
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
         reader = reader or self.simulated()
-        known = [(number, simulated_uuid(number)) for number in range(devices)]
+        known = [Followed(number, simulated_uuid(number)) for number in range(devices)]
         sampler = Sampler(reader, known, Gaps(self.writer, self.clock.now_ms()))
         left = iter(range(ticks))
 
@@ -127,6 +138,8 @@ class Bench:
             since_ms=since_ms,
             again=again,
             refused=self.refused.append,
+            notes=Notes(self.writer, self.books, self.trouble.append),
+            effort=self.effort,
         )
         self.recorder.run(wait)
         return self
@@ -223,7 +236,7 @@ def test_a_recorder_that_stands_still_between_two_ticks_leaves_a_gap_as_long_as_
 
 
 @pytest.mark.parametrize(
-    ("start_s", "gaps"), [(1.9, []), (4, [(None, None, 0.0, 4.0, "the recorder was slow to start")])]
+    ("start_s", "gaps"), [(1.4, []), (4, [(None, None, 0.0, 4.0, "the recorder was slow to start")])]
 )
 def test_the_time_before_the_first_reading_is_a_gap_when_it_is_long(
     bench: Bench, start_s: float, gaps: list[tuple[object, ...]]
@@ -382,9 +395,14 @@ def test_a_device_lost_twice_has_two_gaps(bench: Bench) -> None:
 
 
 def test_a_device_that_nothing_can_read_is_a_gap_with_its_reason(bench: Bench) -> None:
-    sampler = Sampler(bench.simulated(), [(9, None)], Gaps(bench.writer, bench.clock.now_ms()))
-    assert sampler.sample(bench.clock.now_ms()) == []
-    assert bench.gaps() == [(9, None, 0.0, 0.0, "no driver library to read it with")]
+    known = [Followed(8, None), Followed(9, None)]
+    sampler = Sampler(NothingReader("libnvidia-ml.so.1 was not found"), known, Gaps(bench.writer, bench.start_ms))
+    for _ in range(3):
+        assert sampler.sample(bench.clock.now_ms()) == []
+        bench.clock.sleep(1)
+    reason = "no driver library to read it with: libnvidia-ml.so.1 was not found"
+    assert bench.gaps() == [(8, None, 0.0, 2.0, reason), (9, None, 0.0, 2.0, reason)]
+    assert sampler.unreadable == {8: reason, 9: reason}
 
 
 # --- metrics that are not given ---------------------------------------------------------------------------------------
@@ -421,6 +439,15 @@ def test_a_metric_that_is_only_asked_now_and_then_is_not_missing_in_between(benc
     assert bench.gaps() == [(0, "energy_j", 0.0, 10.0, "Unknown Error")]
 
 
+def test_a_list_of_processes_that_is_not_given_is_a_gap_too(bench: Bench) -> None:
+    def script(second: float) -> Reading:
+        refused = {"processes": "No Permission"} if second == 5 else {}
+        return Reading(utilization_percent=1, processes=() if second in (0, 10) else None, missing=refused)
+
+    bench.run(12, bench.scripted(script))
+    assert bench.gaps() == [(0, "processes", 0.0, 10.0, "No Permission")]
+
+
 def test_a_device_that_loses_a_metric_and_then_itself_has_both_gaps(bench: Bench) -> None:
     def script(second: float) -> Reading | str:
         if second < 2:
@@ -445,3 +472,150 @@ def test_a_second_recorder_on_the_same_file_writes_the_hole_and_goes_on(bench: B
 def test_a_first_recorder_writes_no_hole(bench: Bench) -> None:
     bench.run(1)
     assert bench.gaps() == []
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def test_lateness_counts_from_the_first_point_that_should_have_been_read(bench: Bench) -> None:
+    bench.at[2.0] = lambda: bench.clock.sleep(3.5)
+    bench.run(6)
+    assert bench.effort.worst_late_s == pytest.approx(3.0), "the point of second 3 was read in second 6"
+    assert bench.effort.ticks == 8
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 0.3, 0.7, 1.0])
+def test_a_recorder_in_time_is_not_late_whatever_its_interval(bench: Bench, interval_s: float) -> None:
+    bench.run(100, interval_s=interval_s)
+    assert bench.effort.worst_late_s == pytest.approx(0, abs=0.0015)
+
+
+def test_the_recorders_row_is_brought_up_to_date_every_ten_seconds_and_at_the_end(bench: Bench) -> None:
+    used = iter(range(1, 100))
+    backend = ("nvml", "it works here")
+    life = Life(4711, 1.0, bench.start_ms, lambda: backend)
+    bench.books = [CostBook(bench.writer, life, bench.effort, lambda: Use(next(used) / 10, 20 * 2**20))]
+    seen: list[list[tuple[object, ...]]] = []
+    bench.at[15.0] = lambda: seen.append(query(bench.path, "SELECT ticks, last_at_ms - started_at_ms FROM recorder"))
+    bench.run(20, last_s=0.5)
+    assert seen == [[(11, 10_000)]]
+    assert query(bench.path, "SELECT pid, backend, why, interval_s, ticks, cpu_s, memory_bytes FROM recorder") == [
+        (4711, "nvml", "it works here", 1.0, 22, 0.4, 20 * 2**20)
+    ]
+
+
+def test_time_spent_reading_devices_is_not_the_time_of_the_rest(bench: Bench) -> None:
+    def slow(second: float) -> Reading:
+        bench.clock.sleep(0.2)
+        return steady(second)
+
+    bench.cost_s = 0.1
+    bench.run(4, bench.scripted(slow))
+    assert bench.effort.reading_s == pytest.approx(6 * 0.2)
+
+
+def test_the_words_for_the_log_say_what_was_used(bench: Bench) -> None:
+    life = Life(1, 1.0, bench.start_ms, lambda: ("simulated", ""))
+    cost = CostBook(bench.writer, life, Effort(61, 0.0125, 0.1), lambda: Use(0.3, 24 * 2**20))
+    cost.write(bench.start_ms + 60_000, [], {})
+    said = "61 instants read by simulated in 60 s; 0.30 s of CPU (0.50 % of a core), 24 MiB, at worst 0.013 s late"
+    assert cost.words in (said, said.replace("0.013", "0.012"))
+
+
+def test_own_use_is_what_the_system_says() -> None:
+    use = read_own_use()
+    assert use.cpu_s > 0
+    assert use.memory_bytes is not None
+    assert 5 * 2**20 < use.memory_bytes < 2**33
+    assert parse_peak_memory("VmPeak:\t 9 kB\nVmHWM:\t  24360 kB\n") == 24360 * 1024
+    assert parse_peak_memory("") is None
+
+
+# --- notes beside the samples -----------------------------------------------------------------------------------------
+
+
+class BrokenBook:
+    """Writes something, then fails, at every instant."""
+
+    def __init__(self, writer: TelemetryWriter, error: Exception) -> None:
+        self._writer = writer
+        self._error = error
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        self._writer.write_source(0, "half written", "x", at_ms)
+        raise self._error
+
+    def finish(self) -> None:
+        raise self._error
+
+    def written(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), sqlite3.IntegrityError("UNIQUE"), KeyError(7), OSError(5)])
+def test_notes_that_fail_cost_no_sample_and_are_said_once(bench: Bench, error: Exception) -> None:
+    bench.books = [BrokenBook(bench.writer, error), SourceBook(bench.writer)]
+    bench.run(4, bench.scripted(lambda second: Reading(utilization_percent=1, sources={"busy_percent": "gpm"})))
+    assert bench.seconds() == [0, 1, 2, 3, 4, 4.5]
+    assert bench.gaps() == []
+    assert len(bench.trouble) == 1
+    assert query(bench.path, "SELECT metric FROM metric_source") == [("busy_percent",)], "the others go on"
+
+
+def test_a_disk_that_refuses_the_notes_refuses_the_instant(bench: Bench) -> None:
+    bench.books = [BrokenBook(bench.writer, sqlite3.OperationalError("database or disk is full"))]
+    bench.run(2)
+    assert bench.seconds() == []
+    assert bench.recorder.unwritten.reason == "database or disk is full"
+
+
+def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench: Bench) -> None:
+    def script(second: float) -> Reading:
+        return Reading(utilization_percent=1, sources={"busy_percent": "gpm" if second < 3 else "processes"})
+
+    bench.books = [SourceBook(bench.writer)]
+    bench.run(6, bench.scripted(script))
+    rows = query(bench.path, "SELECT metric, source, (from_ms - ?) / 1000.0 FROM metric_source", bench.start_ms)
+    assert rows == [("busy_percent", "gpm", 0.0), ("busy_percent", "processes", 3.0)]
+
+
+def test_a_source_whose_instant_was_refused_is_written_with_the_next(bench: Bench) -> None:
+    bench.books = [SourceBook(bench.writer)]
+    bench.writer.fall_ill(0, 2, "write")
+    bench.run(4, bench.scripted(lambda second: Reading(utilization_percent=1, sources={"busy_percent": "gpm"})))
+    rows = query(bench.path, "SELECT source, (from_ms - ?) / 1000.0 FROM metric_source", bench.start_ms)
+    assert rows == [("gpm", 2.0)]
+
+
+# --- the machine around -----------------------------------------------------------------------------------------------
+
+STAT = "cpu  100 0 50 800 50 0 0 0 30 0\ncpu0 1 1 1 1\n"
+MEMINFO = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  400 kB\nHugePages_Total: 0\n"
+
+
+def test_waiting_for_a_disk_is_not_busy_and_guests_are_not_counted_twice() -> None:
+    assert parse_cpu_times(STAT) == (150, 1000)
+
+
+def test_memory_that_could_be_given_back_is_not_used() -> None:
+    assert parse_memory(MEMINFO) == (600 * 1024, 1000 * 1024)
+
+
+def test_a_share_is_known_from_the_second_reading_on(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text(STAT)
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    reader = HostReader(tmp_path)
+    assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024)
+    assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024), "no time has passed"
+    (tmp_path / "stat").write_text("cpu  150 0 50 850 50 0 0 0\n")
+    assert reader.read() == HostReading(50.0, 600 * 1024, 1000 * 1024)
+    (tmp_path / "meminfo").unlink()
+    assert reader.read() is None
+
+
+def test_the_machine_reads_as_the_system_tools_say() -> None:
+    reading = HostReader().read()
+    assert reading is not None
+    memory = psutil.virtual_memory()
+    assert reading.memory_total_bytes == memory.total
+    assert reading.memory_used_bytes == pytest.approx(memory.total - memory.available, rel=0.2)

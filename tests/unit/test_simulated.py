@@ -14,7 +14,7 @@ from badcjobs.errors import BadInput
 from badcjobs.gpu.choose import load_script, open_reader
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript, parse_script
 from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
-from badcjobs.model import Reading, StandIn
+from badcjobs.model import ProcessReading, Reading, StandIn
 from badcjobs.seams import DeviceUnreadable
 
 STARTED_AT_MS = 1_800_000_000_000
@@ -56,7 +56,7 @@ def test_memory_temperature_power_and_clock_follow_the_load() -> None:
     idle, busy = read_at(1, load=[[0, 0]]), read_at(1, load=[[0, 100]])
     for metric in ("memory_used_bytes", "temperature_c", "power_w", "sm_clock_mhz", "memory_clock_mhz"):
         assert getattr(idle, metric) < getattr(busy, metric), metric
-    assert (idle.power_w, busy.power_w) == (50, 300)
+    assert (idle.power_w, busy.power_w) == (50, 280)
 
 
 def test_scripted_load_goes_in_steps_and_idles_before_the_first() -> None:
@@ -85,6 +85,42 @@ def test_a_device_is_lost_from_its_second_on_until_it_is_back() -> None:
         read_at(10**6, lost_at_s=10)
 
 
+def test_activity_and_traffic_follow_the_load_and_say_that_they_are_simulated() -> None:
+    idle, busy = read_at(1, load=[[0, 0]]), read_at(1, load=[[0, 62.5]])
+    assert (idle.busy_percent, busy.busy_percent) == (0, 62.5)
+    assert busy.sources == {"busy_percent": "simulated"}
+    for metric in ("sm_activity_percent", "sm_occupancy_percent", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"):
+        assert getattr(idle, metric) == 0 < getattr(busy, metric), metric
+
+
+def test_processes_are_listed_only_where_the_script_says_so() -> None:
+    listed = read_at(1, processes=[[4711, 900], [4712, 0]]).processes
+    assert listed == (ProcessReading(4711, 900 * 2**20), ProcessReading(4712, 0))
+    assert read_at(1, processes=[]).processes == ()
+    assert read_at(1).processes is None
+
+
+def test_each_fault_is_reported_once_by_every_reader_that_was_there() -> None:
+    script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
+    clock = HandClock(STARTED_AT_MS)
+    early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
+    heard = []
+    for _ in range(6):
+        heard.append(early.read(simulated_uuid(0)).faults)
+        assert early.read(simulated_uuid(1)).faults == ()
+        clock.sleep(2)
+    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)]
+    late = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
+    clock.sleep(2)
+    assert late.read(simulated_uuid(0)).faults == ()
+
+
+def test_where_a_device_slows_down_is_in_the_inventory_if_the_script_says_it() -> None:
+    script = parse_script({"device": [{"index": 1, "slowdown_c": 87}]})
+    reader = SimulatedReader(2, script, clock=HandClock(), started_at_ms=STARTED_AT_MS)
+    assert [device.slowdown_c for device in reader.inventory()] == [None, 87]
+
+
 def test_name_and_memory_come_from_the_script_for_that_device_alone() -> None:
     script = SimulationScript((SimulatedDevice(1, name="Simulated A100", memory_total_mib=40960),))
     reader = SimulatedReader(2, script, clock=HandClock(), started_at_ms=STARTED_AT_MS)
@@ -109,10 +145,6 @@ def test_a_script_without_simulated_devices_is_refused(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text("[[device]]\nindex = 2\n")
     with pytest.raises(BadInput, match="--simulate 3"):
         open_reader(StandIn(script=str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
-
-
-def test_without_simulation_the_reader_is_nvml_and_opening_it_asks_nothing_of_the_machine() -> None:
-    assert open_reader(StandIn(), HandClock(), STARTED_AT_MS, None).backend == "nvml"
 
 
 def test_a_script_is_read_from_toml(tmp_path: Path) -> None:
@@ -151,6 +183,13 @@ def test_a_bad_script_file_is_named_in_the_error(tmp_path: Path, text: str | Non
         {"index": 0, "unsupported": "energy_j"},
         {"index": 0, "name": 7},
         {"index": 0, "memory_total_mib": 0},
+        {"index": 0, "slowdown_c": 0},
+        {"index": 0, "processes": [4711]},
+        {"index": 0, "processes": [[4711, -1]]},
+        {"index": 0, "processes": [["me", 1]]},
+        {"index": 0, "fault": [[1, 79]]},
+        {"index": 0, "fault": [["soon", "Xid 79"]]},
+        {"index": 0, "fault": "Xid 79"},
     ],
     ids=lambda table: str(table),
 )

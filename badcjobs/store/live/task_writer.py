@@ -44,6 +44,7 @@ class TaskWriter:
         self._workers = 0
         self._open_attempts: dict[tuple[str, str], int] = {}
         self._cursor = 0
+        self._marks = 0
 
     # --- the task -------------------------------------------------------------------------------------------------
 
@@ -94,6 +95,17 @@ class TaskWriter:
     def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
         """Write a stretch without readings that only the wrapper knows of."""
         self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
+
+    def begin_mark(self, name: str, at_ms: int) -> int:
+        """Write the begin of a stretch that somebody named, and return its number."""
+        self._marks += 1
+        # Numbered by us: the same change is made a second time in memory when the disk refuses it.
+        self._insert("mark", rowid=self._marks, task_id=self.task_id, name=name, started_at_ms=at_ms)
+        return self._marks
+
+    def end_mark(self, mark: int, at_ms: int) -> None:
+        """Write the end of a stretch."""
+        self._write("UPDATE mark SET ended_at_ms = ? WHERE rowid = ?", (at_ms, mark))
 
     # --- the work -------------------------------------------------------------------------------------------------
 

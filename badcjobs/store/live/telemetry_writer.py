@@ -1,17 +1,22 @@
-"""The recorder's half of a task database: samples and gaps, one transaction per tick."""
+"""The recorder's half of a task database: samples, gaps and what is noted beside them, one transaction per tick."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from badcjobs.model import METRICS, HostReading, Reading
-from badcjobs.store.connect import create_live
+from badcjobs.store.connect import create_live, transaction
 from badcjobs.store.live.snapshot import take_snapshot
 
 _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
               VALUES (?, ?, ?{", ?" * len(METRICS)})"""
+_ALERT_COLUMNS = ("device_id", "kind", "severity", "started_at_ms", "ended_at_ms", "peak", "threshold", "message")
+_OF_A_PROCESS = ("device_id", "pid", "name", "user", "ours", "first_at_ms", "last_at_ms", "memory_peak_bytes")
+_SAME_PROCESS = "(task_id, device_id, pid, first_at_ms)"
+_SAME_LIFE = "(task_id, started_at_ms, pid)"
 
 
 class TelemetryWriter:
@@ -61,6 +66,66 @@ class TelemetryWriter:
     def stretch_gap(self, gap: int, to_ms: int) -> None:
         """Move the end of a gap."""
         self._db.execute("UPDATE gap SET to_ms = ? WHERE rowid = ?", (to_ms, gap))
+
+    # --- notes beside the samples ---------------------------------------------------------------------------------
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Hold a part of the open transaction that is undone alone if it fails."""
+        return transaction(self._db)
+
+    def write_alert(self, values: Mapping[str, object]) -> None:
+        """Write an alert, or its new state: device, kind, begin and message tell which one it is."""
+        changed = self._db.execute(
+            """UPDATE alert SET severity = :severity, ended_at_ms = :ended_at_ms, peak = :peak
+               WHERE device_id = :device_id AND kind = :kind AND message = :message
+                     AND started_at_ms = :started_at_ms""",
+            values,
+        )
+        if changed.rowcount == 0:
+            self._put("alert", values)
+
+    def open_alerts(self) -> list[dict[str, object]]:
+        """Return the alerts that have not ended."""
+        return self._rows(f"SELECT {', '.join(_ALERT_COLUMNS)} FROM alert WHERE ended_at_ms IS NULL", _ALERT_COLUMNS)
+
+    def write_process(self, values: Mapping[str, object]) -> None:
+        """Write a process on a device, or what is new about it."""
+        news = "last_at_ms = excluded.last_at_ms, memory_peak_bytes = excluded.memory_peak_bytes"
+        self._put("process", values, f"ON CONFLICT {_SAME_PROCESS} DO UPDATE SET {news}")
+
+    def last_processes(self) -> list[dict[str, object]]:
+        """Return every process in its newest row, as an earlier recorder has left them."""
+        columns = ", ".join(_OF_A_PROCESS)
+        return self._rows(f"SELECT {columns} FROM process ORDER BY first_at_ms", _OF_A_PROCESS)
+
+    def write_process_samples(self, rows: Sequence[tuple[int, int, int, int | None, int | None]]) -> None:
+        """Write processes of one instant: device, time, pid, memory, share of the multiprocessors."""
+        self._db.executemany(
+            "INSERT INTO process_sample VALUES (?, ?, ?, ?, ?, ?)", [(self.task_id, *row) for row in rows]
+        )
+
+    def write_source(self, device_id: int, metric: str, source: str, from_ms: int) -> None:
+        """Write where a metric is read from, from now on."""
+        self._db.execute(
+            "INSERT INTO metric_source VALUES (?, ?, ?, ?, ?)", (self.task_id, device_id, metric, source, from_ms)
+        )
+
+    def write_recorder(self, values: Mapping[str, object]) -> None:
+        """Write the row of this life of the recorder, anew."""
+        news = ", ".join(f"{name} = excluded.{name}" for name in values)
+        self._put("recorder", values, f"ON CONFLICT {_SAME_LIFE} DO UPDATE SET {news}")
+
+    def _put(self, table: str, values: Mapping[str, object], if_there: str = "") -> None:
+        columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        self._db.execute(
+            f"INSERT INTO {table} (task_id, {columns}) VALUES (:task_id, {marks}) {if_there}",
+            {"task_id": self.task_id, **values},
+        )
+
+    def _rows(self, sql: str, columns: Sequence[str]) -> list[dict[str, object]]:
+        return [dict(zip(columns, row, strict=True)) for row in self._db.execute(sql)]
+
+    # --- the file -------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: Path) -> None:
         """Write a sealed copy of all that was committed; for any thread, while the ticks go on."""

@@ -1,0 +1,33 @@
+"""Asks dear questions less often: what a call costs differs by a factor of a thousand between cards and drivers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_DEAR_S = 1e-3  # who takes so long is left out the next time; who takes twice as long, the next two times
+_MOST_TURNS = 5
+
+
+class Thrift:
+    """Knows how many turns one question is still left out."""
+
+    def __init__(self) -> None:
+        self._turns_off = 0
+
+    def is_due(self) -> bool:
+        """Say whether it is asked this time, and count the turn."""
+        self._turns_off -= 1
+        return self._turns_off < 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure the question while it is asked."""
+        started_s = time.perf_counter()
+        yield
+        self._turns_off = min(_MOST_TURNS, int((time.perf_counter() - started_s) / _DEAR_S))
+
+    def hurry(self) -> None:
+        """Ask it the next time, whatever it costs."""
+        self._turns_off = 0

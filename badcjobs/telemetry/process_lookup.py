@@ -1,0 +1,82 @@
+"""Finds out from /proc who a process on a device is: its name, its user, and whether it is one of ours."""
+
+from __future__ import annotations
+
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+# The inode of the machine's own PID namespace; in any other, the numbers that a driver tells are not those seen here.
+_HOST_NAMESPACE = "pid:[4026531836]"
+_MOST_ANCESTORS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """What is known about a process; None: not to be seen from here."""
+
+    name: str | None = None
+    user: str | None = None
+    ours: bool | None = None
+
+
+class ProcessLookup:
+    """Tells our processes from others: they carry ``mark`` (NAME=VALUE) in their environment, or descend from us."""
+
+    def __init__(self, *, wrapper_pid: int, mark: str, proc: Path = Path("/proc")) -> None:
+        self._wrapper_pid = wrapper_pid
+        self._mark = mark.encode()
+        self._proc = proc
+
+    def look_up(self, pid: int) -> Who:
+        """Return who this is; a process that does not exist here is nobody, and whose it is cannot be told."""
+        folder = self._proc / str(pid)
+        try:
+            name = (folder / "comm").read_text(errors="replace").strip()
+            user = _user_name(folder.stat().st_uid)
+        except OSError:
+            return Who()
+        if self._is_marked(folder) or self._descends(pid):
+            return Who(name, user, True)
+        # In a container the number may be that of another process: accuse nobody.
+        return Who(name, user, False) if self._sees_the_host() else Who()
+
+    def _is_marked(self, folder: Path) -> bool:
+        try:
+            return self._mark in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False  # somebody else's, or gone
+
+    def _descends(self, pid: int) -> bool:
+        for _ in range(_MOST_ANCESTORS):
+            if pid == self._wrapper_pid:
+                return True
+            parent = self._parent_of(pid)
+            if parent is None or parent <= 1:
+                return False
+            pid = parent
+        return False
+
+    def _parent_of(self, pid: int) -> int | None:
+        try:
+            return parse_parent((self._proc / str(pid) / "stat").read_text(errors="replace"))
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _sees_the_host(self) -> bool:
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
+        except OSError:
+            return True
+
+
+def parse_parent(stat: str) -> int:
+    """Return the parent's id, from /proc/PID/stat; a program's name may hold blanks and brackets."""
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,92 @@
+"""Every moment of a recording is covered by a sample or by a gap that says why not, however busy the machine is.
+
+``BADCJOBS_TEST_COVERAGE_S=60 python -m pytest -s tests/flow/test_coverage.py`` records for the full minute.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+from support.badcjobs_program import Site, rows
+
+SECONDS = float(os.environ.get("BADCJOBS_TEST_COVERAGE_S", "12"))
+INTERVAL_MS = 1000
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Let two processes per core compute as fast as they can."""
+    burning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+def covered_ms(database: Path, device: int) -> tuple[int, int]:
+    """Return (covered, all) milliseconds of a recording, from its first moment to its last.
+
+    Two neighbouring samples cover the time between them when they are at most one and a half intervals apart, and so
+    do the begin and the first sample; whatever lies in a gap is covered by its reason.
+    """
+    ((began_ms, ended_ms),) = rows(database, "SELECT started_at_ms, ended_at_ms FROM task")
+    sampled = [at for (at,) in rows(database, "SELECT at_ms FROM sample WHERE device_id = ? ORDER BY at_ms", device)]
+    stretches = [
+        (before, after) for before, after in pairwise([began_ms, *sampled, ended_ms])
+        if after - before <= 1.5 * INTERVAL_MS
+    ]  # fmt: skip
+    stretches += rows(
+        database, "SELECT from_ms, to_ms FROM gap WHERE (device_id IS NULL OR device_id = ?) AND metric IS NULL", device
+    )
+    covered, reached = 0, began_ms
+    for from_ms, to_ms in sorted(stretches):
+        covered += max(0, min(to_ms, ended_ms) - max(from_ms, reached))
+        reached = max(reached, to_ms)
+    return covered, ended_ms - began_ms
+
+
+def test_under_full_load_99_percent_of_the_time_is_covered_by_samples_or_named_gaps(site: Site) -> None:
+    out = site.folder / "recording.sqlite"
+    with busy_machine():
+        done = site.badcjobs(
+            "record", "--out", out, "--simulate", 2, "--interval", INTERVAL_MS / 1000, "--duration", SECONDS,
+            timeout_s=SECONDS + 60,
+        )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    devices = [device for (device,) in rows(out, "SELECT device_id FROM device")]
+    assert len(devices) == 2
+    for device in devices:
+        covered, all_ms = covered_ms(out, device)
+        print(f"{covered} of {all_ms} ms covered: {100 * covered / all_ms:.2f} %")
+        assert all_ms >= 1000 * SECONDS
+        assert covered >= 0.99 * all_ms
+    late_s, gaps = rows(out, "SELECT max(worst_late_s), (SELECT count(*) FROM gap) FROM recorder")[0]
+    print(f"at worst {late_s:.3f} s late, {gaps} gaps")
+    ((named,),) = rows(out, "SELECT count(*) FROM gap WHERE length(reason) > 5")
+    assert named == gaps
+
+
+def test_the_measure_sees_a_hole_that_nobody_names(site: Site) -> None:
+    """The measure itself: a recording from which samples were taken away is not covered."""
+    out = site.folder / "recording.sqlite"
+    done = site.badcjobs("record", "--out", out, "--simulate", 1, "--interval", 1, "--duration", 4)
+    assert done.exit_code == 0, done.stderr
+    ((device,),) = rows(out, "SELECT device_id FROM device")
+    covered, all_ms = covered_ms(out, device)
+    assert covered >= 0.99 * all_ms
+    with closing(sqlite3.connect(out)) as db:
+        db.execute("""DELETE FROM sample WHERE at_ms - (SELECT min(at_ms) FROM sample) BETWEEN 500 AND 3500""")
+        db.commit()
+    covered, all_ms = covered_ms(out, device)
+    assert covered < 0.6 * all_ms

@@ -1,0 +1,139 @@
+"""A stand-in ``nvidia-smi`` for a folder on the search path; tests change how it behaves while it runs.
+
+Device i is GPU-5a1d0000-0000-4000-8000-00000000000i: 50+i % busy, 16 GiB with 1+i used, 40+i °C, 100+10i W of 300.
+This file is also the program itself, started by a two-line script with the path of its settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SETTINGS: dict[str, Any] = {
+    "devices": 4,
+    "unknown_fields": [],  # not known to this version
+    "unsupported": {},  # field → [device index, …]: "[Not Supported]"
+    "says": {},  # field → what stands in its place, on every device
+    "lost": [],  # these devices have fallen off the bus
+    "unlisted": [],  # these devices are left out of the stream
+    "fails": None,  # says this, and exits with 9
+    "rounds": None,  # so many, then it says last_words and ends
+    "last_words": "",
+    "silent": False,
+    "first_line_after_s": 0,
+}
+
+
+def fake_uuid(index: int) -> str:
+    return f"GPU-5a1d0000-0000-4000-8000-{index:012d}"
+
+
+class FakeNvidiaSmi:
+    """The program in a folder of its own."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.program = folder / "nvidia-smi"
+        self._settings = {**SETTINGS, "log": str(folder / "starts")}
+        self.set(**settings)
+        me = Path(__file__)
+        self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {me} {folder / "settings.json"} "$@"\n')
+        self.program.chmod(0o755)
+
+    def set(self, **settings: Any) -> None:
+        """Change how it behaves from its next round on."""
+        self._settings.update(settings)
+        (self.folder / "new").write_text(json.dumps(self._settings))
+        (self.folder / "new").replace(self.folder / "settings.json")
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Tell how it was started so far: pid and arguments."""
+        log = self.folder / "starts"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def streams(self) -> list[dict[str, Any]]:
+        return [start for start in self.starts() if "-lms" in start["arguments"]]
+
+    def wait_for_rounds(self, count: int = 2) -> None:
+        """Wait until what is set now can have been heard."""
+        rounds = self.folder / "starts.rounds"
+        end = (int(rounds.read_text() or 0) if rounds.exists() else 0) + count
+        while not rounds.exists() or int(rounds.read_text() or 0) < end:
+            time.sleep(0.01)
+        time.sleep(0.02)
+
+
+def answer(settings: dict[str, Any], field: str, index: int) -> str:
+    values = {
+        "uuid": fake_uuid(index),
+        "index": index,
+        "name": "NVIDIA Stand-in, 16 GB",
+        "pci.bus_id": f"00000000:{index + 1:02X}:00.0",
+        "driver_version": "535.129.03",
+        "memory.total": 16384,
+        "enforced.power.limit": "300.00",
+        "utilization.gpu": 50 + index,
+        "utilization.memory": 20 + index,
+        "memory.used": 1024 * (1 + index),
+        "temperature.gpu": 40 + index,
+        "power.draw": f"{100 + 10 * index}.25",
+        "clocks.sm": 1410,
+        "clocks.mem": 1593,
+        "clocks_event_reasons.active": "0x0000000000000004",
+        "clocks_throttle_reasons.active": "0x0000000000000005",
+        "fan.speed": "[N/A]",
+        "ecc.errors.uncorrected.volatile.total": 0,
+        "utilization.encoder": 0,
+        "utilization.decoder": 3,
+    }
+    identity = field in ("uuid", "index", "name", "pci.bus_id")
+    if index in settings["lost"] and not identity:
+        return "[GPU is lost]"
+    if index in settings["unsupported"].get(field, []):
+        return "[Not Supported]"
+    return str(settings["says"].get(field, values[field]))
+
+
+def read_settings(path: str) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(Path(path).read_text())
+    return settings
+
+
+def main(path: str, arguments: list[str]) -> int:
+    settings = read_settings(path)
+    log = Path(settings["log"])
+    with log.open("a") as file:
+        file.write(json.dumps({"pid": os.getpid(), "arguments": arguments}) + "\n")
+    if settings["fails"] is not None:
+        print(settings["fails"])
+        return 9
+    fields = arguments[0].removeprefix("--query-gpu=").split(",")
+    for field in fields:
+        if field in settings["unknown_fields"]:
+            print(f'Field "{field}" is not a valid field to query.\n')
+            return 2
+    if "-lms" not in arguments:
+        for index in range(settings["devices"]):
+            print(", ".join(answer(settings, field, index) for field in fields))
+        return 0
+    time.sleep(settings["first_line_after_s"])
+    number = 0
+    while settings["rounds"] is None or number < settings["rounds"]:
+        number += 1
+        for index in range(0 if settings["silent"] else settings["devices"]):
+            if index not in settings["unlisted"]:
+                print(", ".join(answer(settings, field, index) for field in fields), flush=True)
+        Path(f"{log}.rounds").write_text(str(number))
+        time.sleep(int(arguments[arguments.index("-lms") + 1]) / 1000)
+        settings = read_settings(path)
+    print(settings["last_words"], flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,64 @@
+"""Recordings for replay: task databases with the samples and gaps that a test wants, in any version of the schema."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from badcjobs.model import METRICS, InventoryDevice, Reading
+from badcjobs.store.connect import create_tables
+
+BEGIN_MS = 1_700_000_000_000
+TASK_ID = 77
+
+Said = Reading | str  # what a device said; a text: why nothing
+
+
+def write_recording(
+    path: Path,
+    devices: Sequence[InventoryDevice],
+    said: Callable[[int, float], Said],
+    seconds: Sequence[float],
+    metric_gaps: Mapping[tuple[int, str], str] | None = None,
+) -> Path:
+    """Write what device ``index`` said at each second; ``metric_gaps`` last from the first to the last of them."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        create_tables(db)
+        insert(db, "task", task_id=TASK_ID, name="4821_0.r0.n", job_id="4821", array_index=0, restart=0, node="n",
+               telemetry=1, version="0.1.0", started_at_ms=BEGIN_MS)  # fmt: skip
+        for device in devices:
+            insert(db, "device", device_id=100 + device.index, task_id=TASK_ID, uuid=device.uuid,
+                   device_index=device.index, token=str(device.index), name=device.name, backend="nvml", why="test",
+                   memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w)  # fmt: skip
+            _write_device(
+                db, device.index, [(BEGIN_MS + round(at_s * 1000), said(device.index, at_s)) for at_s in seconds]
+            )
+        for (index, metric), reason in (metric_gaps or {}).items():
+            add_gap(db, index, seconds[0], seconds[-1], reason, metric)
+    return path
+
+
+def insert(db: sqlite3.Connection, table: str, **values: object) -> None:
+    names = ", ".join(values)
+    db.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(values))})", list(values.values()))
+
+
+def add_gap(
+    db: sqlite3.Connection, index: int | None, from_s: float, to_s: float, reason: str, metric: str | None = None
+) -> None:
+    insert(db, "gap", task_id=TASK_ID, device_id=None if index is None else 100 + index, metric=metric,
+           from_ms=BEGIN_MS + round(from_s * 1000), to_ms=BEGIN_MS + round(to_s * 1000), reason=reason)  # fmt: skip
+
+
+def _write_device(db: sqlite3.Connection, index: int, rows: Sequence[tuple[int, Said]]) -> None:
+    last_good_ms = rows[0][0]
+    for at_ms, said in rows:
+        if isinstance(said, Reading):
+            values = {metric: getattr(said, metric) for metric in METRICS}
+            insert(db, "sample", task_id=TASK_ID, device_id=100 + index, at_ms=at_ms, **values)
+            last_good_ms = at_ms
+        else:
+            end_s = (at_ms - BEGIN_MS) / 1000
+            add_gap(db, index, (last_good_ms - BEGIN_MS) / 1000, end_s, said)

@@ -1,0 +1,174 @@
+"""What other people's Python may count on: names, shapes, and that unknown is None."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.databases import query
+
+import badcjobs
+from badcjobs.api.alert_calls import AlertCalls
+from badcjobs.api.stats import read_stats
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import Device, HostReading, Reading
+from badcjobs.store.connect import read_only_uri
+from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.alerts import Alert
+
+FIGURES = {"min", "mean", "p50", "p95", "max", "samples"}
+METRICS = {"utilization", "memory_used_mb", "memory_usage_percent", "temperature_c", "power_draw_w"}
+UNKNOWN = {"min": None, "mean": None, "p50": None, "p95": None, "max": None, "samples": 0}
+MIB = 2**20
+
+
+# --- the names --------------------------------------------------------------------------------------------------------
+
+
+def test_the_promised_names_are_there() -> None:
+    from badcjobs import Recorder, list_devices, open_job
+
+    assert [thing.__name__ for thing in (Recorder, list_devices, open_job)] == ["Recorder", "list_devices", "open_job"]
+    assert set(badcjobs.__all__) <= set(dir(badcjobs))
+    assert all(getattr(badcjobs, name) for name in badcjobs.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Recoder'"):
+        badcjobs.Recoder  # noqa: B018
+
+
+def test_importing_badcjobs_imports_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import badcjobs; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("['__future__', 'badcjobs']", "['badcjobs']")
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def write_samples(path: Path, readings: list[tuple[int, Reading]]) -> str:
+    writer = TelemetryWriter(path, 77)
+    for number, (device_id, reading) in enumerate(readings):
+        with writer.batch():
+            writer.write_tick(1000 * number, [(device_id, reading)], HostReading(1.0, 1, 2))
+    writer.close()
+    return read_only_uri(path, sealed=False)
+
+
+def test_stats_have_exactly_the_promised_shape(tmp_path: Path) -> None:
+    readings = [
+        (5, Reading(utilization_percent=p, memory_used_bytes=p * MIB, temperature_c=40 + p, power_w=2.0 * p))
+        for p in range(1, 21)
+    ]
+    uri = write_samples(tmp_path / "r.sqlite", readings)
+    stats = read_stats(uri, [(5, Device("0", "", 0, "GPU-5", "A100", memory_total_bytes=200 * MIB))], 20.5)
+    assert set(stats) == {"monitoring_duration_seconds", "sample_count", "gpu_stats"}
+    assert (stats["monitoring_duration_seconds"], stats["sample_count"]) == (20.5, 20)
+    device: dict[str, Any] = dict(stats["gpu_stats"]["0"])
+    assert set(device) == {"name", *METRICS}
+    assert device.pop("name") == "A100"
+    assert all(set(figures) == FIGURES for figures in device.values())
+    assert device["utilization"] == {"min": 1, "mean": 10.5, "p50": 10, "p95": 19, "max": 20, "samples": 20}
+    assert device["memory_used_mb"]["max"] == 20.0
+    assert device["memory_usage_percent"]["max"] == 10.0
+    assert device["temperature_c"]["p50"] == 50
+    assert device["power_draw_w"]["mean"] == 21.0
+
+
+def test_what_a_device_does_not_say_is_none_and_never_zero(tmp_path: Path) -> None:
+    uri = write_samples(tmp_path / "r.sqlite", [(5, Reading(temperature_c=40)), (5, Reading(memory_used_bytes=MIB))])
+    stats = read_stats(uri, [(5, Device("0", "", 0, "GPU-5")), (6, Device("1", "", 1, "GPU-6"))], 2.0)
+    first, second = stats["gpu_stats"]["0"], stats["gpu_stats"]["1"]
+    assert first["utilization"] == first["power_draw_w"] == first["memory_usage_percent"] == UNKNOWN
+    assert first["temperature_c"]["samples"] == first["memory_used_mb"]["samples"] == 1
+    assert all(second[metric] == UNKNOWN for metric in METRICS)  # type: ignore[literal-required]
+    assert second["name"] is None
+
+
+def test_a_file_that_is_not_there_yet_gives_figures_without_values() -> None:
+    device = Device("0", "", 0, "GPU-5", "A100")
+    for uri in (None, "file:/does/not/exist.sqlite?mode=ro"):
+        stats = read_stats(uri, [(5, device)], 0.0)
+        assert stats["sample_count"] == 0
+        assert stats["gpu_stats"]["0"]["utilization"] == UNKNOWN
+
+
+def test_devices_are_named_by_index_and_slices_of_one_card_stay_apart() -> None:
+    slices = [(1, Device("MIG-a", "", 0, "MIG-a")), (2, Device("MIG-b", "", 0, "MIG-b")), (3, Device("7", ""))]
+    assert list(read_stats(None, slices, 0.0)["gpu_stats"]) == ["0", "MIG-b", "7"]
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "interval_s", "words"),
+    [
+        ("run.xls", 1.0, "unknown ending '.xls'"),
+        ("no/such/folder/run.sqlite", 1.0, "does not exist"),
+        ("there.sqlite", 1.0, "exists already"),
+        ("run.sqlite", 0.0, "interval_s=0.0"),
+        ("run.sqlite", float("nan"), "interval_s=nan"),
+    ],
+)
+def test_a_path_or_interval_that_cannot_be_used_is_refused_before_the_work(
+    tmp_path: Path, name: str, interval_s: float, words: str
+) -> None:
+    (tmp_path / "there.sqlite").write_text("precious")
+    recorder = badcjobs.Recorder(tmp_path / name, interval_s, simulate=1)
+    with pytest.raises(BadInput) as caught:
+        recorder.start()
+    assert words in caught.value.what
+    assert (tmp_path / "there.sqlite").read_text() == "precious"
+
+
+def test_a_recorder_that_was_never_started_knows_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+    recorder = badcjobs.Recorder(tmp_path / "run.sqlite")
+    with recorder.mark("work"):
+        done = True
+    recorder.stop()
+    assert done
+    assert recorder.stats() == {"monitoring_duration_seconds": 0.0, "sample_count": 0, "gpu_stats": {}}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_is_not_there_is_said_with_the_line_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseProblem, match="does not exist") as caught:
+        badcjobs.open_job(tmp_path)
+    assert caught.value.fix == f"badcjobs merge {tmp_path}"
+
+
+# --- calls of on_alert ------------------------------------------------------------------------------------------------
+
+
+def test_on_alert_is_called_in_order_and_what_it_raises_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    def on_alert(alert: Alert) -> None:
+        heard.append(alert.kind)
+        raise RuntimeError("somebody else's bug")
+
+    calls = AlertCalls(on_alert)
+    for kind in ("thermal", "memory", "power"):
+        calls.add(Alert(kind, "warning", 1, 0, "GPU-1", 1, None, None, None, "hot"))
+    calls.finish()
+    assert heard == ["thermal", "memory", "power"]
+    assert caplog.text.count("on_alert failed") == 3
+
+
+def test_a_recorder_goes_through_its_life_in_this_process_too(tmp_path: Path) -> None:
+    recorder = badcjobs.Recorder(tmp_path / "run.sqlite", 0.05, simulate=1)
+    assert recorder.start() is recorder
+    assert recorder.start() is recorder, "a second start changes nothing"
+    with recorder.mark("first"), recorder.mark("inside"):
+        pass
+    recorder.stop()
+    recorder.stop()
+    assert recorder.stats()["sample_count"] >= 2
+    marks = query(tmp_path / "run.sqlite", "SELECT name, ended_at_ms >= started_at_ms FROM mark ORDER BY rowid")
+    assert marks == [("first", 1), ("inside", 1)]
+    assert query(tmp_path / "run.sqlite", "SELECT verdict FROM task") == [("done",)]
