@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from badcjobs.free_devices import Wish
     from badcjobs.model import StandIn
 
-_EXAMPLE = "Examples: CUDA_VISIBLE_DEVICES=2 badcjobs gpus --simulate 4 --json · badcjobs gpus --free 2 --wait 600"
+_EXAMPLE = (
+    "Example: CUDA_VISIBLE_DEVICES=2 badcjobs gpus --simulate 4 --json"
+    "   (or, on a shared machine: badcjobs gpus --free 2 --wait 600)"
+)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_DEAR_S = 1e-3  # who takes so long is left out the next time; who takes twice as long, the next two times
-_MOST_TURNS = 5
+_DEAR_S = 0.5e-3  # who takes so long is left out the next time; who takes twice as long, the next two times
+_MOST_TURNS = 4
 
 
 class Thrift:

@@ -133,7 +133,7 @@ def test_the_tables_and_columns_are_those_of_the_contract(database: Path) -> Non
 
 
 def test_a_value_that_the_device_did_not_give_is_null_and_not_zero(database: Path) -> None:
-    assert rows(database, "SELECT DISTINCT sm_activity_percent, sm_occupancy_percent FROM sample") == [(None, None)]
+    assert rows(database, "SELECT DISTINCT tensor_percent, fan_percent FROM sample") == [(None, None)]
 
 
 def test_the_run_folder_holds_the_files_of_the_contract_and_nothing_else(database: Path, shared_site: Site) -> None:
