@@ -87,10 +87,7 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again:
         if not words.ready_said and not again:
             for text in say_what_is_silent(sampler.unreadable):
                 words.mention(f"{TROUBLE} {text}")
-        is_over = talk.wait(seconds)
-        if is_over:
-            reader.hurry()  # the last windows and counters, too
-        return is_over
+        return talk.wait(seconds)
 
     recorder.run(wait)
     reader.close()

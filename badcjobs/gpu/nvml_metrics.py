@@ -1,7 +1,8 @@
 """What NVML is asked about one device, one call per question, in tiers.
 
 The hot tier is asked at every reading and costs some 20 µs; the warm one is for calls that take longer or change
-slowly; a dear one is spared where it takes long (``nvml_thrift.py``). Windows, processes and counters have files of their own; which tier is due is decided in ``nvml_device.py``.
+slowly; a dear one is spared where it takes long (``nvml_thrift.py``). Windows, processes and counters have files of
+their own; which tier is due is decided in ``nvml_device.py``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ class GapWriter(Protocol):
     def stretch_gap(self, gap: int, to_ms: int) -> None: ...
 
 
+# What a device never gives is a gap of every metric concerned: not worth a write each, every second.
+_STRETCH_EVERY_MS = 10_000
+
 _Place = tuple[int, str | None]  # device, metric (None: all of them)
 
 
@@ -24,6 +27,7 @@ class Gaps:
         self._started_at_ms = started_at_ms
         self._last_good_ms: dict[_Place, int] = {}
         self._open: dict[_Place, tuple[int, str]] = {}  # row, reason
+        self._next_stretch_ms: dict[_Place, int] = {}
         self.remember()
 
     def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
@@ -38,6 +42,9 @@ class Gaps:
         place = (device_id, metric)
         if place in self._open:
             row, known_reason = self._open[place]
+            if known_reason == reason and metric is not None and at_ms < self._next_stretch_ms.get(place, 0):
+                return False
+            self._next_stretch_ms[place] = at_ms + _STRETCH_EVERY_MS
             self._writer.stretch_gap(row, at_ms)
             if known_reason == reason:
                 return False
@@ -46,6 +53,10 @@ class Gaps:
         from_ms = at_ms if place in self._open else since_ms
         self._open[place] = (self._writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
         return True
+
+    def hurry(self) -> None:
+        """Stretch every gap that goes on at the next instant: it is the last one."""
+        self._next_stretch_ms.clear()
 
     def remember(self) -> None:
         """Keep the state of this moment, for ``forget``."""

@@ -34,8 +34,9 @@ def parse_cpu_times(stat: str) -> tuple[int, int]:
 
 def parse_memory(meminfo: str) -> tuple[int, int]:
     """Return (used, total) bytes, from /proc/meminfo; what could be given back at once is not used."""
-    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-    total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    total, available = (
+        int(meminfo.partition(name)[2].split(None, 1)[0]) * 1024 for name in ("MemTotal:", "MemAvailable:")
+    )
     return total - available, total
 
 

@@ -35,6 +35,8 @@ class Devices(Protocol):
     @property
     def unreadable(self) -> Mapping[int, str]: ...
 
+    def hurry(self) -> None: ...
+
     def remember_gaps(self) -> None: ...
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]: ...
@@ -96,6 +98,7 @@ class Recorder:
             self.tick()
             number = max(expected, int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1)
             over = wait(start_s + number * self._interval_s - self._clock.monotonic_s())
+        self._devices.hurry()
         self.tick(last=True)
 
     def tick(self, *, last: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from badcjobs.model import METRICS, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
@@ -13,6 +14,7 @@ from badcjobs.telemetry.gaps import Gaps
 log = logging.getLogger(__name__)
 
 _ASKED_FOR = (*METRICS, "processes")
+_values_of = attrgetter(*_ASKED_FOR)
 
 
 class Sampler:
@@ -42,6 +44,11 @@ class Sampler:
         self.unreadable = unreadable
         return readings
 
+    def hurry(self) -> None:
+        """Let the next instant, the last one, leave nothing out."""
+        self._reader.hurry()
+        self._gaps.hurry()
+
     def remember_gaps(self) -> None:
         """Keep the state of the gaps before an instant is written."""
         self._gaps.remember()
@@ -60,11 +67,11 @@ class Sampler:
             log.warning("%s (%s) cannot be read: %s", device.label, device.uuid, reason)
 
     def _note_metrics(self, device_id: int, reading: Reading, at_ms: int) -> None:
-        for metric in _ASKED_FOR:
+        for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
             if metric in reading.missing:
                 if self._gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
                     log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
-            elif getattr(reading, metric) is not None:  # None: not asked this time
+            elif value is not None:  # None: not asked this time
                 self._gaps.good(device_id, metric, at_ms)
 
 

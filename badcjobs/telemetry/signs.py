@@ -7,8 +7,9 @@ begun goes on and none begins. So a value that dances on its limit is one alert.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from badcjobs.model import AlertLimits, Reading
 from badcjobs.telemetry.energy import EnergyCheck
@@ -66,7 +67,7 @@ class DeviceSigns:
         """Return the signs of a device that answered."""
         self._was_read = True
         return [
-            Sign("lost", False),
+            _off("lost"),
             self._thermal(reading.temperature_c),
             self._memory(reading.memory_used_bytes),
             self._power(reading.power_w),
@@ -88,19 +89,25 @@ class DeviceSigns:
         slowdown_c = self._device.slowdown_c
         limit = self._limits.temperature_c or slowdown_c or _HOT_C
         why = ", where it slows down" if limit == slowdown_c else ""
-        return _level("thermal", value, limit, 3.0, f"{self._label} is at {value} °C; the limit is {limit:g} °C{why}")
+        return _level(
+            "thermal", value, limit, 3.0, lambda: f"{self._label} is at {value} °C; the limit is {limit:g} °C{why}"
+        )
 
     def _memory(self, used_bytes: int | None) -> Sign:
         percent = _share(used_bytes, self._device.memory_total_bytes)
         limit = self._limits.memory_percent
-        words = f"{self._label} uses {percent} % of its memory; from {limit:g} % on it may run out"
-        return _level("memory", percent, limit, 2.0, words)
+        return _level(
+            "memory", percent, limit, 2.0,
+            lambda: f"{self._label} uses {percent} % of its memory; from {limit:g} % on it may run out",
+        )  # fmt: skip
 
     def _power(self, power_w: float | None) -> Sign:
         percent = _share(power_w, self._device.power_limit_w)
-        limit = self._limits.power_percent
-        words = f"{self._label} draws {percent} % of its power limit of {self._device.power_limit_w} W"
-        return _level("power", percent, limit, 5.0, words, quiet_s=_DANCE_S)
+        return _level(
+            "power", percent, self._limits.power_percent, 5.0,
+            lambda: f"{self._label} draws {percent} % of its power limit of {self._device.power_limit_w} W",
+            quiet_s=_DANCE_S,
+        )  # fmt: skip
 
     def _idle(self, at_ms: int, reading: Reading, work_waits: bool) -> Sign:
         """Judge by every number there is: the plain utilization reads 0 at 5 % load."""
@@ -110,7 +117,7 @@ class DeviceSigns:
             return Sign("idle", None)
         if not work_waits or max(known) >= _IDLE_BELOW_PERCENT:
             self._idle_since_ms = None
-            return Sign("idle", False)
+            return _off("idle")
         self._idle_since_ms = self._idle_since_ms or at_ms
         idle_s, limit_s = (at_ms - self._idle_since_ms) / 1000, self._limits.idle_s
         words = f"{self._label} has had nothing to do for {limit_s:g} s, while work waits"
@@ -130,23 +137,36 @@ class DeviceSigns:
             return Sign("ecc", None)
         new = errors - (errors if self._ecc_before is None else self._ecc_before)
         self._ecc_before = errors
+        if new <= 0:
+            return _off("ecc", _STORM_S)
         self._ecc_new += max(0, new)
         words = f"{self._label} has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
-        return Sign("ecc", new > 0, words, float(self._ecc_new), severity=CRITICAL, quiet_s=_STORM_S)
+        return Sign("ecc", True, words, float(self._ecc_new), severity=CRITICAL, quiet_s=_STORM_S)
 
     def _energies(self, percent: float | None) -> Sign:
         limit = self._limits.energy_percent
         value = None if percent is None else round(percent, 1)
-        words = f"{self._label}: its energy counter and its power added up differ by {value} %; {limit:g} % are allowed"
-        return _level("energy", value, limit, 0.2 * limit, words)
+        return _level(
+            "energy", value, limit, 0.2 * limit,
+            lambda: f"{self._label}: its energy counter and its power added up differ by {value} %, not {limit:g} %",
+        )  # fmt: skip
 
 
-def _level(kind: str, value: float | None, limit: float, back: float, words: str, quiet_s: float = 0.0) -> Sign:
+def _level(
+    kind: str, value: float | None, limit: float, back: float, words: Callable[[], str], quiet_s: float = 0.0
+) -> Sign:
     """Return the sign of a value that should stay below its limit; it is off only when it is ``back`` below it."""
     if value is None:
         return Sign(kind, None)
-    on = True if value >= limit else False if value < limit - back else None
-    return Sign(kind, on, words, value, limit, quiet_s=quiet_s)
+    if value < limit - back:
+        return _off(kind, quiet_s)
+    return Sign(kind, True if value >= limit else None, words(), value, limit, quiet_s=quiet_s)
+
+
+@cache
+def _off(kind: str, quiet_s: float = 0.0) -> Sign:
+    """Return the sign of no trouble: the same one, every second of a long life."""
+    return Sign(kind, False, quiet_s=quiet_s)
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -168,6 +188,8 @@ def _throttling(label: str, mask: int | None) -> list[Sign]:
 
 
 def _lowered(kind: str, label: str, mask: int, severity: str, after_s: float = 0.0) -> Sign:
+    if not mask:
+        return _off(kind, _DANCE_S)
     reasons = ", ".join(words for bit, words in _REASONS.items() if mask & bit)
     words = f"{label} has lowered its clock: {reasons}"
-    return Sign(kind, bool(mask), words, float(mask), None, severity, after_s=after_s, quiet_s=_DANCE_S)
+    return Sign(kind, True, words, float(mask), None, severity, after_s=after_s, quiet_s=_DANCE_S)

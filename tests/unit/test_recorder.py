@@ -52,6 +52,9 @@ class ScriptedReader:
             raise DeviceUnreadable(answer)
         return answer
 
+    def hurry(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         pass
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from pathlib import Path
 
 from badcjobs.model import METRICS, HostReading, Reading
 from badcjobs.store.connect import create_live, transaction
 from badcjobs.store.live.snapshot import take_snapshot
 
+_values_of = attrgetter(*METRICS)
 _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
               VALUES (?, ?, ?{", ?" * len(METRICS)})"""
 _ALERT_COLUMNS = ("device_id", "kind", "severity", "started_at_ms", "ended_at_ms", "peak", "threshold", "message")
@@ -45,10 +47,7 @@ class TelemetryWriter:
         """Write one instant: every device that answered, and the machine around them."""
         self._db.executemany(
             _SAMPLE,
-            [
-                (self.task_id, device_id, at_ms, *(getattr(r, metric) for metric in METRICS))
-                for device_id, r in readings
-            ],
+            [(self.task_id, device_id, at_ms, *_values_of(reading)) for device_id, reading in readings],
         )
         if host is not None:
             self._db.execute(
