@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ENGINES = ("hawkears", "command", "demo")
+ENGINES = ("hawkears", "hawkears1", "command", "demo")
 LIVE_MODES = ("auto", "local", "shared")
 
 

@@ -90,24 +90,44 @@ class Launcher(Protocol):
 class SessionBroken(Exception):
     """The engine process is gone or useless: open a new session.
 
-    The first chunk of the batch without a result is blamed, the others go back to the queue.
+    Of the chunks without a result those that had begun are suspects: one alone is blamed, several are tried again in
+    smaller company. Where the engine never says what it begins, the first one is blamed. All others go back to the
+    queue. ``at_start``: the engine was not ready yet, and no chunk had anything to do with it.
     """
 
-    def __init__(self, error_class: str, message: str) -> None:
+    def __init__(self, error_class: str, message: str, *, at_start: bool = False) -> None:
         super().__init__(message)
         self.error_class = error_class
+        self.at_start = at_start
+
+
+class More(Protocol):
+    """Where a session that is at work gets further chunks."""
+
+    def __call__(self, wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+        """Return up to ``wanted`` chunks that belong to the batch from now on; never blocks, may return none.
+
+        ``idle`` says how many the session could begin at once: near the end of the work it gets no more than those.
+        """
+        ...
+
+
+def nothing_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+    """Be the ``more`` of a batch that stays as it is."""
+    return ()
 
 
 class Session(Protocol):
     """One engine at work on one device.
 
-    ``process`` yields a result for every chunk of the batch (and ChunkStarted where the engine knows),
-    or fewer after ``interrupt``, or raises SessionBroken. ``interrupt`` and ``kill`` come from another thread.
+    ``process`` yields a result for every chunk of the batch and of what it got from ``more`` (and ChunkStarted where
+    the engine knows), or fewer after ``interrupt``, or raises SessionBroken. ``more`` is called in the same thread,
+    before the session runs dry; ``interrupt`` and ``kill`` come from another thread.
     """
 
     pid: int | None  # None: a new process for each chunk
 
-    def process(self, batch: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]: ...
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]: ...
 
     def interrupt(self) -> None: ...
 
@@ -120,7 +140,11 @@ class Engine(Protocol):
     """A way to analyse audio: knows how to start, and what its own success looks like."""
 
     name: str
-    takes_whole_share: bool  # True: one process works off a long list; False: one chunk after the other
+
+    @property
+    def wants(self) -> int:
+        """How many chunks a session likes to hold: a few if it asks for more, a batch if it takes only that."""
+        ...
 
     def check(self) -> None:
         """Raise NotHere when this engine cannot run on this machine."""

@@ -21,9 +21,10 @@ def run(
         typer.Argument(metavar="SOURCE", help="Manifest CSV, folder of audio, or a list of either."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder: run.toml, tasks/, later job.sqlite.")] = None,
-    engine: Annotated[str | None, typer.Option(help="hawkears (default), command or demo.")] = None,
+    engine: Annotated[str | None, typer.Option(help="hawkears (default), hawkears1, command or demo.")] = None,
     command: Annotated[
-        str | None, typer.Option(help="For --engine command: 'prog {input} {output}', run once per chunk.")
+        str | None,
+        typer.Option(help="For --engine command: 'prog {input} {output}' per chunk, or {inputs} {outputs} per batch."),
     ] = None,
     engine_arg: Annotated[
         list[str] | None, typer.Option(help="An argument for the engine; repeatable: --engine-arg=--threads=3.")

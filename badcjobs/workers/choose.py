@@ -30,12 +30,26 @@ def choose_engine(
     if name == "demo":
         return DemoEngine(args, environ=environ, launcher=launcher, clock=clock)
     if name == "command":
-        return CommandEngine(command or "", environ=environ, launcher=launcher, clock=clock)
-    from badcjobs.workers.hawkears2 import HawkEarsEngine
+        return CommandEngine(command or "", args=args, environ=environ, launcher=launcher, clock=clock)
+    if name == "hawkears1":
+        from badcjobs.workers.hawkears1 import HawkEars1Engine
 
-    program = [hawkears_python, "-c", _HAWKEARS_MAIN] if hawkears_python else [_find_hawkears(environ)]
+        return HawkEars1Engine(
+            hawkears_python or "python3",
+            root=hawkears_root,
+            extra_args=args,
+            environ=environ,
+            launcher=launcher,
+            clock=clock,
+            allow_cpu=allow_cpu,
+        )
+    from badcjobs.workers.hawkears2 import HawkEarsEngine
+    from badcjobs.workers.hawkears_python import python_of
+
+    script = _find_hawkears(environ)
     return HawkEarsEngine(
-        program=program,
+        program=[hawkears_python, "-c", _HAWKEARS_MAIN] if hawkears_python else [script],
+        python=hawkears_python or python_of(Path(script)),
         root=hawkears_root,
         extra_args=args,
         environ=environ,

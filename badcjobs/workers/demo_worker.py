@@ -1,12 +1,12 @@
 """The process behind the demo engine: reads WAV with the standard library and reports loud stretches.
 
-Started as ``python -m badcjobs.workers.demo_worker``; a JSON line per chunk in, a JSON line per chunk out.
+Started as ``python -m badcjobs.workers.demo_worker``; speaks as ``hawkears_worker`` does, which stands alone and so has
+the conversation in it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import wave
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from badcjobs.errors import BadInput
 from badcjobs.workers.failures import BAD_AUDIO
+from badcjobs.workers.hawkears_worker import Conversation
 
 _WINDOW_S = 0.1
 _ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
@@ -34,21 +35,25 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
 
 
 def main(args: Sequence[str]) -> None:
-    """Answer questions until the input ends."""
+    """Answer orders until the input ends."""
     options = parse_arguments(args)
-    for line in sys.stdin:
-        question = json.loads(line)
+    talk = Conversation()
+    talk.say("ready", threads=1, holds=2)
+    for order in talk.orders():
+        path = order["audio"]
+        talk.say("started", id=order["id"])
         try:
-            answer = analyse(question["audio"], options.threshold)
+            answer = analyse(path, options.threshold)
         except (OSError, EOFError, ValueError, wave.Error) as error:
             what = str(error) or "the file ends too early"
-            answer = {"error_class": BAD_AUDIO, "error": f"{question['audio']}: {what} (this engine reads PCM WAV)"}
+            answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what} (this engine reads PCM WAV)"}
         burn(options.burn_s)
-        print(json.dumps(answer), flush=True)
+        talk.say("failed" if "error" in answer else "done", id=order["id"], **answer)
+    talk.say("bye")
 
 
 def analyse(path: str, threshold: float) -> dict[str, object]:
-    """Return the length of a WAV file and its loud stretches as (start_ms, end_ms, score)."""
+    """Return the length of a WAV file and its loud stretches as (start_ms, end_ms, label, score, name)."""
     with wave.open(path, "rb") as audio:
         rate, width, channels = audio.getframerate(), audio.getsampwidth(), audio.getnchannels()
         if rate == 0 or width not in (*_ARRAY_TYPE, 3):
@@ -59,7 +64,7 @@ def analyse(path: str, threshold: float) -> dict[str, object]:
         raise ValueError("the audio ends before its header says")
     window = max(1, int(_WINDOW_S * rate)) * channels
     levels = list(_levels(raw, width, window))
-    return {"audio_s": audio_s, "detections": [list(d) for d in _stretches(levels, threshold, round(_WINDOW_S * 1000))]}
+    return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
 
 
 def _levels(raw: bytes, width: int, window: int) -> Iterator[float]:
@@ -77,13 +82,14 @@ def _levels(raw: bytes, width: int, window: int) -> Iterator[float]:
         yield max(max(part) - middle, middle - min(part)) / full
 
 
-def _stretches(levels: Sequence[float], threshold: float, window_ms: int) -> Iterator[tuple[int, int, float]]:
+def _stretches(levels: Sequence[float], threshold: float, window_ms: int) -> Iterator[list[int | str | float]]:
     start = None
     for number, level in enumerate([*levels, 0.0]):
         if level >= threshold:
             start = number if start is None else start
         elif start is not None:
-            yield start * window_ms, number * window_ms, round(max(levels[start:number]), 3)
+            score = round(max(levels[start:number]), 3)
+            yield [start * window_ms, number * window_ms, "LOUD", score, "Loud sound"]
             start = None
 
 

@@ -47,6 +47,14 @@ def parse_scores_csv(text: str) -> dict[str, list[Detection]]:
     return found
 
 
+def parse_labels_csv(text: str) -> dict[str, list[Detection]]:
+    """Map a recording's file name to its detections, from HawkEars 1's ``HawkEars_labels.csv``."""
+    found: dict[str, list[Detection]] = {}
+    for row, detection in _parse_table(text, _HAWKEARS_1):
+        found.setdefault(row["filename"], []).append(detection)
+    return found
+
+
 def parse_audacity_labels(text: str) -> list[Detection]:
     """Read HawkEars 2's ``<stem>_scores.txt``; an empty text means nothing was found.
 

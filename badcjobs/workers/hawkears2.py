@@ -1,10 +1,13 @@
-"""HawkEars 2 as it comes: one ``hawkears analyze`` process per device for a whole batch.
+"""HawkEars 2: what it needs before it can start, and which way it is run.
 
-Here is what it needs before it can start; ``hawkears2_session`` runs it and judges what it leaves.
+With its Python known our own worker program feeds it (``hawkears_worker``); without, or where it cannot be fed, it runs
+as it comes: one ``hawkears analyze`` process per batch (``hawkears2_session``).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,13 +15,19 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
-from badcjobs.seams import Clock, Launcher
+from badcjobs.seams import Clock, Launcher, Session
 from badcjobs.workers.hawkears2_session import HawkEarsSession
+from badcjobs.workers.hawkears_python import WORKER, probe_hawkears
 from badcjobs.workers.launch import worker_environment
+from badcjobs.workers.patience import Patience
+from badcjobs.workers.stream_session import StreamSession
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_THREADS = 3  # HawkEars' own
 _MOST_OMP_THREADS = 4  # more only fight over the cores
-# --quiet hides the device, --top stops early, and a filelist has the names from before staging.
+_BATCH = 4096  # for a process per batch: long enough to forget its start, short enough to share what is left
+# --quiet hides the device, --top stops early, and a filelist means the recordings of one call, which we never make.
 _OURS = ("-i", "--input", "-o", "--output", "-r", "--rtype", "--quiet", "--top", "--filelist")
 
 
@@ -28,11 +37,11 @@ class HawkEarsEngine:
     Parameters
     ----------
     program: the words that start it, ``["/path/to/hawkears"]``.
+    python: the Python that it is installed in; None: not known, and it can only be run as it comes.
     root: the folder with its models and settings (None: the current one); HawkEars works there.
     """
 
     name = "hawkears"
-    takes_whole_share = True
 
     def __init__(
         self,
@@ -44,19 +53,31 @@ class HawkEarsEngine:
         launcher: Launcher,
         clock: Clock,
         allow_cpu: bool,
+        python: str | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._program = list(program)
+        self._python = python
         self._root = root
         self._extra_args = list(extra_args)
         self._environ = environ
         self._launcher = launcher
         self._clock = clock
         self._allow_cpu = allow_cpu
+        self._patience = patience or Patience()
+
+    @property
+    def wants(self) -> int:
+        """What its threads work on and two behind them, or a batch."""
+        return _BATCH if self._python is None else _parse_threads(self._extra_args) + 2
 
     def check(self) -> None:
-        """Look for the program, for its models, and for options that would blind us."""
+        """Look for the program, for its models, and for options that would blind us; ask whether it can be fed."""
         self._check_arguments()
-        self._find_program()
+        if self._python is not None:
+            self._probe(self._find([self._python])[0])
+        if self._python is None:
+            self._find(self._program)
         models = (self._root or Path()).absolute() / "data" / "ckpt"
         if not any(models.glob("*.ckpt")):
             raise NotHere(
@@ -65,18 +86,55 @@ class HawkEarsEngine:
                 fix=f"cd {models.parent.parent} && hawkears init   (needs the network; or give --hawkears-root)",
             )
 
-    def open(self, plan: WorkerPlan, scratch: Path) -> HawkEarsSession:
-        """Prepare a place; the process starts with the batch."""
-        return HawkEarsSession(
-            [*self._find_program(), "analyze"],
-            self._extra_args,
-            root=self._root,
-            env=hawkears_environment(self._environ, plan, self._extra_args, scratch),
-            scratch=scratch,
+    def open(self, plan: WorkerPlan, scratch: Path) -> Session:
+        """Start a worker, or prepare a place where a process starts with each batch."""
+        env = hawkears_environment(self._environ, plan, self._extra_args, scratch)
+        must_use_cuda = _is_real(plan) and not self._allow_cpu
+        if self._python is None:
+            return HawkEarsSession(
+                [*self._find(self._program), "analyze"],
+                self._extra_args,
+                root=self._root,
+                env=env,
+                scratch=scratch,
+                launcher=self._launcher,
+                clock=self._clock,
+                must_use_cuda=must_use_cuda,
+                patience=self._patience,
+            )
+        scratch = scratch.absolute()
+        (scratch / "hawkears").mkdir(exist_ok=True)
+        return StreamSession(
+            [*self._find([self._python]), str(WORKER), str(scratch / "hawkears"), *self._extra_args],
+            env=env,
+            cwd=self._root,
+            log_file=scratch / "hawkears.log",
             launcher=self._launcher,
             clock=self._clock,
-            must_use_cuda=_is_real(plan) and not self._allow_cpu,
+            patience=self._patience,
+            must_use_cuda=must_use_cuda,
+            pin=plan.device.pin if plan.device else None,
         )
+
+    def _probe(self, python: str) -> None:
+        """Ask HawkEars' Python; one that cannot be fed is run as it comes, one that refuses the options not at all."""
+        answer = probe_hawkears(python, self._extra_args, environ=self._environ, cwd=self._root)
+        if answer.can_be_fed:
+            return
+        if (answer.problem or "").startswith("Error: "):
+            raise BadInput(
+                f"HawkEars does not understand --engine-arg {' '.join(self._extra_args)}",
+                why=(answer.problem or "").removeprefix("Error: "),
+                fix="hawkears analyze --help",
+            )
+        if "No module named 'hawkears'" in (answer.problem or ""):
+            raise NotHere(
+                f"{python} has no HawkEars",
+                why=answer.problem,
+                fix="badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python",
+            )
+        log.warning("HawkEars is run as it comes, a process per batch: %s", answer.problem)
+        self._python = None
 
     def _check_arguments(self) -> None:
         wrong = [arg for arg in self._extra_args if arg.split("=")[0] in _OURS]
@@ -87,16 +145,16 @@ class HawkEarsEngine:
                 fix="leave it out; --region, --date, --min_score, --threads and the like are fine",
             )
 
-    def _find_program(self) -> list[str]:
-        found = shutil.which(self._program[0], path=self._environ.get("PATH"))
+    def _find(self, program: Sequence[str]) -> list[str]:
+        found = shutil.which(program[0], path=self._environ.get("PATH"))
         if found is None:
             raise NotHere(
-                f"the HawkEars program {self._program[0]!r} was not found",
+                f"the HawkEars program {program[0]!r} was not found",
                 why="it is neither a file that can be run nor on PATH",
                 fix="badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python",
             )
         # HawkEars works in another folder. Links stay as they are: the Python of a venv is one.
-        return [str(Path(found).absolute()), *self._program[1:]]
+        return [str(Path(found).absolute()), *program[1:]]
 
 
 def hawkears_environment(
@@ -104,12 +162,28 @@ def hawkears_environment(
 ) -> dict[str, str]:
     """Return a worker's environment, its cores shared out among HawkEars' threads."""
     env = worker_environment(environ, plan)
-    # The first run compiles for half a minute; the workers of a task share what it made.
-    env.setdefault("NUMBA_CACHE_DIR", str(scratch.absolute().parent / "numba-cache"))
+    caches = find_caches(environ, scratch)
+    # The first run compiles for half a minute; the workers and the tasks after it share what it made.
+    for name, folder in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv")):
+        env.setdefault(name, str(caches / f"{folder}-cache"))
     if "OMP_NUM_THREADS" not in environ:
         share = plan.threads // _parse_threads(extra_args)
         env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, max(1, share)))
     return env
+
+
+def find_caches(environ: Mapping[str, str], scratch: Path) -> Path:
+    """Return the user's cache folder where it can be written, else one that the workers of this task share."""
+    home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
+    if home:
+        shared = Path(home) / "badcjobs"
+        try:
+            shared.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            pass  # many sites give compute nodes a home that cannot be written
+        if os.access(shared, os.W_OK):
+            return shared
+    return scratch.absolute().parent
 
 
 def _parse_threads(extra_args: Sequence[str]) -> int:

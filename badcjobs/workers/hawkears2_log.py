@@ -6,6 +6,8 @@ import re
 from collections import deque
 from pathlib import Path
 
+from badcjobs.workers.failures import CONFIGURATION, OUT_OF_MEMORY, classify
+
 LONGEST_ERROR = 2000
 
 _DEVICE = re.compile(r"Using (\w+) with \d+-model ensemble and (\d+) threads")
@@ -17,17 +19,8 @@ _ACCUSATION = re.compile(
 _UNHEARD = re.compile(
     r"No predictions generated for (?P<path>/.+) \(length=(?P<length>[\d.]+) seconds, audio_error=None\)"
 )
+_IMPORT_ERROR = re.compile(r"(?:Import|ModuleNotFound)Error: ")  # the end will tell whether it went on without
 _NOT_WRITTEN = re.compile(r"Failed to write Audacity labels to .*/(?P<stem>.+?)_scores\.txt")
-_OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED|\bMemoryError"
-)
-# Trying again changes nothing. An unknown location is among them because HawkEars only mentions it, then
-# goes on without the region's filter: every recording would be "done", with the wrong species.
-_MISCONFIGURED = re.compile(
-    r"Model checkpoint files not found|No checkpoints found in|No models loaded from|\.yaml not found"
-    r"|Error\. invalid |Error: location .* not found|No eBird county found"
-    r"|Error: (?:No such option|Invalid value|Option |Got unexpected|Missing )"
-)
 _SMALL_TALK = re.compile(
     r"^(?:[\d:.]+ )?(?:\*\*\* Install OpenVINO|Using \w+ with|For (?:faster|better)|Low-band classifier|Analyzing \d"
     r"|Elapsed time|Cancellation requested|Aborted!|$)"
@@ -45,7 +38,7 @@ class HawkEarsLog:
         self.unheard_s: dict[str, float] = {}  # path → length of audio too short to listen to
         self.not_written: set[str] = set()  # stems whose output it could not finish
         self._path = path
-        self._offset = 0
+        self.offset = 0  # how much it has said
         self._rest = b""
         self._accusations: dict[str, str] = {}
         self._last: deque[str] = deque(maxlen=12)
@@ -54,11 +47,11 @@ class HawkEarsLog:
         """Take in the lines that are new; the last one counts without its end only when ``final``."""
         try:
             with self._path.open("rb") as log:
-                log.seek(self._offset)
+                log.seek(self.offset)
                 fresh = log.read()
         except FileNotFoundError:
             return  # a launcher on another node may take its time
-        self._offset += len(fresh)
+        self.offset += len(fresh)
         *lines, self._rest = (self._rest + fresh).split(b"\n")
         if final:
             lines.append(self._rest)
@@ -79,9 +72,10 @@ class HawkEarsLog:
             self.device, self.threads = device[1], int(device[2])
         if not _SMALL_TALK.search(line):
             self._last.append(line)
-        if _OUT_OF_MEMORY.search(line):
+        error_class = classify(line)
+        if error_class == OUT_OF_MEMORY:
             self.out_of_memory = True
-        elif self.misconfigured is None and _MISCONFIGURED.search(line):
+        elif self.misconfigured is None and error_class == CONFIGURATION and not _IMPORT_ERROR.match(line):
             self.misconfigured = line
         if unheard := _UNHEARD.search(line):
             self.unheard_s[unheard["path"]] = float(unheard["length"])

@@ -5,7 +5,6 @@ HawkEars' exit code says nothing: it is 0 for a missing model and a broken file,
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 import threading
@@ -13,23 +12,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult
-from badcjobs.seams import Clock, Launcher, Process, SessionBroken
+from badcjobs.seams import Clock, Launcher, More, Process, SessionBroken, nothing_more
 from badcjobs.workers.detections import parse_audacity_labels
 from badcjobs.workers.failures import (
     BAD_AUDIO,
     BAD_OUTPUT,
     BATCH_LOST,
     CONFIGURATION,
-    ENGINE_CRASH,
+    EXIT_CODE,
+    HANG,
     NO_OUTPUT,
     NO_PROGRAM,
     NO_SPACE,
     OUT_OF_MEMORY,
     RAN_ON_CPU,
+    RETIRING,
+    classify,
+    signal_name,
+    signal_of,
 )
 from badcjobs.workers.hawkears2_log import HawkEarsLog
 from badcjobs.workers.hawkears2_outputs import POLL_S, Output, OutputWatch
 from badcjobs.workers.hawkears2_staging import NotStaged, Staged, stage_batch
+from badcjobs.workers.patience import Patience
 
 _SHORTEST_HEARD_S = 0.5
 
@@ -54,7 +59,9 @@ class HawkEarsSession:
         launcher: Launcher,
         clock: Clock,
         must_use_cuda: bool,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._program = list(program)
         self._extra_args = list(extra_args)
         self._root = root
@@ -84,7 +91,7 @@ class HawkEarsSession:
 
     # --- the life of a batch --------------------------------------------------------------------------------------
 
-    def process(self, batch: Sequence[Chunk]) -> Iterator[ChunkResult]:
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkResult]:
         """Yield what became of each chunk; after ``interrupt`` or ``kill`` only of those already decided."""
         run = _Run(self._scratch)
         try:
@@ -115,7 +122,7 @@ class HawkEarsSession:
                     break
             return placed
         except OSError as error:
-            raise SessionBroken(NO_SPACE, f"no place for the batch in {inputs}: {error}") from error
+            raise SessionBroken(NO_SPACE, f"no place for the batch in {inputs}: {error}", at_start=True) from error
 
     def _start(self, run: _Run) -> Process | None:
         argv = [*self._program, str(run.inputs), "-o", str(run.outputs), "--rtype", "csv+audacity", *self._extra_args]
@@ -125,7 +132,7 @@ class HawkEarsSession:
             try:
                 self._process = self._launcher.start(argv, env=self._env, cwd=self._root, stderr=run.log)
             except OSError as error:
-                raise SessionBroken(NO_PROGRAM, f"{argv[0]}: {error}") from error
+                raise SessionBroken(NO_PROGRAM, f"{argv[0]}: {error}", at_start=True) from error
             self.pid = self._process.pid
             return self._process
 
@@ -133,20 +140,26 @@ class HawkEarsSession:
         log, watch = HawkEarsLog(run.log), OutputWatch(staged, run.outputs)
         unfinished = {item.chunk.key: item for item in staged}
         last_end_ms = self._clock.now_ms()
+        last_word_s = self._clock.monotonic_s()
         exit_code = None
         while exit_code is None:
             self._clock.sleep(POLL_S)
+            words_before = log.offset
             was_silent = log.device is None
             exit_code = process.poll()  # asked first: then everything written before the end is seen below
             log.read_on()
-            outputs = watch.look(threads=log.threads, ended=exit_code is not None and not _was_killed(exit_code))
+            outputs = watch.look(threads=log.threads, ended=exit_code is not None and not signal_of(exit_code))
             log.read_on(final=exit_code is not None)  # again: an output counts only with all that was said before it
             self._refuse_what_cannot_work(log, bool(outputs))
             if was_silent and log.device is not None:
                 last_end_ms = self._clock.now_ms()
+            if outputs or log.offset != words_before:
+                last_word_s = self._clock.monotonic_s()
+            self._refuse_silence(log, list(unfinished.values()), self._clock.monotonic_s() - last_word_s)
             for output in outputs:
                 if output.staged.stem not in log.not_written:
                     result = self._result(output, last_end_ms)
+                    self._patience.learn((result.ended_at_ms - last_end_ms) / 1000, result.audio_s)
                     last_end_ms = result.ended_at_ms
                     del unfinished[output.staged.chunk.key]
                     yield result
@@ -161,6 +174,14 @@ class HawkEarsSession:
                 f"HawkEars took the {log.device or 'CPU'} although this worker has a GPU:"
                 " CUDA does not work here for its PyTorch, and on the CPU it uses fewer models",
             )
+
+    def _refuse_silence(self, log: HawkEarsLog, unfinished: Sequence[Staged], silent_s: float) -> None:
+        lengths = [item.chunk.audio_s for item in unfinished]
+        limit_s = self._patience.start_s
+        if log.device is not None:
+            limit_s = self._patience.limit_s(None if None in lengths else max((n or 0.0 for n in lengths), default=0.0))
+        if silent_s >= limit_s:
+            raise SessionBroken(HANG, f"no word from HawkEars for {silent_s:.0f} s", at_start=log.device is None)
 
     # --- verdicts -------------------------------------------------------------------------------------------------
 
@@ -189,7 +210,7 @@ class HawkEarsSession:
         if not unexplained or self._stopping:
             return
         error_class, error = explain_end(log, exit_code)
-        if error_class == CONFIGURATION or len(unexplained) == of > 1:
+        if error_class == CONFIGURATION or error_class in RETIRING or len(unexplained) == of > 1:
             # Not one recording came through. Halving thousands of chunks would start HawkEars thousands of times.
             raise SessionBroken(error_class, error)
         for chunk in unexplained:
@@ -241,13 +262,9 @@ def explain_end(log: HawkEarsLog, exit_code: int) -> tuple[str, str]:
     said = log.last_words()
     if log.out_of_memory:
         return OUT_OF_MEMORY, said
-    if log.device is None and re.search(r"^(?:Import|ModuleNotFound)Error: ", said, re.MULTILINE):
-        return CONFIGURATION, said
-    if _was_killed(exit_code):
-        number = -exit_code if exit_code < 0 else exit_code - 128
-        return ENGINE_CRASH, f"{said}\nHawkEars was ended by signal {number}".strip()
-    return NO_OUTPUT, f"{said}\nHawkEars ended with exit code {exit_code} and no output".strip()
-
-
-def _was_killed(exit_code: int) -> bool:
-    return exit_code < 0 or exit_code > 128  # a shell or a container in between says 128 + n
+    error_class = classify(said, exit_code)
+    if error_class in (EXIT_CODE, BAD_AUDIO) or (error_class == CONFIGURATION and log.device is not None):
+        error_class = NO_OUTPUT  # its exit code says nothing, and the audio that it complained of is not this one
+    signum = signal_of(exit_code)
+    how = f"HawkEars was ended by {signal_name(signum)}, signal {signum}" if signum else ""
+    return error_class, f"{said}\n{how or f'HawkEars ended with exit code {exit_code} and no output'}".strip()

@@ -37,8 +37,8 @@ class NotStaged:
     why: str
 
 
-def stage_batch(batch: Sequence[Chunk], folder: Path) -> Iterator[Staged | NotStaged]:
-    """Place each chunk's audio in the new folder.
+def stage_batch(batch: Sequence[Chunk], folder: Path, *, may_link: bool = True) -> Iterator[Staged | NotStaged]:
+    """Place each chunk's audio in the new folder; ``may_link``: by a symbolic link too, where nothing else does.
 
     A full disk raises OSError: that is no chunk's fault.
     """
@@ -47,7 +47,8 @@ def stage_batch(batch: Sequence[Chunk], folder: Path) -> Iterator[Staged | NotSt
     stems: set[str] = set()
     for number, chunk in enumerate(batch):
         try:
-            path = _place(Path(chunk.audio_path), folder / staged_name(number, Path(chunk.audio_path)), stems)
+            place = folder / staged_name(number, Path(chunk.audio_path))
+            path = _place(Path(chunk.audio_path), place, stems if may_link else None)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -66,7 +67,7 @@ def staged_name(number: int, audio: Path) -> str:
     return f"c{number:06d}~{readable}{audio.suffix}"
 
 
-def _place(audio: Path, place: Path, stems: set[str]) -> Path:
+def _place(audio: Path, place: Path, stems: set[str] | None) -> Path:
     """Bring the audio to ``place`` and return the path that HawkEars will see."""
     target = audio.resolve(strict=True)
     if not target.is_file():
@@ -76,7 +77,7 @@ def _place(audio: Path, place: Path, stems: set[str]) -> Path:
         return place
     except OSError:
         pass  # another file system, or a file that is not ours: the usual case on a cluster
-    if target.name == audio.name and target.stem.casefold() not in stems:
+    if stems is not None and target.name == audio.name and target.stem.casefold() not in stems:
         place.symlink_to(target)  # HawkEars will use the target's name, and here that does no harm
         return target
     shutil.copyfile(target, place)

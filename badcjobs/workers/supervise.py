@@ -8,32 +8,18 @@ from __future__ import annotations
 
 import logging
 import queue
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, Journal, SessionBroken
-from badcjobs.workers.failures import CONFIGURATION, DEATHS, NO_OUTPUT, RAN_ON_CPU, TERMINATED
+from badcjobs.workers.failures import BATCH_LOST, CONFIGURATION, NO_OUTPUT, TERMINATED, WORKER_DIED
+from badcjobs.workers.judge import Judge
+from badcjobs.workers.judge import RetryPolicy as RetryPolicy
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_thread import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
 
 log = logging.getLogger(__name__)
-
-_TERMINATIONS_FORGIVEN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often and how soon a chunk is tried again."""
-
-    retries: int = 2
-    backoff_s: float = 1.0
-    longest_backoff_s: float = 60.0
-    hopeless_after: int = 25  # chunks failed for good with none done: the engine does not work here
-
-    def rest_s(self, failures: int) -> float:
-        """Return how long a chunk rests after its n-th failure."""
-        return min(self.longest_backoff_s, self.backoff_s * 2.0 ** (failures - 1))
 
 
 @dataclass
@@ -45,16 +31,6 @@ class Tally:
     tries: int = 0
     hopeless: str | None = None  # why nothing more was tried
     retired: list[str] = field(default_factory=list)  # why workers ended before the work did
-
-
-@dataclass
-class _Tries:
-    """What a chunk that did not work at once has been through."""
-
-    total: int = 0
-    failures: int = 0
-    deaths: int = 0
-    terminations: int = 0
 
 
 class Supervisor:
@@ -75,7 +51,8 @@ class Supervisor:
         self._journal = journal
         self._clock = clock
         self._policy = policy
-        self._queue = WorkQueue(clock, workers=len(plans), whole_share=engine.takes_whole_share)
+        self._judge = Judge(policy)
+        self._queue = WorkQueue(clock, workers=len(plans), wants=engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
         self._threads = [
             WorkerThread(
@@ -91,7 +68,6 @@ class Supervisor:
         ]
         self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
         self._failed_openings: dict[int, int] = {}
-        self._tries: dict[tuple[str, str], _Tries] = {}
         self._started_ms: dict[tuple[str, str], int] = {}
         self.draining = False
         self.killed = False
@@ -152,7 +128,6 @@ class Supervisor:
         elif isinstance(event, BatchOver):
             self._on_batch_over(plan, event)
         elif isinstance(event, Opened):
-            self._failed_openings.pop(plan.slot, None)
             self._worker_ids[plan.slot] = self._journal.worker_started(
                 device_id=plan.device_id, pid=event.pid, engine=self._engine.name, at_ms=event.at_ms
             )
@@ -167,7 +142,7 @@ class Supervisor:
         self._started_ms[event.chunk.key] = event.at_ms
         self._journal.attempt_started(
             event.chunk,
-            try_number=self._try_number(event.chunk),
+            try_number=self._judge.try_number(event.chunk),
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
             at_ms=event.at_ms,
@@ -177,90 +152,100 @@ class Supervisor:
         if self.killed and not result.ok:
             self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
             return
+        if result.charged and result.error_class == WORKER_DIED and self._judge.forgives(result.chunk, WORKER_DIED):
+            self._settle(plan, replace(result, charged=False))
+            self._queue.put_back([result.chunk], rest_s=self._policy.backoff_s, alone=True)
+            return
+        self._settle(plan, result)
+
+    def _settle(self, plan: WorkerPlan, result: ChunkResult) -> None:
+        """Write down what became of a chunk; uncharged ones are put back by the caller, who knows their company."""
         self._started_ms.pop(result.chunk.key, None)
-        status, rest_s = self._judge(result)
+        try_number = self._judge.try_number(result.chunk)
+        sentence = self._judge.sentence(result)
         self.tally.tries += 1
         self._journal.attempt_ended(
             result,
-            status=status,
-            try_number=self._try_number(result.chunk),
+            status=sentence.status,
+            try_number=try_number,
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
         )
-        if status == "pending":
-            self._tries[result.chunk.key].total += 1
-            if result.charged:  # the others go back together, when their batch is over
-                self._queue.put_back([result.chunk], rest_s=rest_s)
+        if sentence.status == "pending":
+            if result.charged:
+                log.warning(
+                    "%s failed (%s), try %d; again in %.1f s",
+                    result.chunk.name, result.error_class, try_number, sentence.rest_s,
+                )  # fmt: skip
+                self._queue.put_back([result.chunk], rest_s=sentence.rest_s, alone=sentence.alone)
             return
-        self._tries.pop(result.chunk.key, None)
         self._queue.finish()
-        if status == "done":
+        if sentence.status == "done":
             self.tally.done += 1
         else:
             self.tally.failed += 1
             log.error("%s failed for good (%s): %s", result.chunk.name, result.error_class, _last_line(result.error))
             self._give_up_if_hopeless(result)
 
-    def _judge(self, result: ChunkResult) -> tuple[str, float]:
-        """Return the chunk's new state, and how long it rests when that is 'pending'."""
-        if result.ok:
-            return "done", 0.0
-        tries = self._tries.setdefault(result.chunk.key, _Tries())
-        if not result.charged:
-            return "pending", 0.0
-        tries.failures += 1
-        tries.deaths += result.error_class in DEATHS
-        if tries.failures <= self._policy.retries:
-            rest_s = self._policy.rest_s(tries.failures)
-            log.warning(
-                "%s failed (%s), try %d of %d; again in %.1f s",
-                result.chunk.name, result.error_class, tries.failures, self._policy.retries + 1, rest_s,
-            )  # fmt: skip
-            return "pending", rest_s
-        return ("poison" if tries.deaths >= 2 else "failed"), 0.0
-
-    def _try_number(self, chunk: Chunk) -> int:
-        tries = self._tries.get(chunk.key)
-        return 1 if tries is None else tries.total + 1
-
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
-        suspects = [result.chunk for result in event.lost]
-        unanswered = event.unanswered
-        if event.broken is not None and not self.killed:
-            if event.broken.error_class == CONFIGURATION:
-                self._give_up(str(event.broken))
-            elif event.broken.error_class == RAN_ON_CPU:
-                self.tally.retired.append(str(event.broken))
-                log.error("worker %d retires: %s", plan.slot, event.broken)
-            elif unanswered and not self._forgiven(unanswered[0], event.broken):
-                self._on_result(plan, self._blame(unanswered.pop(0), event.broken, event.at_ms))
+        suspects = [] if self.killed else [result.chunk for result in event.lost]
+        left = {chunk.key: chunk for chunk in event.unanswered}
+        rest_s = self._policy.backoff_s if event.broken else 0.0
+        if event.broken is not None and event.broken.at_start:
+            rest_s = self._after_a_failed_opening(plan, event.broken)
+        else:
+            self._failed_openings.pop(plan.slot, None)
+        for result in self._accuse(plan, event):
+            del left[result.chunk.key]
+            if result.charged:
+                self._on_result(plan, result)
+            else:
+                self._settle(plan, result)
+                suspects.append(result.chunk)
         # Nobody knows which of these took the others down: halves tell, in a few rounds.
         for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
             if half:
-                self._queue.put_back(half)
-        if event.broken is None and not self.draining:
-            silent = SessionBroken(NO_OUTPUT, "the engine went on without a word about this chunk")
-            while unanswered:
-                self._on_result(plan, self._blame(unanswered.pop(0), silent, event.at_ms))
-        if unanswered:
-            self._queue.put_back(unanswered, rest_s=self._policy.backoff_s if event.broken else 0.0)
+                self._queue.put_back(half, alone=True)
+        if left:
+            self._queue.put_back(list(left.values()), rest_s=rest_s)
 
-    def _forgiven(self, chunk: Chunk, broken: SessionBroken) -> bool:
-        """Say whether a chunk is innocent of its worker's end: Slurm's TERM reaches workers as well as us."""
-        if broken.error_class != TERMINATED:
-            return False
-        tries = self._tries.setdefault(chunk.key, _Tries())
-        tries.terminations += 1
-        return tries.terminations <= _TERMINATIONS_FORGIVEN
+    def _accuse(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
+        """Return a result for each chunk that may have broken its session, or was passed over in silence."""
+        broken = event.broken
+        if broken is None:
+            silent = SessionBroken(NO_OUTPUT, "the engine went on without a word about this chunk")
+            passed_over = [] if self.draining else event.unanswered
+            return [self._blame(chunk, silent, event.at_ms) for chunk in passed_over]
+        if self.killed:
+            return []
+        if broken.error_class == CONFIGURATION:
+            self._give_up(str(broken))
+            return []
+        if event.retires:
+            self.tally.retired.append(str(broken))
+            log.error("worker %d retires (%s): %s", plan.slot, broken.error_class, broken)
+            return []
+        accused = [] if broken.at_start else event.begun or event.unanswered[:1]
+        if broken.error_class == TERMINATED:
+            accused = [chunk for chunk in accused if not self._judge.forgives(chunk, TERMINATED)]
+        if len(accused) == 1:
+            return [self._blame(accused[0], broken, event.at_ms)]
+        why = f"lost with {len(accused)} in progress ({broken.error_class}): {_last_line(str(broken))}"
+        lost = SessionBroken(BATCH_LOST, why)
+        return [replace(self._blame(chunk, lost, event.at_ms), charged=False) for chunk in accused]
 
     def _blame(self, chunk: Chunk, broken: SessionBroken, at_ms: int) -> ChunkResult:
         started_at_ms = self._started_ms.get(chunk.key, at_ms)
         return ChunkResult(chunk, started_at_ms, at_ms, error_class=broken.error_class, error=str(broken))
 
     def _on_not_opened(self, plan: WorkerPlan, event: NotOpened) -> None:
+        self._queue.put_back(event.batch, rest_s=self._after_a_failed_opening(plan, event.error))
+
+    def _after_a_failed_opening(self, plan: WorkerPlan, error: Exception) -> float:
+        """Return how long to wait before the engine is started again."""
         failures = self._failed_openings[plan.slot] = self._failed_openings.get(plan.slot, 0) + 1
-        log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, event.error)
-        self._queue.put_back(event.batch, rest_s=self._policy.rest_s(failures))
+        log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, error)
+        return self._policy.rest_s(failures)
 
     def _give_up_if_hopeless(self, result: ChunkResult) -> None:
         if self.tally.done == 0 and self.tally.failed >= self._policy.hopeless_after:

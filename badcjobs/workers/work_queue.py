@@ -8,30 +8,39 @@ import math
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from badcjobs.model import Chunk
 from badcjobs.seams import Clock
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What a worker takes at once."""
+
+    chunks: list[Chunk]
+    alone: bool = False  # suspects: nothing else may be in the engine with them
+
+
 class WorkQueue:
-    """Hands out batches to worker threads; a chunk is handed out again only after ``put_back``.
+    """Hands out chunks to worker threads, the longest first; a chunk comes again only after ``put_back``.
 
     ``take`` blocks while others' chunks in flight may still come back, and returns None when there
-    is nothing left to do or the queue drains.
+    is nothing left to do or the queue drains. ``more`` never blocks: it keeps a worker fed that has some already.
     """
 
-    # Whole shares are cut here, so that a million chunks are never in memory at once.
-    LONGEST_SHARE = 20_000
+    WINDOW = 16_384  # so many wait here at most: a million chunks are never in memory at once
 
-    def __init__(self, clock: Clock, *, workers: int, whole_share: bool) -> None:
+    def __init__(self, clock: Clock, *, workers: int, wants: int) -> None:
         self._clock = clock
         self._workers = max(1, workers)
-        self._whole_share = whole_share
-        self._waiting: deque[Chunk] = deque()
-        self._ready: deque[list[Chunk]] = deque()  # batches that must stay together, and alone
-        self._resting: list[tuple[float, int, list[Chunk]]] = []
+        self._wants = wants  # how many chunks a worker likes to hold
+        self._waiting: list[tuple[bool, float, int, Chunk]] = []
+        self._suspects: deque[Batch] = deque()
+        self._resting: list[tuple[float, int, Batch]] = []
         self._sequence = itertools.count()
         self._shares_left = self._workers
+        self._summoned = 0  # workers that come to an end for the sake of suspects
         self._in_flight = 0
         self._complete = False
         self._draining = False
@@ -39,44 +48,65 @@ class WorkQueue:
 
     @property
     def room(self) -> int:
-        """How many more chunks the queue would like to hold."""
-        wanted = self.LONGEST_SHARE * self._workers if self._whole_share else 64 * self._workers
+        """How many more chunks the queue would like; 0 while it is half full, so that the source is asked rarely."""
         with self._changed:
-            return max(0, wanted - len(self._waiting))
+            waiting = len(self._waiting)
+            return 0 if waiting > self.WINDOW // 2 else self.WINDOW - waiting
 
     def add(self, chunks: Sequence[Chunk], *, complete: bool) -> None:
         """Add fresh chunks; ``complete``: the source has no more."""
         with self._changed:
-            self._waiting.extend(chunks)
+            for chunk in chunks:
+                self._push(chunk)
             self._complete = complete
             if chunks:
                 self._shares_left = self._workers
             self._changed.notify_all()
 
-    def take(self) -> list[Chunk] | None:
+    def take(self) -> Batch | None:
         """Return the next batch; block until there is one; None: no more work."""
         with self._changed:
             while not self._draining:
                 batch = self._next_batch()
-                if batch:
-                    self._in_flight += len(batch)
+                if batch.chunks:
+                    self._in_flight += len(batch.chunks)
                     return batch
                 if self._is_over():
                     return None
                 self._changed.wait(self._rest_s())
             return None
 
+    def more(self, wanted: int, *, idle: int) -> list[Chunk] | None:
+        """Return up to ``wanted`` chunks for a worker that holds some; None: come to an end, suspects wait.
+
+        Near the end of the work nobody hoards: then there are only as many as the worker could begin now (``idle``).
+        """
+        with self._changed:
+            self._end_rests()
+            if self._draining:
+                return []
+            if len(self._suspects) > self._summoned:
+                self._summoned += 1
+                return None
+            plenty = len(self._waiting) - self._workers * self._wants
+            count = min(len(self._waiting), max(idle, min(wanted, plenty)))
+            fresh = [self._pop() for _ in range(count)]
+            self._in_flight += len(fresh)
+            return fresh
+
     def finish(self, count: int = 1) -> None:
         """Take note that chunks in flight are settled."""
         with self._changed:
             self._in_flight -= count
-            self._changed.notify_all()
+            if self._in_flight == 0:  # nobody waits for less
+                self._changed.notify_all()
 
-    def put_back(self, batch: list[Chunk], *, rest_s: float = 0.0) -> None:
-        """Return chunks in flight to the queue, to be tried again together after a rest."""
+    def put_back(self, chunks: list[Chunk], *, rest_s: float = 0.0, alone: bool = False) -> None:
+        """Return chunks in flight to the queue, to be tried again after a rest; ``alone``: together, without others."""
         with self._changed:
-            self._in_flight -= len(batch)
-            heapq.heappush(self._resting, (self._clock.monotonic_s() + rest_s, next(self._sequence), batch))
+            self._in_flight -= len(chunks)
+            due_s = self._clock.monotonic_s() + rest_s
+            heapq.heappush(self._resting, (due_s, next(self._sequence), Batch(chunks, alone)))
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -85,24 +115,38 @@ class WorkQueue:
             self._draining = True
             self._changed.notify_all()
 
-    def _next_batch(self) -> list[Chunk]:
+    # --- with the lock held ---------------------------------------------------------------------------------------
+
+    def _push(self, chunk: Chunk, *, first: bool = False) -> None:
+        # A length that nobody knows may be the longest of all.
+        length_s = math.inf if chunk.audio_s is None else chunk.audio_s
+        heapq.heappush(self._waiting, (not first, -length_s, next(self._sequence), chunk))
+
+    def _pop(self) -> Chunk:
+        return heapq.heappop(self._waiting)[3]
+
+    def _next_batch(self) -> Batch:
+        self._end_rests()
+        if self._suspects:
+            self._summoned = max(0, self._summoned - 1)
+            return self._suspects.popleft()
+        size = min(self._wants, math.ceil(len(self._waiting) / self._shares_left))
+        if size:
+            self._shares_left = self._shares_left - 1 or self._workers
+        return Batch([self._pop() for _ in range(size)])
+
+    def _end_rests(self) -> None:
         now_s = self._clock.monotonic_s()
         while self._resting and self._resting[0][0] <= now_s:
-            self._ready.append(heapq.heappop(self._resting)[2])
-        if self._ready:
-            return self._ready.popleft()
-        size = min(self._fair_share(), len(self._waiting))
-        return [self._waiting.popleft() for _ in range(size)]
-
-    def _fair_share(self) -> int:
-        if not self._whole_share:
-            return 1
-        share = math.ceil(len(self._waiting) / self._shares_left)
-        self._shares_left = max(1, self._shares_left - 1)
-        return min(share, self.LONGEST_SHARE)
+            batch = heapq.heappop(self._resting)[2]
+            if batch.alone:
+                self._suspects.append(batch)
+            else:
+                for chunk in batch.chunks:
+                    self._push(chunk, first=True)
 
     def _is_over(self) -> bool:
-        return self._complete and not (self._waiting or self._ready or self._resting or self._in_flight)
+        return self._complete and not (self._waiting or self._suspects or self._resting or self._in_flight)
 
     def _rest_s(self) -> float | None:
         return max(0.0, self._resting[0][0] - self._clock.monotonic_s()) if self._resting else None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, Session, SessionBroken
-from badcjobs.workers.failures import RAN_ON_CPU
-from badcjobs.workers.work_queue import WorkQueue
+from badcjobs.workers.failures import GPU_ERROR, GPU_LOST, RETIRING, TERMINATED, WORKER_DIED
+from badcjobs.workers.work_queue import Batch, WorkQueue
+
+_PATIENCE_WITH_KILLERS = 5  # an engine that somebody else ends while it starts is started that much more often
+_GPU_ERRORS = 3  # so many in a row, with nothing done between them, and it is not the chunks
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class BatchOver:
     """A batch has come to its end: what has no result, what was lost in company, and what broke the session."""
 
     unanswered: list[Chunk]
+    begun: list[Chunk]  # those of them that the engine had begun
     lost: list[ChunkResult]
     broken: SessionBroken | None
     at_ms: int
+    retires: bool = False  # the worker ends with it
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,40 @@ class Crashed:
     """A bug of ours in this thread; raised again where the CLI can see it."""
 
     error: BaseException
+
+
+@dataclass
+class _Held:
+    """The chunks in a worker's hands, from the moment they left the queue until they have a result."""
+
+    queue: WorkQueue
+    alone: bool
+    unanswered: dict[tuple[str, str], Chunk] = field(default_factory=dict)
+    begun: dict[tuple[str, str], Chunk] = field(default_factory=dict)
+    lost: list[ChunkResult] = field(default_factory=list)
+    done: int = 0
+
+    def more(self, wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+        """Get further chunks for the session at work (seams.More)."""
+        if self.alone or (wanted <= 0 and idle <= 0):
+            return ()
+        fresh = self.queue.more(wanted, idle=idle)
+        if fresh is None:
+            self.alone = True  # suspects wait for a worker with nothing else in hand
+            return ()
+        self.unanswered.update((chunk.key, chunk) for chunk in fresh)
+        return fresh
+
+    def note(self, news: ChunkStarted | ChunkResult) -> None:
+        """Keep account of what the session says."""
+        if isinstance(news, ChunkStarted):
+            self.begun[news.chunk.key] = news.chunk
+            return
+        self.unanswered.pop(news.chunk.key, None)
+        self.begun.pop(news.chunk.key, None)
+        self.done += news.ok
+        if not news.charged:
+            self.lost.append(news)
 
 
 Event = Opened | Closed | NotOpened | BatchOver | Crashed | ChunkStarted | ChunkResult
@@ -82,6 +121,7 @@ class WorkerThread:
         self._session: Session | None = None
         self._interrupted = False
         self._killed = False
+        self._gpu_errors = 0  # in a row
         self._thread = threading.Thread(target=self._run, name=f"worker-{plan.slot}", daemon=True)
 
     # --- called from outside --------------------------------------------------------------------------------------
@@ -125,16 +165,17 @@ class WorkerThread:
                 session = self._session or self._open()
             except (BadcjobsError, OSError) as error:
                 failed_openings += 1
-                self._report(NotOpened(batch, error))
+                self._report(NotOpened(batch.chunks, error))
                 if failed_openings >= self._openings:
                     break  # the other workers go on without this one
                 continue
-            failed_openings = 0
-            broken = self._process(session, batch)
-            if broken is not None:
+            over = self._process(session, batch, failed_openings)
+            at_start = over.broken is not None and over.broken.at_start
+            failed_openings = failed_openings + 1 if at_start else 0
+            if over.broken is not None:
                 self._close()
-                if broken.error_class == RAN_ON_CPU:
-                    break  # a new process would do the same; the other workers go on
+            if over.retires:
+                break  # a new process would do the same; the other workers go on
         self._close()
 
     def _open(self) -> Session:
@@ -147,22 +188,43 @@ class WorkerThread:
             session.kill()
         return session
 
-    def _process(self, session: Session, batch: list[Chunk]) -> SessionBroken | None:
-        """Feed one batch to the session; return what broke it."""
-        unanswered = {chunk.key: chunk for chunk in batch}
-        lost: list[ChunkResult] = []
+    def _process(self, session: Session, batch: Batch, failed_openings: int) -> BatchOver:
+        """Feed one batch, and what comes after it, to the session; report and return how it ended."""
+        held = _Held(self._queue, batch.alone, {chunk.key: chunk for chunk in batch.chunks})
         broken: SessionBroken | None = None
         try:
-            for news in session.process(batch):
-                if isinstance(news, ChunkResult):
-                    unanswered.pop(news.chunk.key, None)
-                    if not news.charged:
-                        lost.append(news)
+            for news in session.process(batch.chunks, held.more):
+                held.note(news)
                 self._report(news)
         except SessionBroken as error:
             broken = error
-        self._report(BatchOver(list(unanswered.values()), lost, broken, self._clock.now_ms()))
-        return broken
+        if held.done:
+            self._gpu_errors = 0
+        if (
+            broken is not None and broken.error_class == GPU_ERROR and not batch.alone
+        ):  # suspects say nothing of the GPU
+            self._gpu_errors += 1
+        broken, retires = self._judge_end(broken, failed_openings)
+        over = BatchOver(
+            list(held.unanswered.values()),
+            list(held.begun.values()),
+            held.lost,
+            broken,
+            self._clock.now_ms(),
+            retires,
+        )
+        self._report(over)
+        return over
+
+    def _judge_end(self, broken: SessionBroken | None, failed_openings: int) -> tuple[SessionBroken | None, bool]:
+        """Say whether what broke the session is a reason to go; errors of one GPU without end mean that it is lost."""
+        if broken is None:
+            return None, False
+        if self._gpu_errors >= _GPU_ERRORS:
+            why = f"{_GPU_ERRORS} errors in a row on this device; the last one: {broken}"
+            return SessionBroken(GPU_LOST, why), True
+        limit = self._openings * (_PATIENCE_WITH_KILLERS if broken.error_class in (WORKER_DIED, TERMINATED) else 1)
+        return broken, broken.error_class in RETIRING or (broken.at_start and failed_openings + 1 >= limit)
 
     def _close(self) -> None:
         session, self._session = self._session, None

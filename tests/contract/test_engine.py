@@ -1,6 +1,7 @@
 """What every Engine promises; each implementation brings a bench with audio that it can hear and audio that it cannot.
 
-HawkEars runs as a stand-in program here; ``tests/flow/test_hawkears_engine.py`` holds the same against the real one.
+HawkEars is a stand-in here, as a package, as a program and as version 1; ``tests/flow/test_hawkears_engine.py`` holds
+the same against the real one.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from typing import Protocol
 import psutil
 import pytest
 from support.audio import make_wav
-from support.fake_hawkears import install_fake_hawkears, make_fake_root
+from support.fake_hawkears import hear, install_fake_hawkears, make_fake_root
+from support.fake_hawkears1 import make_fake_hawkears1
+from support.fake_hawkears_package import fake_package_environ
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from badcjobs.seams import Engine, Session, SessionBroken
+from badcjobs.seams import Engine, More, Session, SessionBroken, nothing_more
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo import DemoEngine
-from badcjobs.workers.detections import parse_scores_csv
+from badcjobs.workers.hawkears1 import HawkEars1Engine
 from badcjobs.workers.hawkears2 import HawkEarsEngine
 from badcjobs.workers.launch import TASK_MARK, SubprocessLauncher
 
@@ -48,6 +51,20 @@ with open(target, "w") as table:
 """
 
 
+PROGRAM_FOR_MANY = """\
+import os, pathlib, sys, time, wave
+for source in open(sys.argv[1]).read().splitlines():
+    time.sleep(float(os.environ.get("SLOW_S", "0")))
+    try:
+        wave.open(source).close()
+    except Exception as error:
+        print(f"cannot hear {source}: {error!r}", file=sys.stderr)
+        continue
+    table = pathlib.Path(sys.argv[2], pathlib.Path(source).stem + ".csv")
+    table.write_text("start_time,end_time,label,score\\n0.3,0.6,LOUD,0.9\\n")
+"""
+
+
 class Bench(Protocol):
     """How to make one kind of engine, and what it hears."""
 
@@ -57,7 +74,7 @@ class Bench(Protocol):
 
     def broken_engine(self, launcher: SubprocessLauncher) -> Engine: ...
 
-    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         """Return (start_ms, end_ms) of what there is to hear."""
         ...
 
@@ -75,7 +92,7 @@ class DemoBench:
     def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
         return DemoEngine(["--no-such-option"], environ=environment(), launcher=launcher, clock=CLOCK)
 
-    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         return {(300, 600)}
 
 
@@ -94,12 +111,28 @@ class CommandBench:
         template = "/no/such/program {input} {output}"
         return CommandEngine(template, environ=environment(), launcher=launcher, clock=CLOCK)
 
-    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
+    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         return {(300, 600)}
 
 
+class CommandBatchBench(CommandBench):
+    bad_class = "no_output"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._program.write_text(PROGRAM_FOR_MANY)
+
+    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+        template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{inputs}} {{outputs}}"
+        environ = environment(SLOW_S=str(slow_s))
+        return CommandEngine(template, args=["--batch=4"], environ=environ, launcher=launcher, clock=CLOCK)
+
+
 class HawkEarsBench:
+    """The stand-in package, fed through our worker program in this Python."""
+
     bad_class = "bad_audio"
+    shape = ""
 
     def __init__(self, folder: Path) -> None:
         self._program = install_fake_hawkears(folder / "bin")
@@ -109,30 +142,73 @@ class HawkEarsBench:
         return self._make(self._root, launcher, slow_s)
 
     def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
-        return self._make(self._root / "no-models-here", launcher, 0.0)
+        (self._root / "empty").mkdir()
+        return self._make(self._root / "empty", launcher, 0.0)
+
+    @property
+    def python(self) -> str | None:
+        return sys.executable
 
     def _make(self, root: Path, launcher: SubprocessLauncher, slow_s: float) -> Engine:
         return HawkEarsEngine(
             [str(self._program)],
+            python=self.python,
+            root=root,
+            extra_args=["--threads", "1"],
+            environ=environment(FAKE_HAWKEARS_S=str(slow_s), FAKE_HAWKEARS_SHAPE=self.shape, **fake_package_environ()),
+            launcher=launcher,
+            clock=CLOCK,
+            allow_cpu=True,
+        )
+
+    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
+        heard = hear(Path(chunk.audio_path).read_bytes())
+        return {(round(start_s * 1000), round(end_s * 1000)) for start_s, end_s, *_ in heard}
+
+
+class HawkEarsInListsBench(HawkEarsBench):
+    """The stand-in package with an inner shape that we do not know."""
+
+    shape = "other"
+
+
+class HawkEarsProgramBench(HawkEarsBench):
+    """The stand-in program, a process per batch."""
+
+    python = None
+
+
+class HawkEars1Bench(HawkEarsBench):
+    def __init__(self, folder: Path) -> None:
+        self._root = make_fake_hawkears1(folder / "HawkEars")
+
+    def _make(self, root: Path, launcher: SubprocessLauncher, slow_s: float) -> Engine:
+        return HawkEars1Engine(
+            sys.executable,
             root=root,
             extra_args=["--threads", "1"],
             environ=environment(FAKE_HAWKEARS_S=str(slow_s)),
             launcher=launcher,
             clock=CLOCK,
             allow_cpu=True,
+            batch=4,
         )
 
-    def expected(self, chunk: Chunk, scratch: Path) -> set[tuple[int, int]]:
-        table = parse_scores_csv((scratch / "out-1" / "scores.csv").read_text())
-        [found] = [rows for stem, rows in table.items() if stem.endswith(Path(chunk.audio_path).stem)]
-        return {(detection.start_ms, detection.end_ms) for detection in found}
+
+BENCHES: dict[str, Callable[[Path], Bench]] = {
+    "demo": lambda folder: DemoBench(),
+    "command": CommandBench,
+    "command for many": CommandBatchBench,
+    "hawkears": HawkEarsBench,
+    "hawkears in lists": HawkEarsInListsBench,
+    "hawkears as it comes": HawkEarsProgramBench,
+    "hawkears1": HawkEars1Bench,
+}
 
 
-@pytest.fixture(params=["demo", "command", "hawkears"])
+@pytest.fixture(params=BENCHES)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    if request.param == "demo":
-        return DemoBench()
-    return CommandBench(tmp_path) if request.param == "command" else HawkEarsBench(tmp_path)
+    return BENCHES[request.param](tmp_path)
 
 
 @dataclass
@@ -198,10 +274,11 @@ def chunk(name: str, path: Path) -> Chunk:
 class Feeding(threading.Thread):
     """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
 
-    def __init__(self, session: Session, batch: Sequence[Chunk]) -> None:
+    def __init__(self, session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> None:
         super().__init__(daemon=True)
         self._session = session
         self._batch = batch
+        self._more = more
         self.started: list[str] = []
         self.results: list[ChunkResult] = []
         self.broken: SessionBroken | None = None
@@ -210,7 +287,7 @@ class Feeding(threading.Thread):
 
     def run(self) -> None:
         try:
-            for news in self._session.process(self._batch):
+            for news in self._session.process(self._batch, self._more):
                 if isinstance(news, ChunkStarted):
                     self.started.append(news.chunk.chunk_id)
                 else:
@@ -250,8 +327,8 @@ def wait_until(happens: Callable[[], bool], timeout_s: float = 10) -> None:
 def test_an_engine_that_can_run_passes_its_check_and_has_a_name(work: Workplace) -> None:
     engine = work.bench.engine(work.launcher)
     engine.check()
-    assert engine.name in ("demo", "command", "hawkears")
-    assert isinstance(engine.takes_whole_share, bool)
+    assert engine.name in ("demo", "command", "hawkears", "hawkears1")
+    assert engine.wants >= 1
 
 
 def test_an_engine_that_cannot_run_says_so_before_the_first_chunk_with_a_line_to_paste(work: Workplace) -> None:
@@ -280,11 +357,27 @@ def test_every_chunk_of_a_batch_gets_exactly_one_result_in_both_batches_of_a_ses
 def test_detections_are_in_milliseconds_from_the_chunks_start(work: Workplace) -> None:
     [chunk] = work.good("a")
     [result] = feed(work.open(), [Chunk("a", "a", "a.wav", chunk.audio_path, start_ms=60_000, end_ms=61_000)])
-    assert {(d.start_ms, d.end_ms) for d in result.detections} == work.bench.expected(chunk, work.scratch)
+    assert {(d.start_ms, d.end_ms) for d in result.detections} == work.bench.expected(chunk)
     for detection in result.detections:
         assert type(detection.start_ms) is type(detection.end_ms) is int
         assert detection.label
         assert detection.score is None or 0 <= detection.score <= 1
+
+
+def test_what_a_session_asks_for_while_it_works_is_done_like_the_batch(work: Workplace) -> None:
+    waiting = work.good(*"cdefgh")
+    asked: list[Chunk] = []
+
+    def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+        assert wanted >= 0 and idle >= 0
+        fresh = [waiting.pop(0) for _ in range(min(len(waiting), max(wanted, idle)))]
+        asked.extend(fresh)
+        return fresh
+
+    feeding = Feeding(work.open(), work.good("a", "b"), more).end(30)
+    assert feeding.broken is None
+    assert sorted(feeding.answered) == sorted(["a", "b", *(chunk.chunk_id for chunk in asked)])
+    assert all(result.ok for result in feeding.results)
 
 
 BAD = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}

@@ -1,4 +1,4 @@
-"""The HawkEars 2 engine on a stand-in program, and its core promises on the real one as well.
+"""HawkEars as it comes (a process per batch) and HawkEars fed by our worker, on stand-ins and on the real one.
 
 The real one is used when BADCJOBS_TEST_HAWKEARS (the program) and BADCJOBS_TEST_HAWKEARS_ROOT (its models) are set.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -17,7 +19,8 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.fake_hawkears import install_fake_hawkears, make_fake_root
+from support.fake_hawkears import hear, install_fake_hawkears, make_fake_root
+from support.fake_hawkears1 import make_fake_hawkears1
 from support.needs import missing
 
 from badcjobs.clock import SystemClock
@@ -25,8 +28,11 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, Device, WorkerPlan
 from badcjobs.seams import Engine, SessionBroken
 from badcjobs.workers.detections import parse_scores_csv
+from badcjobs.workers.hawkears1 import HawkEars1Engine
 from badcjobs.workers.hawkears2 import HawkEarsEngine, hawkears_environment
+from badcjobs.workers.hawkears_python import python_of
 from badcjobs.workers.launch import SubprocessLauncher
+from badcjobs.workers.patience import Patience
 
 CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
@@ -43,6 +49,7 @@ class Bench:
     environ: dict[str, str] = field(default_factory=lambda: {"PATH": os.environ["PATH"]})
     extra_args: tuple[str, ...] = ("--threads", "2")
     allow_cpu: bool = False
+    patience: Patience | None = None
 
     @property
     def scratch(self) -> Path:
@@ -57,6 +64,7 @@ class Bench:
             launcher=SubprocessLauncher("test"),
             clock=SystemClock(),
             allow_cpu=self.allow_cpu,
+            patience=self.patience,
         )
 
     def open(self, plan: WorkerPlan = CPU):
@@ -111,17 +119,25 @@ def stand_in(tmp_path: Path) -> Bench:
     return Bench(tmp_path, install_fake_hawkears(tmp_path / "bin"), make_fake_root(tmp_path / "root"))
 
 
-@pytest.fixture(params=["stand-in", "real"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    if request.param == "stand-in":
-        return request.getfixturevalue("stand_in")
+@pytest.fixture(scope="session")
+def numba_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Compiling takes half a minute: once for all tests."""
+    return os.environ.get("NUMBA_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "numba"))
+
+
+@pytest.fixture
+def real(tmp_path: Path, numba_cache: str) -> Bench:
     program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
     if not (program and root):
         missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
-    real = Bench(tmp_path, Path(program), Path(root))
-    # Compiling takes half a minute: once for all tests.
-    real.environ["NUMBA_CACHE_DIR"] = os.environ.get("NUMBA_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "numba"))
-    return real
+    bench = Bench(tmp_path, Path(program), Path(root))
+    bench.environ["NUMBA_CACHE_DIR"] = numba_cache
+    return bench
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return request.getfixturevalue("stand_in" if request.param == "stand-in" else "real")
 
 
 # --- promises kept with the real program too ----------------------------------------------------------------------
@@ -280,7 +296,7 @@ def test_worker_sees_its_device_and_its_share_of_the_cores(tmp_path: Path):
     assert env["CUDA_VISIBLE_DEVICES"] == env["BADCJOBS_DEVICE_UUID"] == "GPU-1"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert env["OMP_NUM_THREADS"] == "2"  # 6 cores for 3 threads
-    assert env["NUMBA_CACHE_DIR"] == str(tmp_path / "numba-cache")
+    assert env["NUMBA_CACHE_DIR"] == str(tmp_path / "numba-cache"), "there is no home that could keep it"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +310,17 @@ def test_settings_of_the_user_win(tmp_path: Path):
     env = hawkears_environment({"OMP_NUM_THREADS": "7", "NUMBA_CACHE_DIR": "/warm"}, CPU, (), tmp_path)
     assert (env["OMP_NUM_THREADS"], env["NUMBA_CACHE_DIR"]) == ("7", "/warm")
     assert env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_caches_stay_warm_from_one_task_to_the_next_where_the_users_own_folder_can_be_written(tmp_path: Path):
+    scratch = tmp_path / "node" / "worker-0"
+    env = hawkears_environment({"HOME": str(tmp_path / "home")}, GPU, (), scratch)
+    assert env["NUMBA_CACHE_DIR"] == str(tmp_path / "home" / ".cache" / "badcjobs" / "numba-cache")
+    env = hawkears_environment({"XDG_CACHE_HOME": str(tmp_path / "xdg")}, GPU, (), scratch)
+    assert env["NUMBA_CACHE_DIR"] == str(tmp_path / "xdg" / "badcjobs" / "numba-cache")
+    (tmp_path / "file").write_text("a home that cannot be written")
+    env = hawkears_environment({"HOME": str(tmp_path / "file")}, GPU, (), scratch)
+    assert env["NUMBA_CACHE_DIR"] == str(tmp_path / "node" / "numba-cache")
 
 
 # --- check --------------------------------------------------------------------------------------------------------
@@ -323,7 +350,8 @@ def test_option_that_would_blind_us_is_refused(stand_in: Bench, arg: str):
 
 def test_engine_is_an_engine(stand_in: Bench):
     engine: Engine = stand_in.engine()
-    assert (engine.name, engine.takes_whole_share) == ("hawkears", True)
+    assert engine.name == "hawkears"
+    assert engine.wants >= 1000, "a start costs as much as two hundred chunks"
 
 
 # --- staging ------------------------------------------------------------------------------------------------------
@@ -420,7 +448,7 @@ def test_chunk_much_shorter_than_promised_is_bad(stand_in: Bench):
         ("oom", "out_of_memory", "CUDA out of memory"),
         ("SIGSEGV", "engine_crash", "signal 11"),
         ("traceback", "no_output", "expected input to have 1 channels"),
-        ("full", "no_output", "No space left on device"),
+        ("full", "no_space", "No space left on device"),
     ],
 )
 def test_chunk_alone_is_charged(stand_in: Bench, word: str, error_class: str, said: str):
@@ -475,6 +503,14 @@ def test_empty_model_folder_is_a_mistake(stand_in: Bench):
     assert broken.value.error_class == "configuration"
 
 
+def test_silence_without_end_is_a_hang(stand_in: Bench):
+    stand_in.environ["FAKE_HAWKEARS_S"] = "60"
+    stand_in.patience = Patience(start_s=1, least_s=1, slowest=0)
+    with pytest.raises(SessionBroken, match="no word from HawkEars") as broken:
+        stand_in.process([stand_in.good("a"), stand_in.good("b")])
+    assert (broken.value.error_class, broken.value.at_start) == ("hang", False)
+
+
 def test_kill_ends_it_now_and_keeps_what_was_finished(stand_in: Bench):
     stand_in.environ["FAKE_HAWKEARS_S"] = "1"
     stand_in.extra_args = ("--threads", "1")
@@ -508,3 +544,212 @@ def test_session_starts_no_process_when_stopped_before(stand_in: Bench):
     assert list(session.process([stand_in.good("a")])) == []
     assert session.pid is None
     assert session.close() is None
+
+
+# --- the real one, fed --------------------------------------------------------------------------------------------
+# What does not need real models is in tests/unit/test_hawkears_worker.py, on the stand-in package.
+
+
+class FedBench(Bench):
+    """The real HawkEars behind our worker program."""
+
+    def engine(self) -> HawkEarsEngine:
+        return HawkEarsEngine(
+            ["not-this-way"],
+            python=python_of(self.program),
+            root=self.root,
+            extra_args=self.extra_args,
+            environ=self.environ,
+            launcher=SubprocessLauncher("test"),
+            clock=SystemClock(),
+            allow_cpu=self.allow_cpu,
+        )
+
+    def analyze(self, folder: Path) -> dict[str, list]:
+        """Run ``hawkears analyze`` itself on a folder and return its table."""
+        out = self.folder / "own"
+        words = [self.program, "analyze", folder, "-o", out, "--rtype", "csv", *self.extra_args]
+        env = {**self.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        subprocess.run(list(map(str, words)), cwd=self.root, env=env, check=True, capture_output=True, timeout=170)
+        table = out / "scores.csv"
+        return parse_scores_csv(table.read_text()) if table.exists() else {}
+
+
+@pytest.fixture
+def fed(real: Bench) -> FedBench:
+    return FedBench(real.folder, real.program, real.root, real.environ)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--region", "CA-NT", "--date", "file", "--low-band"),
+        ("--lat", "62.45", "--lon", "-114.37", "--date", "20230615", "--min_score", "0.5"),
+        ("--models", "2", "--seg", "3", "--label", "names", "--start", "1"),
+    ],
+    ids=["as it is", "region and date of the file", "latitude and longitude", "models, segments, names, start"],
+)
+def test_fed_it_finds_exactly_what_it_finds_by_itself(fed: FedBench, options: tuple[str, ...]):
+    fed.extra_args = ("--threads", "2", *options)
+    names = [f"site{n}_202306{10 + n}_040000" for n in range(5)]
+    batch = [fed.good(name, 3 + n) for n, name in enumerate(names)]
+    own = fed.analyze(Path(batch[0].audio_path).parent)
+    results = fed.process(batch)
+    assert done(results) == set(names)
+    assert any(own.values())
+    for name, result in results.items():
+        assert sorted(result.detections, key=repr) == sorted(own.get(name, []), key=repr)
+
+
+def test_fed_a_bad_file_costs_only_itself_and_no_reload(fed: FedBench):
+    fed.extra_args = ("--threads", "1")
+    batch = [fed.good("a"), fed.bad("b"), fed.bad("c", b""), fed.good("d"), fed.good("crumb", 0.3), fed.good("e")]
+    start_s = time.monotonic()
+    results = fed.process(batch)
+    assert done(results) == {"a", "d", "e", "crumb"}
+    assert [results[name].error_class for name in "bc"] == ["bad_audio"] * 2
+    in_time = sorted(results.values(), key=lambda result: result.started_at_ms)
+    reload_s = (in_time[-1].ended_at_ms - in_time[1].started_at_ms) / 1000
+    assert reload_s < 0.5 * (time.monotonic() - start_s), "only the first one waits for the models"
+
+
+def test_fed_on_the_cpu_by_surprise_it_is_stopped_before_its_first_recording(fed: FedBench):
+    with pytest.raises(SessionBroken, match="took the CPU although this worker has a GPU") as broken:
+        fed.process([fed.good("a")], GPU)
+    assert (broken.value.error_class, broken.value.at_start) == ("ran_on_cpu", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--region", "XX-YY"), "location XX-YY not found"),
+        (("--lat", "0", "--lon", "0"), "No eBird county found"),
+        (("--loudly",), "No such option: --loudly"),
+    ],
+)
+def test_fed_a_mistake_is_a_mistake(fed: FedBench, options: tuple[str, ...], said: str):
+    fed.extra_args = options
+    with pytest.raises(SessionBroken, match=said) as broken:
+        fed.process([fed.good("a"), fed.good("b")])
+    assert broken.value.error_class == "configuration"
+
+
+def test_fed_without_models_nothing_is_tried(fed: FedBench):
+    fed.root = fed.folder / "empty-root"
+    fed.root.mkdir()
+    with pytest.raises(SessionBroken, match="Model checkpoint files not found") as broken:
+        fed.process([fed.good("a")])
+    assert broken.value.error_class == "configuration"
+
+
+def test_fed_an_interrupt_finishes_what_is_in_progress(fed: FedBench):
+    batch = [fed.good(name, 20) for name in "abcdefghijkl"]
+    session = fed.open()
+    results = []
+    for news in session.process(batch):
+        if isinstance(news, ChunkResult):
+            results.append(news)
+            session.interrupt()
+    assert session.close() == 0
+    assert all(result.ok for result in results)
+    assert 1 <= len(results) <= 2
+
+
+def test_the_real_installation_passes_its_check(fed: FedBench):
+    fed.engine().check()
+    fed.extra_args = ("--threads", "x")
+    with pytest.raises(BadInput, match="--threads x"):
+        fed.engine().check()
+
+
+# --- HawkEars 1 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> FirstBench:
+    return FirstBench(tmp_path, Path("analyze.py"), make_fake_hawkears1(tmp_path / "HawkEars"))
+
+
+class FirstBench(Bench):
+    """The stand-in of HawkEars 1."""
+
+    def engine(self) -> HawkEars1Engine:  # type: ignore[override]
+        return HawkEars1Engine(
+            sys.executable,
+            root=self.root,
+            extra_args=self.extra_args,
+            environ=self.environ,
+            launcher=SubprocessLauncher("test"),
+            clock=SystemClock(),
+            allow_cpu=self.allow_cpu,
+            patience=self.patience,
+        )
+
+
+def test_version_1_labels_come_back_to_their_chunks_with_names(first: FirstBench):
+    batch = [first.good(name) for name in "abc"]
+    results = first.process([*batch, first.fake("quiet", "silence")])
+    assert done(results) == {"a", "b", "c", "quiet"}
+    assert results["quiet"].detections == ()
+    for one in batch:
+        expected = hear(Path(one.audio_path).read_bytes())
+        found = results[one.recording_id].detections
+        assert [(d.start_ms, d.label, d.score) for d in sorted(found, key=lambda d: d.label)] == [
+            (round(start_s * 1000), code, round(score, 3)) for start_s, _, code, score in expected
+        ]
+        assert found[0].label_name
+
+
+def test_version_1_a_bad_file_is_blamed_alone(first: FirstBench):
+    results = first.process([first.good("a"), first.bad("b"), first.bad("c", b""), first.good("d")])
+    assert done(results) == {"a", "d"}
+    assert [results[name].error_class for name in "bc"] == ["bad_audio"] * 2
+    assert "b.wav" in (results["b"].error or "")
+
+
+def test_version_1_a_thread_that_died_in_silence_is_noticed(first: FirstBench):
+    """It writes its table and ends with 0 all the same."""
+    first.extra_args = ("--threads", "2")
+    results = first.process([first.fake("a", "oom"), first.good("b"), first.good("c"), first.good("d")])
+    assert done(results) == {"b", "d"}
+    assert [(results[name].error_class, results[name].charged) for name in "ac"] == [("batch_lost", False)] * 2
+    alone = first.process([first.fake("a", "oom")])["a"]
+    assert (alone.error_class, alone.charged) == ("out_of_memory", True)
+
+
+@pytest.mark.parametrize("word", ["SIGSEGV", "SIGKILL"])
+def test_version_1_nothing_of_a_process_that_was_killed_counts(first: FirstBench, word: str):
+    first.extra_args = ("--threads", "1")
+    results = first.process([first.good("a"), first.fake("b", word)])
+    assert {result.error_class for result in results.values()} == {"batch_lost"}
+    assert not any(result.charged for result in results.values())
+
+
+def test_version_1_mistakes_are_mistakes(first: FirstBench):
+    first.extra_args = ("--region", "XX-YY")
+    with pytest.raises(SessionBroken, match="no eBird county found") as broken:
+        first.process([first.good("a")])
+    assert broken.value.error_class == "configuration"
+    first.extra_args = ("--loudly",)
+    with pytest.raises(SessionBroken, match="unrecognized arguments") as broken:
+        first.process([first.good("a")])
+    assert broken.value.error_class == "configuration"
+
+
+def test_version_1_on_the_cpu_by_surprise_is_no_success(first: FirstBench):
+    first.environ["FAKE_HAWKEARS_CUDA"] = "0"
+    with pytest.raises(SessionBroken, match="took the CPU") as broken:
+        first.process([first.good("a")], GPU)
+    assert broken.value.error_class == "ran_on_cpu"
+    assert done(first.process([first.good("a")], CPU)) == {"a"}
+
+
+def test_version_1_is_looked_for_before_anything_starts(first: FirstBench):
+    first.engine().check()
+    first.extra_args = ("--rtype", "csv")
+    with pytest.raises(BadInput, match="--rtype"):
+        first.engine().check()
+    first.extra_args, first.root = (), first.folder
+    with pytest.raises(NotHere, match=r"there is no .*analyze\.py"):
+        first.engine().check()

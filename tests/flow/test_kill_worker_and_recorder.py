@@ -25,12 +25,13 @@ def kill_the_recorder(site: Site) -> int:
 
 def test_a_killed_worker_costs_a_retry_and_nothing_else(site: Site) -> None:
     program = start(site)
+    wait_for(lambda: site.count_now("attempt", "ended_at_ms IS NULL") == 2, "both workers have a chunk")
     victim = site.workers()[0]
     victim.kill()
     done = program.wait()
     assert done.exit_code == 0, done.stderr
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 6)]
-    failed = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'failed'")
+    failed = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'lost'")
     assert [attempt[1:] for attempt in failed] == [(1, "worker_died")]
     assert site.rows("SELECT outcome FROM attempt WHERE chunk_id = ? AND try_number = 2", failed[0][0]) == [("done",)]
     assert site.rows("SELECT exit_code FROM worker WHERE pid = ?", victim.pid) == [(-9,)]

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows, wait_for
+from support.fake_hawkears import make_fake_root
+from support.fake_hawkears_package import fake_package_environ
 
 HEADER = "start_time,end_time,label,score"
 NOTHING_HEARD = f'echo {HEADER} > "$2"'
@@ -208,3 +210,99 @@ if __name__ == "__main__":
         site.manifest(2), "--command", f"{sys.executable} {program} {{input}} {{output}}", *ONE_WORKER, timeout_s=20
     )
     assert done.exit_code == 0, done.stderr
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def test_a_program_for_many_chunks_is_started_once_per_batch_and_one_guilty_chunk_is_found(site: Site) -> None:
+    """Its exit code says that something failed and not what: halves tell."""
+    script = site.script(
+        "many.sh",
+        f"""echo >> {site.folder}/starts
+        while read -r path; do
+            case $path in *c013.wav) echo "cannot hear $path" >&2; exit 3;; esac
+            echo {HEADER} > "$2/$(basename "$path" .wav).csv"
+        done < "$1"
+        """,
+    )
+    options = ("--command", f"{script} {{inputs}} {{outputs}}", "--engine-arg=--batch=16", *ONE_WORKER, "--retries", 1)
+    done = site.run(site.manifest(64), *options)
+    assert done.exit_code == 1, done.stderr
+    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 63), ("failed", 1)]
+    assert state(site, "c013") == ("failed", "exit_code")
+    assert "cannot hear" in error(site, "c013")
+    starts = len((site.folder / "starts").read_text().splitlines())
+    assert starts == 4 + 2 * 4 + 1, "four batches, one of them halved four times, and the guilty one again"
+
+
+def test_an_argument_that_the_command_engine_does_not_know_is_found_out_before_any_chunk(site: Site) -> None:
+    options = ("--command", "true {inputs} {outputs}", "--engine-arg=--batch=none", *ONE_WORKER)
+    assert_refused(site.run(site.manifest(3), *options), 2, "--batch=none", "--engine-arg=--batch=64")
+
+
+# --- HawkEars, fed ----------------------------------------------------------------------------------------------------
+
+
+def hawkears(site: Site, *args: str) -> tuple[object, ...]:
+    """Return the options that run the stand-in package on two simulated devices."""
+    root = make_fake_root(site.folder / "root")
+    return (
+        "--engine", "hawkears", "--hawkears-python", sys.executable, "--hawkears-root", root, "--simulate", 2,
+        *(f"--engine-arg={arg}" for arg in args),
+    )  # fmt: skip
+
+
+def environ(**others: str) -> dict[str, str]:
+    return {**fake_package_environ(), "HOME": "/nonexistent", **others}  # the caches of a test are its own
+
+
+def test_poison_bad_audio_and_too_much_for_the_gpu_among_many_are_named_and_all_others_are_done(site: Site) -> None:
+    manifest = site.manifest(200)
+    words = {"c017": b"#fake SIGSEGV", "c063": b"no audio", "c101": b"", "c150": b"#fake oom"}
+    for name, content in words.items():
+        (site.folder / "audio" / f"{name}.wav").write_bytes(content)
+    done = site.run(manifest, *hawkears(site, "--threads=2"), "--json", env=environ())
+    assert done.exit_code == 1, done.stderr
+    assert {chunk["chunk_id"]: chunk["error_class"] for chunk in done.json["failed"]} == {
+        "c017": "engine_crash", "c063": "bad_audio", "c101": "bad_audio", "c150": "out_of_memory",
+    }  # fmt: skip
+    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1") == [
+        ("done", 196), ("failed", 3), ("poison", 1),
+    ]  # fmt: skip
+    lost = site.rows("SELECT count(DISTINCT chunk_id) FROM attempt WHERE outcome = 'lost'")
+    assert lost[0][0] <= 4, "only what was in progress beside the poison was tried again"
+    charged = site.rows("SELECT count(*) FROM attempt WHERE chunk_id = 'c017' AND outcome = 'failed'")
+    assert charged == [(2,)], "twice alone, and no third time"
+    assert site.count("worker") <= 2 + 3, "a new process for each death"
+
+
+def test_a_hawkears_without_models_stops_the_task_at_once(site: Site) -> None:
+    options = hawkears(site)
+    for model in (site.folder / "root" / "data" / "ckpt").iterdir():
+        model.rename(model.with_suffix(".gone"))
+    assert_refused(site.run(site.manifest(30), *options, env=environ()), 3, "has no models", "hawkears init")
+
+
+def test_an_option_that_hawkears_does_not_know_is_refused_in_its_own_words(site: Site) -> None:
+    refused = site.run(site.manifest(3), *hawkears(site, "--loudly"), env=environ())
+    assert_refused(refused, 2, "No such option: --loudly")
+
+
+def test_an_unknown_region_stops_the_task_before_it_has_done_anything_wrong(site: Site) -> None:
+    done = site.run(site.manifest(50), *hawkears(site, "--region=XX-YY"), env=environ())
+    assert done.exit_code == 3, done.stderr
+    assert "location XX-YY not found" in done.stdout
+    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("pending", 50)]
+
+
+def test_a_device_that_does_not_work_for_the_engine_is_left_alone_and_the_work_goes_on(site: Site) -> None:
+    """The chunk that says so takes its worker along; the others do the rest."""
+    manifest = site.manifest(30)
+    (site.folder / "audio" / "c004.wav").write_bytes(b"#fake lost")
+    once = site.folder / "root" / "once"
+    done = site.run(manifest, *hawkears(site, "--threads=1"), env=environ(FAKE_HAWKEARS_ONCE=str(once)))
+    assert done.exit_code == 0, done.stderr
+    assert "retires (gpu_lost)" in done.stderr
+    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 30)]
+    assert site.rows("SELECT count(*) FROM attempt WHERE outcome = 'failed'") == [(0,)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
+from badcjobs.seams import More, nothing_more
 
 News = ChunkStarted | ChunkResult
 Script = Callable[["ScriptedSession", Sequence[Chunk]], Iterator[News]]
@@ -42,8 +43,10 @@ class ScriptedSession:
     killed: threading.Event = field(default_factory=threading.Event)
     batches: list[list[str]] = field(default_factory=list)
     closed: int = 0
+    more: More = nothing_more  # of the batch at hand
 
-    def process(self, batch: Sequence[Chunk]) -> Iterator[News]:
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[News]:
+        self.more = more
         self.batches.append([chunk.chunk_id for chunk in batch])
         yield from self.script(self, batch)
 
@@ -64,9 +67,9 @@ class ScriptedEngine:
     name = "scripted"
 
     def __init__(
-        self, script: Script, *, whole_share: bool = False, on_open: Callable[[WorkerPlan], None] = lambda plan: None
+        self, script: Script, *, wants: int = 1, on_open: Callable[[WorkerPlan], None] = lambda plan: None
     ) -> None:
-        self.takes_whole_share = whole_share
+        self.wants = wants
         self.sessions: list[ScriptedSession] = []
         self._script = script
         self._on_open = on_open

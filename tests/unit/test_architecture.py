@@ -23,6 +23,7 @@ ENTRANCES = {"badcjobs.api.here": "the surroundings of a Python program that use
 # Processes of their own that a task starts; they have no command line above them.
 PROGRAMS = {
     "badcjobs.recording": "the recorder's process: reads its order from sys.argv, logs and answers on its own pipes",
+    "badcjobs.workers.hawkears_worker": "runs in HawkEars' own Python: options from sys.argv, answers on its own pipe",
     "badcjobs.workers.demo_worker": "the demo engine's process: parses --engine-arg, answers on stdout",
 }
 

@@ -6,7 +6,9 @@ import pytest
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.workers.command import PLACEHOLDERS, CommandEngine, parse_command
+from badcjobs.model import Chunk
+from badcjobs.workers.command import PLACEHOLDERS, CommandEngine, is_per_batch, parse_batch_size, parse_command
+from badcjobs.workers.command_batch import split_batch
 from badcjobs.workers.launch import SubprocessLauncher
 
 
@@ -32,8 +34,10 @@ def test_a_command_is_split_as_a_shell_splits_it(template: str, words: list[str]
 
 
 def test_every_placeholder_of_the_contract_is_known() -> None:
-    assert set(PLACEHOLDERS) == {"input", "output", "device", "device_index", "chunk_id", "recording_id"}
-    parse_command(" ".join(["prog", *(f"{{{name}}}" for name in PLACEHOLDERS)]))
+    per_chunk = {"input", "output", "device", "device_index", "chunk_id", "recording_id"}
+    assert set(PLACEHOLDERS) == per_chunk | {"inputs", "outputs"}
+    assert not is_per_batch(parse_command(" ".join(["prog", *(f"{{{name}}}" for name in per_chunk)])))
+    assert is_per_batch(parse_command("prog {inputs} {outputs} {device} {device_index}"))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,10 @@ def test_every_placeholder_of_the_contract_is_known() -> None:
     [
         ("prog", ["{input} is missing", "{output} is missing"]),
         ("prog {input}", ["{output} is missing"]),
-        ("prog {inputs} {output}", ["{inputs} is not a placeholder", "{input} is missing"]),
+        ("prog {inputs}", ["{outputs} is missing"]),
+        ("prog {inputs} {output}", ["{outputs} is missing", "{output} means nothing beside {inputs}"]),
+        ("prog {inputs} {outputs} {chunk_id}", ["{chunk_id} means nothing beside {inputs}"]),
+        ("prog {entry} {output}", ["{entry} is not a placeholder", "{input} is missing"]),
         ("prog {input} {output} {}", ["{} is not a placeholder"]),
         ("prog {input} {output} {0}", ["{0} is not a placeholder"]),
         ("prog {input} {output} {device.uuid}", ["{device.uuid} is not a placeholder"]),
@@ -51,7 +58,7 @@ def test_every_placeholder_of_the_contract_is_known() -> None:
 def test_all_faults_of_a_template_are_named_at_once(template: str, faults: list[str]) -> None:
     refused = refusal(template)
     assert refused.what == f"--command {template!r}: " + ", ".join(faults)
-    assert "{input} {output} {device}" in (refused.why or "")
+    assert "{input} {output} {inputs} {outputs} {device}" in (refused.why or "")
     assert "--command 'program {input} {output}'" in (refused.fix or "")
 
 
@@ -82,3 +89,24 @@ def test_a_program_that_is_not_there_is_found_out_before_the_first_chunk() -> No
         engine.check()
     assert "'no-such-program'" in refused.value.what
     assert refused.value.exit_code == 3
+
+
+def test_the_size_of_a_batch_can_be_said() -> None:
+    assert parse_batch_size([]) == 64
+    assert parse_batch_size(["--batch=5"]) == 5
+
+
+@pytest.mark.parametrize("arg", ["--batch=0", "--batch=-1", "--batch=many", "--batch", "--threads=3"])
+def test_an_argument_that_the_command_engine_does_not_know_is_refused(arg: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_batch_size([arg])
+    assert arg in refused.value.what
+    assert "--batch=64" in (refused.value.fix or "")
+
+
+def test_no_two_files_of_one_name_are_in_one_batch() -> None:
+    """Their tables would have one name, too."""
+    paths = ["/x/a.wav", "/y/A.flac", "/x/b.wav", "/z/a.wav", "/x/c.wav", "/x/d.wav"]
+    batch = [Chunk(path, path, path, path) for path in paths]
+    parts = [[chunk.audio_path for chunk in part] for part in split_batch(batch, 3)]
+    assert parts == [["/x/a.wav", "/x/b.wav", "/x/c.wav"], ["/y/A.flac", "/x/d.wav"], ["/z/a.wav"]]

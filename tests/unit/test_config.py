@@ -132,7 +132,7 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(config: Path) -> None:
     [
         ({"engine": "command"}, "--engine command needs --command"),
         ({"engine": "demo", "command": "x {input} {output}"}, "--command goes with --engine command, not with demo"),
-        ({"engine": "birdnet"}, "--engine birdnet is not known; engines are hawkears, command, demo"),
+        ({"engine": "birdnet"}, "--engine birdnet is not known; engines are hawkears, hawkears1, command, demo"),
         ({"source": []}, "no SOURCE was given"),
         ({"source": None}, "no SOURCE was given"),
     ],

@@ -38,14 +38,24 @@ def write(path: Path, levels: list[tuple[float, float]], *, width: int = 2, chan
 
 
 def ask(*questions: str, args: tuple[str, ...] = ()) -> list[dict[str, object]]:
-    """Put the questions to a real worker process and return its answers."""
-    lines = "".join(json.dumps({"audio": path}) + "\n" for path in questions)
-    done = subprocess.run(
+    """Put the questions to a real worker process and return its answers, in the order of the questions."""
+    with subprocess.Popen(
         [sys.executable, "-m", "badcjobs.workers.demo_worker", *args],
-        input=lines, capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("".join(json.dumps({"id": n, "audio": path}) + "\n" for n, path in enumerate(questions)))
+        process.stdin.flush()
+        events: list[dict[str, object]] = []
+        while sum(event["event"] in ("done", "failed") for event in events) < len(questions):
+            events.append(json.loads(process.stdout.readline()))
+        process.stdin.close()
+        events += map(json.loads, process.stdout)
+    assert process.returncode == 0
+    numbers = [(n, word) for n in range(len(questions)) for word in ("started", "answer")]
+    assert [event["event"] for event in events if "id" not in event] == ["ready", "bye"]
+    assert [event["id"] for event in events if "id" in event] == [n for n, _ in numbers]
+    return [event for event in events if event["event"] in ("done", "failed")]
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4], ids=["8 bit", "16 bit", "24 bit", "32 bit"])
@@ -57,7 +67,8 @@ def test_loud_stretches_are_found_at_their_times_in_every_width(tmp_path: Path, 
     found = answer["detections"]
     assert isinstance(found, list)
     assert [row[:2] for row in found] == [[500, 800], [1500, 2000]]
-    assert [row[2] for row in found] == [pytest.approx(0.8, abs=0.01), pytest.approx(0.4, abs=0.01)]
+    assert [row[2] for row in found] == ["LOUD", "LOUD"]
+    assert [row[3] for row in found] == [pytest.approx(0.8, abs=0.01), pytest.approx(0.4, abs=0.01)]
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -67,7 +78,9 @@ def test_silence_has_its_length_and_nothing_in_it(tmp_path: Path, width: int) ->
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_full_scale_is_one(tmp_path: Path, width: int) -> None:
-    [[start_ms, end_ms, score]] = analyse(write(tmp_path / "a.wav", [(0.5, 1.0)], width=width), 0.25)["detections"]  # type: ignore[misc]
+    [[start_ms, end_ms, _, score, _]] = analyse(write(tmp_path / "a.wav", [(0.5, 1.0)], width=width), 0.25)[
+        "detections"
+    ]  # type: ignore[misc]
     assert (start_ms, end_ms) == (0, 500)
     assert 0.98 <= score <= 1.0
 
@@ -134,7 +147,9 @@ def test_bad_audio_is_told_with_path_and_reason_and_the_worker_goes_on(tmp_path:
     bad.append(tmp_path / "gone.wav")
     bad.append(tmp_path)
     answers = ask(fine, *(question for path in bad for question in (str(path), fine)))
-    assert answers[::2] == [{"audio_s": 0.2, "detections": [[0, 200, 0.9]]}] * (len(bad) + 1)
+    for answer in answers[::2]:
+        assert (answer["audio_s"], answer["detections"]) == (0.2, [[0, 200, "LOUD", 0.9, "Loud sound"]])
+    assert len(answers[::2]) == len(bad) + 1
     for path, answer in zip(bad, answers[1::2], strict=True):
         assert answer["error_class"] == "bad_audio", path
         said = str(answer["error"])
@@ -151,6 +166,18 @@ def test_burning_takes_the_time_it_was_told(tmp_path: Path) -> None:
     start_s = time.monotonic()
     ask(path, path, args=("--burn-s=0.2",))
     assert time.monotonic() - start_s >= 0.4
+
+
+def test_the_end_of_the_input_means_finish_this_one_and_leave_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", [(0.1, 0.0)])
+    orders = "".join(json.dumps({"id": n, "audio": path}) + "\n" for n in range(50))
+    done = subprocess.run(
+        [sys.executable, "-m", "badcjobs.workers.demo_worker", "--burn-s=0.3"],
+        input=orders, capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    events = [json.loads(line)["event"] for line in done.stdout.splitlines()]
+    assert (events[0], events[-1]) == ("ready", "bye")
+    assert events.count("started") == events.count("done") <= 2
 
 
 @pytest.mark.parametrize("args", [["--burn-s=much"], ["--unknown"], ["extra"], ["--threshold"]])

@@ -30,10 +30,10 @@ class Bench:
         chunks: int = 4,
         workers: int = 1,
         policy: RetryPolicy = FAST,
-        whole_share: bool = False,
+        wants: int = 1,
         on_open: Callable[[WorkerPlan], None] = lambda plan: None,
     ) -> None:
-        self.engine = ScriptedEngine(script, whole_share=whole_share, on_open=on_open)
+        self.engine = ScriptedEngine(script, wants=wants, on_open=on_open)
         self.notes = Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(chunks)])
         plans = [WorkerPlan(n, Device(str(n), "test", uuid=f"GPU-{n}"), 100 + n, 1) for n in range(workers)]
         self.supervisor = Supervisor(
@@ -74,17 +74,17 @@ def together(workers: int) -> Script:
 # --- done, retried, failed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("whole_share", [False, True])
+@pytest.mark.parametrize("wants", [1, 7, 1000])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_every_chunk_is_done_once(tmp_path: Path, workers: int, whole_share: bool) -> None:
-    bench = Bench(tmp_path, all_well, chunks=200, workers=workers, whole_share=whole_share).run()
+def test_every_chunk_is_done_once(tmp_path: Path, workers: int, wants: int) -> None:
+    bench = Bench(tmp_path, all_well, chunks=200, workers=workers, wants=wants).run()
     assert len(bench.with_status("done")) == 200
     assert sorted(chunk_id for batch in bench.engine.batches for chunk_id in batch) == sorted(bench.notes.status)
     assert (bench.supervisor.tally.done, bench.supervisor.tally.tries, bench.supervisor.tally.failed) == (200, 200, 0)
 
 
 def test_a_worker_is_written_down_with_its_device_process_and_end(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, together(2), chunks=40, workers=2, whole_share=True).run()
+    bench = Bench(tmp_path, together(2), chunks=40, workers=2, wants=1000).run()
     rows = sorted(bench.notes.workers.values(), key=lambda row: str(row["device_id"]))
     assert [row["device_id"] for row in rows] == [100, 101]
     assert {row["pid"] for row in rows} == {1000, 1001}
@@ -93,7 +93,7 @@ def test_a_worker_is_written_down_with_its_device_process_and_end(tmp_path: Path
 
 
 def test_each_worker_has_its_own_scratch_folder(tmp_path: Path) -> None:
-    Bench(tmp_path, together(2), chunks=40, workers=2, whole_share=True).run()
+    Bench(tmp_path, together(2), chunks=40, workers=2, wants=1000).run()
     assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["worker-0", "worker-1"]
 
 
@@ -148,15 +148,18 @@ def test_a_chunk_that_always_fails_fails_for_good_and_alone(tmp_path: Path, retr
 # --- workers that die -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("death", ["worker_died", "engine_crash"])
-def test_a_chunk_that_takes_its_worker_down_twice_is_poison(tmp_path: Path, death: str) -> None:
+@pytest.mark.parametrize("death", ["engine_crash", "hang", "gpu_error"])
+@pytest.mark.parametrize("retries", [1, 5])
+def test_a_chunk_that_takes_its_worker_down_twice_is_poison_however_many_retries_there_are(
+    tmp_path: Path, death: str, retries: int
+) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield ChunkStarted(batch[0], 0)
         if batch[0].chunk_id == "c1":
             raise SessionBroken(death, "segmentation fault")
         yield done(batch[0])
 
-    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
+    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=retries, backoff_s=0.001)).run()
     assert bench.with_status("poison") == ["c1"]
     assert bench.with_status("done") == ["c0", "c2", "c3"]
     assert [attempt.status for attempt in bench.notes.tries_of("c1")] == ["pending", "poison"]
@@ -164,10 +167,57 @@ def test_a_chunk_that_takes_its_worker_down_twice_is_poison(tmp_path: Path, deat
     assert len(bench.engine.sessions) == len(bench.notes.workers) >= 2
 
 
+def test_a_worker_that_is_killed_is_not_its_chunks_fault_at_once_but_is_in_the_end(tmp_path: Path) -> None:
+    """Nobody but an outsider sends KILL; a chunk that it happens to again and again is poison all the same."""
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        kills = {"c1": 2, "c2": 99}.get(batch[0].chunk_id, 0)
+        if len(bench.notes.tries_of(batch[0].chunk_id)) < kills + 1:
+            raise SessionBroken("worker_died", "SIGKILL")
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=1, backoff_s=0.02))
+    bench.run()
+    assert bench.with_status("done") == ["c0", "c1", "c3"]
+    assert bench.with_status("poison") == ["c2"]
+    assert [attempt.error_class for attempt in bench.notes.tries_of("c2")] == ["worker_died"] * 4
+
+
+def test_of_several_in_progress_nobody_is_charged_before_it_was_alone(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        for chunk in batch:
+            yield ChunkStarted(chunk, 0)
+        if any(chunk.chunk_id == "c5" for chunk in batch):
+            raise SessionBroken("engine_crash", "segmentation fault")
+        yield from (done(chunk) for chunk in batch)
+
+    bench = Bench(tmp_path, script, chunks=8, wants=8, policy=RetryPolicy(retries=2, backoff_s=0.001)).run()
+    assert bench.with_status("poison") == ["c5"]
+    assert len(bench.with_status("done")) == 7
+    classes = [attempt.error_class for attempt in bench.notes.tries_of("c5")]
+    assert classes == ["batch_lost"] * 3 + ["engine_crash"] * 2, "8, 4, 2, then twice alone"
+
+
+def test_what_only_waited_in_a_broken_session_is_no_suspect(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        if batch[0].chunk_id == "c0":
+            raise SessionBroken("engine_crash", "segmentation fault")
+        yield done(batch[0])
+        for chunk in batch[1:]:
+            yield ChunkStarted(chunk, 0)
+            yield done(chunk)
+
+    bench = Bench(tmp_path, script, chunks=6, wants=6, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
+    assert bench.with_status("failed") == ["c0"]
+    assert [len(bench.notes.tries_of(f"c{n}")) for n in range(6)] == [1] * 6
+
+
 def test_a_chunk_whose_worker_died_once_is_failed_not_poison(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         if session.number == 1:
-            raise SessionBroken("worker_died", "segmentation fault")
+            raise SessionBroken("engine_crash", "segmentation fault")
         yield failed(batch[0], "exit_code")
 
     assert Bench(tmp_path, script, chunks=1).run().with_status("failed") == ["c0"]
@@ -177,20 +227,20 @@ def test_a_broken_session_blames_only_the_first_chunk_without_an_answer(tmp_path
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for chunk in batch:
             if chunk.chunk_id == "c3":
-                raise SessionBroken("worker_died", "segmentation fault")
+                raise SessionBroken("engine_crash", "segmentation fault")
             yield done(chunk)
 
-    bench = Bench(tmp_path, script, chunks=8, whole_share=True).run()
+    bench = Bench(tmp_path, script, chunks=8, wants=1000).run()
     assert bench.with_status("poison") == ["c3"]
     assert len(bench.with_status("done")) == 7
-    assert [attempt.chunk_id for attempt in bench.notes.attempts if attempt.error_class] == ["c3"] * 3
+    assert [attempt.chunk_id for attempt in bench.notes.attempts if attempt.error_class] == ["c3"] * 2
 
 
 def test_an_engine_that_passes_over_a_chunk_in_silence_has_failed_it(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield from (done(chunk) for chunk in batch if chunk.chunk_id != "c1")
 
-    bench = Bench(tmp_path, script, chunks=4, whole_share=True).run()
+    bench = Bench(tmp_path, script, chunks=4, wants=1000).run()
     assert (bench.with_status("done"), bench.with_status("failed")) == (["c0", "c2", "c3"], ["c1"])
     assert [attempt.error_class for attempt in bench.notes.attempts if attempt.chunk_id == "c1"] == ["no_output"] * 3
 
@@ -244,7 +294,7 @@ def test_a_lost_batch_is_halved_until_the_guilty_one_is_alone_and_only_it_fails(
             else:
                 yield failed(chunk, "batch_lost", charged=False)
 
-    bench = Bench(tmp_path, script, chunks=16, whole_share=True, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
+    bench = Bench(tmp_path, script, chunks=16, wants=1000, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
     assert bench.with_status("failed") == [guilty]
     assert len(bench.with_status("done")) == 15
     sizes = [len(batch) for batch in bench.engine.batches if guilty in batch]
@@ -262,7 +312,7 @@ def test_being_lost_with_others_is_never_charged(tmp_path: Path) -> None:
         for chunk in batch:
             yield done(chunk) if len(batch) == 1 else failed(chunk, "batch_lost", charged=False)
 
-    bench = Bench(tmp_path, script, chunks=32, whole_share=True, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
+    bench = Bench(tmp_path, script, chunks=32, wants=1000, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
     assert len(bench.with_status("done")) == 32
     assert rounds.count(1) == 32
 
@@ -294,6 +344,73 @@ def test_a_worker_whose_device_does_not_work_for_the_engine_retires_and_the_othe
     assert [session.plan.slot for session in bench.engine.sessions] in ([0, 1], [1, 0])
     assert bench.supervisor.tally.retired == ["the engine took the CPU"]
     assert all(attempt.error_class is None for attempt in bench.notes.attempts)
+
+
+@pytest.mark.parametrize("error_class", ["gpu_lost", "ran_on_cpu"])
+def test_the_chunks_of_a_lost_gpu_go_to_the_others_uncharged(tmp_path: Path, error_class: str) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield from (ChunkStarted(chunk, 0) for chunk in batch)
+        if session.plan.slot == 0:
+            raise SessionBroken(error_class, "CUDA error: no CUDA-capable device is detected")
+        time.sleep(0.005)
+        yield from (done(chunk) for chunk in batch)
+
+    bench = Bench(tmp_path, script, chunks=20, workers=2, wants=4, policy=RetryPolicy(0, 0.001)).run()
+    assert len(bench.with_status("done")) == 20
+    assert len(bench.supervisor.tally.retired) == 1
+    assert [session.plan.slot for session in bench.engine.sessions].count(0) == 1
+    assert all(attempt.error_class is None for attempt in bench.notes.attempts)
+
+
+def test_a_device_with_one_error_after_the_other_is_lost_and_its_chunks_are_not(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        if session.plan.slot == 0:
+            raise SessionBroken("gpu_error", "CUDA error: unspecified launch failure")
+        time.sleep(0.01)
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=60, workers=2, policy=RetryPolicy(3, 0.02)).run()
+    assert len(bench.with_status("done")) >= 58
+    assert [session.plan.slot for session in bench.engine.sessions].count(0) == 3
+    assert "3 errors in a row on this device" in bench.supervisor.tally.retired[0]
+
+
+def test_one_error_of_a_device_costs_a_new_process_and_no_device(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield ChunkStarted(batch[0], 0)
+        if batch[0].chunk_id in ("c2", "c5", "c8"):
+            raise SessionBroken("gpu_error", "CUDA error: device-side assert triggered")
+        yield done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=12, policy=RetryPolicy(2, 0.001)).run()
+    assert bench.with_status("poison") == ["c2", "c5", "c8"]
+    assert len(bench.with_status("done")) == 9
+    assert bench.supervisor.tally.retired == []
+
+
+def test_an_engine_that_breaks_before_it_is_ready_charges_no_chunk_and_ends_its_worker(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if session.plan.slot == 0:
+            raise SessionBroken("out_of_memory", "no room for the models", at_start=True)
+        time.sleep(0.01)
+        yield from all_well(session, batch)
+
+    bench = Bench(tmp_path, script, chunks=40, workers=2).run()
+    assert len(bench.with_status("done")) == 40
+    assert [session.plan.slot for session in bench.engine.sessions].count(0) <= 3
+    assert all(attempt.error_class is None for attempt in bench.notes.attempts)
+
+
+def test_when_no_engine_gets_ready_everything_stays_pending_and_the_reason_is_kept(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        raise SessionBroken("out_of_memory", "no room for the models", at_start=True)
+        yield
+
+    bench = Bench(tmp_path, script, workers=2).run()
+    assert len(bench.with_status("pending")) == 4
+    assert bench.supervisor.tally.retired == ["no room for the models"] * 2
+    assert len(bench.engine.sessions) == 6
 
 
 def test_an_engine_that_never_works_is_given_up_after_a_number_of_chunks(tmp_path: Path) -> None:
@@ -351,7 +468,7 @@ def test_draining_interrupts_a_whole_share_and_what_it_had_answered_counts(tmp_p
         answered.set()
         assert session.interrupted.wait(5)
 
-    bench = Bench(tmp_path, script, chunks=50, whole_share=True)
+    bench = Bench(tmp_path, script, chunks=50, wants=1000)
     bench.supervisor.start()
     assert answered.wait(5)
     bench.supervisor.drain()
@@ -374,7 +491,7 @@ def test_draining_reaches_a_session_that_is_just_being_opened(tmp_path: Path) ->
                 return
             yield done(chunk)
 
-    bench = Bench(tmp_path, script, chunks=50, whole_share=True, on_open=open_slowly)
+    bench = Bench(tmp_path, script, chunks=50, wants=1000, on_open=open_slowly)
     bench.supervisor.start()
     assert opening.wait(5)
     bench.supervisor.drain()

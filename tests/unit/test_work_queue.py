@@ -15,39 +15,41 @@ from support.hand_clock import HandClock
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import Chunk
-from badcjobs.workers.work_queue import WorkQueue
-
-
-class ShortShares(WorkQueue):
-    LONGEST_SHARE = 5
+from badcjobs.workers.work_queue import Batch, WorkQueue
 
 
 def chunks(count: int, first: int = 0) -> list[Chunk]:
     return [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(first, first + count)]
 
 
-def filled(count: int, *, workers: int = 1, whole_share: bool = False, kind: type[WorkQueue] = WorkQueue) -> WorkQueue:
-    queue = kind(SystemClock(), workers=workers, whole_share=whole_share)
+def filled(count: int, *, workers: int = 1, wants: int = 1) -> WorkQueue:
+    queue = WorkQueue(SystemClock(), workers=workers, wants=wants)
     queue.add(chunks(count), complete=True)
     return queue
+
+
+def taken(queue: WorkQueue) -> list[Chunk]:
+    batch = queue.take()
+    assert batch is not None
+    return batch.chunks
 
 
 def sizes(queue: WorkQueue) -> list[int]:
     """Take and finish everything; return the sizes of the batches."""
     found = []
     while (batch := queue.take()) is not None:
-        found.append(len(batch))
-        queue.finish(len(batch))
+        found.append(len(batch.chunks))
+        queue.finish(len(batch.chunks))
     return found
 
 
 class Taker(threading.Thread):
     """Takes once, in a thread of its own, as a worker does."""
 
-    def __init__(self, take: Callable[[], list[Chunk] | None]) -> None:
+    def __init__(self, take: Callable[[], Batch | None]) -> None:
         super().__init__(daemon=True)
         self._take = take
-        self.batch: list[Chunk] | None = None
+        self.batch: Batch | None = None
         self.took_s = 0.0
         self._start_s = time.monotonic()
         self.start()
@@ -64,7 +66,7 @@ class Taker(threading.Thread):
     def answer(self) -> list[Chunk] | None:
         self.join(5)
         assert not self.is_alive(), "take never returned"
-        return self.batch
+        return None if self.batch is None else self.batch.chunks
 
 
 # --- one after the other ----------------------------------------------------------------------------------------------
@@ -72,7 +74,18 @@ class Taker(threading.Thread):
 
 def test_chunks_come_one_by_one_in_the_order_of_the_source() -> None:
     queue = filled(5)
-    assert [queue.take() for _ in range(5)] == [[chunk] for chunk in chunks(5)]
+    assert [taken(queue) for _ in range(5)] == [[chunk] for chunk in chunks(5)]
+
+
+def test_the_longest_chunks_come_first_and_those_of_unknown_length_before_them() -> None:
+    lengths = [30, 5, None, 600, 30, None]
+    source = [
+        Chunk("r", f"c{n}", "a.wav", "/a.wav", 1000, None if length is None else 1000 + length * 1000)
+        for n, length in enumerate(lengths)
+    ]
+    queue = WorkQueue(SystemClock(), workers=1, wants=10)
+    queue.add(source, complete=True)
+    assert [chunk.chunk_id for chunk in taken(queue)] == ["c2", "c5", "c3", "c0", "c4", "c1"]
 
 
 def test_an_empty_source_is_over_at_once() -> None:
@@ -83,34 +96,97 @@ def test_an_empty_source_is_over_at_once() -> None:
     ("count", "workers", "shares"),
     [(10, 3, [4, 3, 3]), (2, 4, [1, 1]), (7, 1, [7]), (0, 3, []), (4, 4, [1, 1, 1, 1]), (9, 2, [5, 4])],
 )
-def test_whole_shares_are_fair(count: int, workers: int, shares: list[int]) -> None:
-    assert sizes(filled(count, workers=workers, whole_share=True)) == shares
+def test_batches_are_fair_shares(count: int, workers: int, shares: list[int]) -> None:
+    assert sizes(filled(count, workers=workers, wants=1000)) == shares
 
 
-def test_a_share_is_cut_where_it_would_be_too_long() -> None:
-    assert sizes(filled(23, workers=2, whole_share=True, kind=ShortShares)) == [5, 5, 5, 5, 3]
+def test_a_share_is_cut_where_it_would_be_too_long_and_the_last_ones_are_shared() -> None:
+    assert sizes(filled(23, workers=2, wants=5)) == [5, 5, 5, 5, 2, 1]
 
 
 def test_every_fresh_load_is_shared_out_anew() -> None:
-    queue = WorkQueue(SystemClock(), workers=2, whole_share=True)
+    queue = WorkQueue(SystemClock(), workers=2, wants=1000)
     queue.add(chunks(4), complete=False)
-    assert [len(queue.take() or []) for _ in range(2)] == [2, 2]
+    assert [len(taken(queue)) for _ in range(2)] == [2, 2]
     queue.add(chunks(6, first=4), complete=True)
-    assert [len(queue.take() or []) for _ in range(2)] == [3, 3]
+    assert [len(taken(queue)) for _ in range(2)] == [3, 3]
 
 
-def test_the_queue_asks_for_more_as_it_empties() -> None:
-    queue = WorkQueue(SystemClock(), workers=2, whole_share=False)
+def test_the_queue_asks_for_more_when_it_is_half_empty_and_not_before() -> None:
+    queue = WorkQueue(SystemClock(), workers=2, wants=1000)
     wanted = queue.room
-    assert wanted > 2
+    assert wanted == WorkQueue.WINDOW
     queue.add(chunks(wanted), complete=False)
-    assert queue.room == 0
-    queue.take()
-    assert queue.room == 1
+    rooms = []
+    while queue.room == 0:
+        rooms.append(len(taken(queue)))
+    assert wanted // 2 <= sum(rooms) <= wanted // 2 + 1000
+    assert queue.room == sum(rooms)
 
 
 def test_a_million_chunks_are_never_in_the_queue_at_once() -> None:
-    assert WorkQueue(SystemClock(), workers=4, whole_share=True).room <= 4 * WorkQueue.LONGEST_SHARE
+    assert WorkQueue(SystemClock(), workers=400, wants=4096).room <= 20_000
+
+
+# --- keeping a worker fed ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_more_while_it_has_some() -> None:
+    queue = filled(100, workers=2, wants=4)
+    assert taken(queue) == chunks(4)
+    assert queue.more(3, idle=0) == chunks(3, first=4)
+
+
+def test_near_the_end_nobody_hoards_and_nobody_is_idle() -> None:
+    queue = filled(10, workers=2, wants=4)
+    assert len(taken(queue)) == 4
+    assert queue.more(3, idle=0) == [], "six are left for two workers that like to hold four each"
+    assert queue.more(3, idle=2) == chunks(2, first=4), "but who could begin at once may"
+    assert queue.more(9, idle=9) == chunks(4, first=6)
+    assert queue.more(1, idle=1) == [], "and an empty queue is no reason to wait"
+
+
+def test_what_a_worker_got_later_is_in_flight_as_well() -> None:
+    queue = filled(3, wants=1)
+    batch = [*taken(queue), *(queue.more(2, idle=2) or [])]
+    assert batch == chunks(3)
+    taker = Taker(queue.take)
+    assert taker.waits
+    queue.finish(2)
+    assert taker.waits
+    queue.finish()
+    assert taker.answer() is None
+
+
+def test_a_chunk_that_has_rested_goes_to_a_worker_at_work() -> None:
+    clock = HandClock()
+    queue = WorkQueue(clock, workers=1, wants=2)
+    queue.add(chunks(9), complete=True)
+    first = taken(queue)
+    queue.put_back(first[:1], rest_s=5)
+    assert queue.more(1, idle=0) == chunks(1, first=2)
+    clock.sleep(5)
+    assert queue.more(1, idle=0) == first[:1]
+
+
+def test_for_suspects_one_worker_comes_to_an_end_and_only_one() -> None:
+    queue = filled(20, workers=2, wants=2)
+    suspects = taken(queue)
+    taken(queue)
+    queue.put_back(suspects, alone=True)
+    assert queue.more(1, idle=1) is None
+    assert queue.more(1, idle=1) == chunks(1, first=4), "the other worker goes on"
+    batch = queue.take()
+    assert batch is not None
+    assert (batch.chunks, batch.alone) == (suspects, True)
+    assert queue.more(1, idle=1) == chunks(1, first=5)
+
+
+def test_a_queue_that_drains_gives_no_more() -> None:
+    queue = filled(20, wants=2)
+    taken(queue)
+    queue.drain()
+    assert queue.more(5, idle=5) == []
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -118,10 +194,9 @@ def test_a_million_chunks_are_never_in_the_queue_at_once() -> None:
 
 def test_a_taker_waits_while_a_chunk_in_flight_may_come_back() -> None:
     queue = filled(1)
-    first = queue.take()
+    first = taken(queue)
     taker = Taker(queue.take)
     assert taker.waits
-    assert first is not None
     queue.put_back(first)
     assert taker.answer() == first
 
@@ -136,7 +211,7 @@ def test_when_the_last_chunk_is_settled_every_waiting_taker_goes_home() -> None:
 
 
 def test_a_taker_waits_for_a_source_that_has_more() -> None:
-    queue = WorkQueue(SystemClock(), workers=1, whole_share=False)
+    queue = WorkQueue(SystemClock(), workers=1, wants=1)
     queue.add([], complete=False)
     taker = Taker(queue.take)
     assert taker.waits
@@ -146,10 +221,9 @@ def test_a_taker_waits_for_a_source_that_has_more() -> None:
 
 def test_a_chunk_that_rests_is_not_handed_out_before_its_time_and_others_pass_it() -> None:
     queue = filled(2)
-    first = queue.take()
-    assert first is not None
+    first = taken(queue)
     queue.put_back(first, rest_s=0.2)
-    assert queue.take() == [chunks(2)[1]]
+    assert taken(queue) == [chunks(2)[1]]
     taker = Taker(queue.take)
     assert taker.answer() == first
     assert taker.took_s >= 0.15
@@ -157,29 +231,27 @@ def test_a_chunk_that_rests_is_not_handed_out_before_its_time_and_others_pass_it
 
 def test_of_two_that_rest_the_one_whose_time_comes_first_is_first() -> None:
     queue = filled(2)
-    long, short = queue.take(), queue.take()
-    assert long is not None and short is not None
+    long, short = taken(queue), taken(queue)
     queue.put_back(long, rest_s=0.1)
     queue.put_back(short, rest_s=0.02)
-    assert [queue.take(), queue.take()] == [short, long]
+    assert [taken(queue), taken(queue)] == [short, long]
 
 
-def test_a_batch_that_is_put_back_stays_together_and_alone() -> None:
-    queue = filled(9, workers=1, whole_share=True)
-    batch = queue.take()
-    assert batch is not None
-    queue.put_back(batch[:3])
-    queue.put_back(batch[3:4])
+def test_suspects_that_are_put_back_stay_together_and_alone() -> None:
+    queue = filled(9, workers=1, wants=1000)
+    batch = taken(queue)
+    queue.put_back(batch[:3], alone=True)
+    queue.put_back(batch[3:4], alone=True)
     queue.add(chunks(2, first=9), complete=True)
     queue.finish(5)
-    assert [queue.take(), queue.take()] == [batch[:3], batch[3:4]]
-    assert queue.take() == chunks(2, first=9)
+    assert [queue.take(), queue.take()] == [Batch(batch[:3], True), Batch(batch[3:4], True)]
+    assert queue.take() == Batch(chunks(2, first=9))
 
 
 def test_draining_hands_out_nothing_more_and_wakes_everybody() -> None:
     queue = filled(3)
     queue.take()
-    drained = WorkQueue(SystemClock(), workers=1, whole_share=False)
+    drained = WorkQueue(SystemClock(), workers=1, wants=1)
     drained.add([], complete=False)
     taker = Taker(drained.take)
     assert taker.waits
@@ -192,9 +264,9 @@ def test_draining_hands_out_nothing_more_and_wakes_everybody() -> None:
 # --- in a crowd -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("whole_share", [False, True])
-def test_many_workers_settle_every_chunk_exactly_once(whole_share: bool) -> None:
-    queue = ShortShares(SystemClock(), workers=6, whole_share=whole_share)
+@pytest.mark.parametrize("wants", [1, 5])
+def test_many_workers_settle_every_chunk_exactly_once(wants: int) -> None:
+    queue = WorkQueue(SystemClock(), workers=6, wants=wants)
     lock = threading.Lock()
     in_hand: set[str] = set()
     settled: Counter[str] = Counter()
@@ -203,18 +275,19 @@ def test_many_workers_settle_every_chunk_exactly_once(whole_share: bool) -> None
     def work(seed: int) -> None:
         chance = random.Random(seed)
         while (batch := queue.take()) is not None:
-            ids = {chunk.chunk_id for chunk in batch}
+            held = [*batch.chunks, *([] if batch.alone else queue.more(wants, idle=1) or [])]
+            ids = {chunk.chunk_id for chunk in held}
             with lock:
                 trouble.extend(ids & in_hand)
                 in_hand.update(ids)
             time.sleep(chance.random() / 2000)
-            back = [chunk for chunk in batch if chance.random() < 0.3]
+            back = [chunk for chunk in held if chance.random() < 0.3]
             with lock:
                 in_hand.difference_update(ids)
                 settled.update(ids - {chunk.chunk_id for chunk in back})
             if back:
-                queue.put_back(back, rest_s=chance.choice([0, 0.001, 0.003]))
-            queue.finish(len(batch) - len(back))
+                queue.put_back(back, rest_s=chance.choice([0, 0.001, 0.003]), alone=chance.random() < 0.5)
+            queue.finish(len(held) - len(back))
 
     workers = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(6)]
     for worker in workers:
@@ -231,8 +304,10 @@ def test_many_workers_settle_every_chunk_exactly_once(whole_share: bool) -> None
 deeds = st.lists(
     st.one_of(
         st.just(("take", 0)),
+        st.tuples(st.just("more"), st.integers(0, 4)),
         st.tuples(st.just("finish"), st.integers(0, 9)),
         st.tuples(st.just("put back"), st.integers(0, 9)),
+        st.tuples(st.just("put back alone"), st.integers(0, 9)),
         st.tuples(st.just("sleep"), st.integers(0, 4)),
         st.tuples(st.just("add"), st.integers(0, 7)),
     ),
@@ -241,51 +316,51 @@ deeds = st.lists(
 
 
 @settings(deadline=None)
-@given(deeds, st.booleans(), st.integers(1, 4))
-def test_whatever_happens_every_chunk_is_in_one_place(
-    script: list[tuple[str, int]], whole_share: bool, workers: int
-) -> None:
+@given(deeds, st.integers(1, 6), st.integers(1, 4))
+def test_whatever_happens_every_chunk_is_in_one_place(script: list[tuple[str, int]], wants: int, workers: int) -> None:
     clock = HandClock()
-    queue = ShortShares(clock, workers=workers, whole_share=whole_share)
-    waiting: list[str] = []
+    queue = WorkQueue(clock, workers=workers, wants=wants)
+    outside: Counter[str] = Counter()  # in flight
     in_flight: list[list[Chunk]] = []
-    resting: list[tuple[float, list[Chunk]]] = []
+    inside: list[tuple[float, str]] = []  # (when it may come at the earliest, chunk)
     added = 0
+
+    def hand_out(batch: list[Chunk]) -> None:
+        ready = Counter(chunk_id for due_s, chunk_id in inside if due_s <= clock.monotonic_s())
+        for chunk in batch:
+            assert ready[chunk.chunk_id] == 1, "it rests, or is in flight"
+            inside[:] = [entry for entry in inside if entry[1] != chunk.chunk_id]
+            outside[chunk.chunk_id] += 1
+        in_flight.append(batch)
+
     for deed, number in script:
         if deed == "add":
-            fresh = chunks(number, first=added)
+            queue.add(chunks(number, first=added), complete=False)
+            inside += [(0.0, f"c{n}") for n in range(added, added + number)]
             added += number
-            waiting += [chunk.chunk_id for chunk in fresh]
-            queue.add(fresh, complete=False)
         elif deed == "sleep":
             clock.sleep(number)
-        elif deed == "take" and (waiting or any(due_s <= clock.monotonic_s() for due_s, _ in resting)):
+        elif deed == "take" and any(due_s <= clock.monotonic_s() for due_s, _ in inside):
             batch = queue.take()
-            assert batch
-            in_flight.append(batch)
-            due = [entry for entry in resting if entry[0] <= clock.monotonic_s()]
-            if due:  # those that had their rest go first, as they were put back
-                assert batch in [entry[1] for entry in due]
-                resting.remove(next(entry for entry in due if entry[1] == batch))
-            else:
-                taken = [chunk.chunk_id for chunk in batch]
-                assert taken == waiting[: len(taken)]
-                assert len(taken) == 1 or (whole_share and len(taken) <= 5)
-                del waiting[: len(taken)]
-        elif deed in ("finish", "put back") and in_flight:
-            batch = in_flight.pop(number % len(in_flight))
+            assert batch is not None
+            assert batch.alone or 1 <= len(batch.chunks) <= wants
+            hand_out(batch.chunks)
+        elif deed == "more":
+            if fresh := queue.more(number, idle=number // 2):
+                hand_out(fresh)
+        elif deed in ("finish", "put back", "put back alone") and in_flight:
+            held = in_flight.pop(number % len(in_flight))
             if deed == "finish":
-                queue.finish(len(batch))
+                queue.finish(len(held))
             else:
-                queue.put_back(batch, rest_s=number)
-                resting.append((clock.monotonic_s() + number, batch))
-    for batch in in_flight:
-        queue.finish(len(batch))
+                queue.put_back(held, rest_s=number, alone=deed.endswith("alone"))
+                inside += [(clock.monotonic_s() + number, chunk.chunk_id) for chunk in held]
+    for held in in_flight:
+        queue.finish(len(held))
     queue.add([], complete=True)
     clock.sleep(100)
-    left = Counter(waiting) + Counter(chunk.chunk_id for _, batch in resting for chunk in batch)
     rest: Counter[str] = Counter()
     while (last := queue.take()) is not None:
-        rest.update(chunk.chunk_id for chunk in last)
-        queue.finish(len(last))
-    assert rest == left
+        rest.update(chunk.chunk_id for chunk in last.chunks)
+        queue.finish(len(last.chunks))
+    assert rest == Counter(chunk_id for _, chunk_id in inside)

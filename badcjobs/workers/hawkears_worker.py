@@ -1,0 +1,410 @@
+"""The process behind the engine ``hawkears``: HawkEars 2 in its own Python, models loaded once, fed line by line.
+
+Stands alone: it needs the standard library and HawkEars, and is started by its path, ``PYTHON hawkears_worker.py OUT
+[OPTION …]``, in HawkEars' working folder. A JSON line per recording comes in; every event goes out as one JSON line.
+
+    in:   {"id": 7, "audio": "/path"}   {"stop": true}, or the end of the input: finish what is in progress
+    out:  ready, started, done, failed, fewer (threads than asked for), broken (nothing can work), bye
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import logging
+import os
+import platform
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+_LONGEST_ERROR = 2000
+_BATCH = 64  # recordings per call where HawkEars has to be called with a list
+# More names than anybody has threads; with a date in them, so that --date file finds one.
+_NOBODY = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
+# HawkEars only mentions it, then goes on without the region's filter: every recording would have the wrong species.
+_MISCONFIGURED = re.compile(r"Error: location .* not found")
+
+
+class Conversation:
+    """Takes orders from stdin as they come, and answers on a private copy of stdout."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)  # whatever an engine prints disturbs nobody
+        self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.stopping = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def say(self, event: str, **facts: object) -> None:
+        """Tell the wrapper what happened."""
+        line = json.dumps({"event": event, **facts})
+        with self._lock:
+            self._answers.write(line + "\n")
+            self._answers.flush()
+
+    def orders(self) -> Iterator[dict[str, Any]]:
+        """Yield one order after the other until the stop; several threads may share them."""
+        while (order := self._orders.get()) is not None and not self.stopping.is_set():
+            yield order
+        self.stop()
+
+    def next_batch(self, most: int) -> list[dict[str, Any]]:
+        """Wait for an order and return it with those that wait already; none: stop."""
+        first = next(self.orders(), None)
+        batch = [] if first is None else [first]
+        while batch and len(batch) < most and not self._orders.empty() and not self.stopping.is_set():
+            batch.append(next(self.orders()))
+        return batch
+
+    def stop(self) -> None:
+        """Give out no more orders."""
+        self.stopping.set()
+        self._orders.put(None)
+
+    def _listen(self) -> None:
+        rest = b""
+        while data := os.read(0, 65536):  # not sys.stdin: a thread that waits in it spoils the end of the program
+            *lines, rest = (rest + data).split(b"\n")
+            for order in map(json.loads, lines):
+                if order.get("stop"):
+                    self.stop()
+                else:
+                    self._orders.put(order)
+        self.stop()
+
+
+# --- what HawkEars is asked to do -------------------------------------------------------------------------------------
+
+
+def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, Any]]:
+    """Return HawkEars' ``analyze`` and the arguments that its own command line would call it with."""
+    from hawkears.cli import cli  # type: ignore[import-not-found]
+
+    command = cli.commands["analyze"]
+    module = sys.modules[command.callback.__module__]
+    analyze: Callable[..., object] = module.analyze
+    signature = inspect.signature(analyze)
+    if missing := {"recording_paths", "recording_callback", "raise_errors"} - set(signature.parameters):
+        raise NotImplementedError(f"this HawkEars cannot be fed: analyze() has no {', '.join(sorted(missing))}")
+    calls: list[dict[str, Any]] = []
+    module.analyze = lambda *args, **named: calls.append(signature.bind(*args, **named).arguments)  # type: ignore[attr-defined]
+    try:
+        command.main(args=list(options), prog_name="hawkears analyze", standalone_mode=False)
+    finally:
+        module.analyze = analyze  # type: ignore[attr-defined]
+    return analyze, calls[0]
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in the words of its own kind."""
+    if hasattr(error, "format_message"):  # click's: wrong options
+        return f"Error: {error.format_message()}"
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{name}: {error}"[-_LONGEST_ERROR:]
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Say whether an error is about the device's memory: then what is left in it can be given back."""
+    return "OutOfMemoryError" in text or "out of memory" in text or "_ALLOC_FAILED" in text
+
+
+def free_memory() -> None:
+    """Give back what the failed recording has left on the device."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def device_facts(module: Any) -> dict[str, object]:
+    """Return where HawkEars is going to compute: its own answer, and who that is."""
+    import torch  # type: ignore[import-not-found]
+
+    chosen = getattr(getattr(module, "util", None), "get_device", None)
+    device = str(chosen()) if chosen else "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cuda":
+        return {"device": device, "uuid": None, "name": platform.processor() or platform.machine()}
+    properties = torch.cuda.get_device_properties(0)
+    uuid = getattr(properties, "uuid", None)
+    named = uuid is None or str(uuid).startswith(("GPU-", "MIG-"))
+    return {"device": device, "uuid": uuid and (str(uuid) if named else f"GPU-{uuid}"), "name": properties.name}
+
+
+def versions() -> dict[str, str]:
+    """Return what runs here."""
+    import hawkears  # type: ignore[import-not-found]
+
+    torch = sys.modules.get("torch")
+    return {
+        "hawkears": str(getattr(hawkears, "__version__", "unknown")),
+        "torch": str(getattr(torch, "__version__", "unknown")),
+        "python": platform.python_version(),
+    }
+
+
+# --- one recording after the other ------------------------------------------------------------------------------------
+
+
+class Feed:
+    """Gives each of HawkEars' threads the next recording when it is ready, and says what became of the last."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self.talk = talk
+        self.here = threading.local()  # what a thread has: its order, its models, what it measured
+        self._mistakes = listen_for_mistakes()
+
+    def paths(self) -> Iterator[str]:
+        """Yield the recordings for one thread."""
+        for order in self.talk.orders():
+            self.here.order, self.here.began_s, self.here.measured = order, time.monotonic(), {}
+            self.talk.say("started", id=order["id"])
+            yield order["audio"]
+            self.fail("HawkEars went on without a word about this recording")
+
+    def done(self, result: Any) -> None:
+        """Pass on a recording's detections (HawkEars' recording_callback)."""
+        if self._mistakes:
+            self.give_up(self._mistakes[0])
+            return
+        took_s = round(time.monotonic() - self.here.began_s, 4)
+        facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections)}
+        self.talk.say("done", id=self.here.order["id"], **facts)
+        self.here.order = None
+
+    def fail(self, error: str) -> bool:
+        """Pass on that the recording in progress failed; False: there is none."""
+        order, self.here.order = getattr(self.here, "order", None), None
+        if order is not None:
+            self.talk.say("failed", id=order["id"], error=error)
+        return order is not None
+
+    def give_up(self, error: str) -> None:
+        """Say why nothing can work, and take no more work."""
+        if not self.talk.stopping.is_set():
+            self.talk.say("broken", error=error)
+        self.here.order = None
+        self.talk.stop()
+
+
+def listen_for_mistakes() -> list[str]:
+    """Return a list that fills with what HawkEars only logs although nothing it finds afterwards can be right."""
+    make, mistakes = logging.getLogRecordFactory(), list[str]()
+
+    def hear(*args: Any, **named: Any) -> logging.LogRecord:
+        record = make(*args, **named)
+        if record.levelno >= logging.ERROR and _MISCONFIGURED.search(record.getMessage()):
+            mistakes.append(record.getMessage())
+        return record
+
+    logging.setLogRecordFactory(hear)
+    return mistakes
+
+
+def rows(detections: Sequence[Any]) -> list[tuple[int, int, str, float]]:
+    """Return detections as HawkEars writes them to scores.csv: milliseconds, three decimals."""
+    return [
+        (round(found.start_time * 1000), round(found.end_time * 1000), found.species, round(found.score, 3))
+        for found in detections
+    ]
+
+
+def keep_predictors(module: Any, here: Any) -> None:
+    """Let each thread load its models once: a bad recording ends HawkEars' loop, but must not cost a reload."""
+    make = module.Predictor
+
+    def kept(*args: Any, **named: Any) -> Any:
+        if getattr(here, "predictor", None) is None:
+            here.predictor = make(*args, **named)
+            measure(here.predictor, here)
+        return here.predictor
+
+    module.Predictor = kept
+
+
+def measure(predictor: Any, here: Any) -> None:
+    """Note what each recording took and how long it is, before the low-band model resamples it."""
+    scores = predictor.get_overlapping_scores
+
+    def measured(*args: Any, **named: Any) -> Any:
+        began_s = time.monotonic()
+        heard = scores(*args, **named)
+        took_s = round(time.monotonic() - began_s, 4)
+        here.measured = {"audio_s": float(predictor.audio.seconds()), "predict_s": took_s, "heard": heard is not None}
+        return heard
+
+    predictor.get_overlapping_scores = measured
+
+
+def forget_failure(here: Any) -> None:
+    """Put a thread's models back as they were when they were loaded; where that fails, load them anew."""
+    predictor = getattr(here, "predictor", None)
+    try:
+        if predictor is not None:
+            predictor.audio.set_config(predictor.cfg, resample=False)
+    except Exception:
+        here.predictor = here.heuristics = None
+
+
+def find_region(analyzer: Any) -> None:
+    """Let HawkEars look up recordings that it was not told of at the start by the one location of this run."""
+    known = getattr(getattr(analyzer, "occur_mgr", None), "file_info", None)
+    if known:
+        (analyzer.occur_mgr.region,) = {region for region, _ in known.values()}
+
+
+def fed_analyzer(module: Any, feed: Feed) -> type:
+    """Return HawkEars' Analyzer with its list of recordings exchanged for the feed."""
+
+    class FedAnalyzer(module.Analyzer):  # type: ignore[misc]
+        def __init__(self, cfg: Any, *args: Any, **named: Any) -> None:
+            super().__init__(cfg, *args, **named)
+            self._lock = threading.Lock()
+            self._threads = cfg.infer.num_threads
+            facts = {"threads": self._threads, "models": cfg.infer.max_models, "holds": self._threads + 2}
+            feed.talk.say("ready", **facts, **device_facts(module), versions=versions())
+
+        def _process_recordings(self, recording_paths: Any, *args: Any, **named: Any) -> None:
+            find_region(self)
+            while not feed.talk.stopping.is_set():
+                error = self._try_to_process(*args, **named)
+                if error is None:
+                    return
+                if is_out_of_memory(error):
+                    free_memory()
+                if not feed.fail(error):
+                    self._leave(error)
+                    return
+                forget_failure(feed.here)
+
+        def _try_to_process(self, *args: Any, **named: Any) -> str | None:
+            try:
+                super()._process_recordings(feed.paths(), *args, **named)
+            except Exception as problem:
+                return describe(problem)  # without the frames, which hold memory on the device
+            return None
+
+        def _leave(self, error: str) -> None:
+            """End a thread that could not load its models: others may have found room."""
+            with self._lock:
+                self._threads -= 1
+            if self._threads and is_out_of_memory(error):
+                feed.talk.say("fewer", threads=self._threads, error=error)
+            else:
+                feed.give_up(error)
+
+        def _load_heuristics_manager(self, *args: Any, **named: Any) -> Any:
+            if getattr(feed.here, "heuristics", None) is None:
+                feed.here.heuristics = super()._load_heuristics_manager(*args, **named)
+            return feed.here.heuristics
+
+    return FedAnalyzer
+
+
+def work_fed(talk: Conversation, module: Any, analyze: Callable[..., object], call: dict[str, Any]) -> None:
+    """Call HawkEars once, for all recordings that will ever come."""
+    feed = Feed(talk)
+    keep_predictors(module, feed.here)
+    module.Analyzer = fed_analyzer(module, feed)
+    analyze(**{**call, "recording_paths": _NOBODY, "recording_callback": feed.done, "cancellation_callback": None})
+    if not talk.stopping.is_set():
+        raise ValueError("Error: Invalid value: HawkEars took no recordings; is there a filelist in its --cfg?")
+
+
+# --- a list at a time, where HawkEars has another shape ---------------------------------------------------------------
+
+
+def work_in_batches(talk: Conversation, module: Any, analyze: Callable[..., object], call: dict[str, Any]) -> None:
+    """Call HawkEars with what is there, again and again; it loads its models each time."""
+    threads = call.get("num_threads")
+    talk.say("ready", threads=threads, models=None, holds=_BATCH, **device_facts(module), versions=versions())
+    mistakes = listen_for_mistakes()
+    call = {**call, "cancellation_callback": talk.stopping.is_set}
+    while batch := talk.next_batch(_BATCH):
+        for order in batch:
+            talk.say("started", id=order["id"])
+        run_batch(talk, lambda **named: analyze(**{**call, **named}), batch, mistakes)
+
+
+def run_batch(talk: Conversation, analyze: Callable[..., object], batch: list[Any], mistakes: list[str]) -> None:
+    """Analyse a list; whatever is lost with a bad recording is analysed again without it."""
+    left = {order["id"]: order for order in batch}
+
+    def done(result: Any) -> None:
+        for order in [order for order in left.values() if order["audio"] == str(result.recording_path)]:
+            if not mistakes:
+                talk.say("done", id=order["id"], detections=rows(result.detections))
+            del left[order["id"]]
+
+    error = "HawkEars went on without a word about this recording"
+    try:
+        analyze(recording_paths=list(dict.fromkeys(order["audio"] for order in batch)), recording_callback=done)
+    except Exception as problem:
+        error = describe(problem)
+    if is_out_of_memory(error):
+        free_memory()
+    if mistakes:
+        raise ValueError(mistakes[0])
+    for part in [] if talk.stopping.is_set() else settle(talk, list(left.values()), error, of=len(batch)):
+        run_batch(talk, analyze, part, mistakes)
+
+
+def settle(talk: Conversation, left: list[Any], error: str, *, of: int) -> list[list[Any]]:
+    """Say which recordings an error is about, and return the others in the parts in which to try them again."""
+    accused = left if len(left) == 1 else [order for order in left if order["audio"] in error]
+    for order in accused:
+        talk.say("failed", id=order["id"], error=error)
+    innocent = [order for order in left if order not in accused]
+    middle = len(innocent) // 2 if len(innocent) == of else 0  # nothing came of it: only halves can tell
+    return [part for part in (innocent[:middle], innocent[middle:]) if part]
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def choose_way(module: Any) -> Callable[[Conversation, Any, Callable[..., object], dict[str, Any]], None]:
+    """Return the way to feed this HawkEars: by its inner shape where that is as we know it."""
+    analyzer = getattr(module, "Analyzer", None)
+    inner = getattr(analyzer, "_process_recordings", None)
+    known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
+    fits = known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")
+    return work_fed if fits else work_in_batches
+
+
+def work(talk: Conversation, out: str, options: Sequence[str]) -> None:
+    """Read the options, load HawkEars, and work until told to stop."""
+    analyze, call = read_call(options)
+    ours = {"input_path": out, "output_path": out, "rtype": None, "quiet": True, "raise_errors": True}
+    from hawkears.core import analyzer as module  # type: ignore[import-not-found]
+
+    choose_way(module)(talk, module, analyze, {**call, **ours})
+
+
+def main(args: Sequence[str]) -> None:
+    """Answer orders until the input ends; with ``--probe`` only say whether this HawkEars can be fed."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all; the wrapper decides
+    talk = Conversation()
+    try:
+        if args[0] == "--probe":
+            read_call(args[1:])
+            talk.say("probe", versions=versions())
+        else:
+            work(talk, args[0], args[1:])
+    except BaseException as error:
+        talk.say("broken", error=describe(error))
+        raise
+    talk.say("bye")
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # our neighbours in this folder are no modules of HawkEars'
+    main(sys.argv[1:])

@@ -1,0 +1,301 @@
+"""Talks to a worker process of ours: a JSON line per chunk in, a JSON line per event out (see ``hawkears_worker``).
+
+The process is kept fed: it has the next chunks before it has finished the last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
+from badcjobs.seams import Clock, Launcher, More, SessionBroken, nothing_more
+from badcjobs.workers.failures import (
+    BAD_AUDIO,
+    CONFIGURATION,
+    ENGINE_CRASH,
+    ENGINE_ERROR,
+    EXIT_CODE,
+    GPU_ERROR,
+    GPU_LOST,
+    HANG,
+    HOST_MEMORY,
+    NO_OUTPUT,
+    RAN_ON_CPU,
+    WORKER_DIED,
+    classify,
+    signal_name,
+    signal_of,
+)
+from badcjobs.workers.host_memory import read_oom_kills
+from badcjobs.workers.launch import last_lines
+from badcjobs.workers.patience import Patience
+
+log = logging.getLogger(__name__)
+
+_SHORTEST_HEARD_S = 0.5
+_GOODBYE_S = 10.0
+_LONGEST_ERROR = 2000
+_NO_USE_ANY_MORE = frozenset({GPU_LOST, GPU_ERROR, CONFIGURATION, HOST_MEMORY})
+
+
+@dataclass
+class _InHand:
+    """A chunk that was sent to the process; ``started_at_ms`` is None while it only waits there."""
+
+    chunk: Chunk
+    started_at_ms: int | None = None
+
+
+class StreamSession:
+    """One worker process, fed through a pipe.
+
+    Parameters
+    ----------
+    must_use_cuda: a process that says it is ready on anything else is of no use.
+    pin: the one device that it was shown.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        log_file: Path,
+        launcher: Launcher,
+        clock: Clock,
+        patience: Patience,
+        must_use_cuda: bool = False,
+        pin: str | None = None,
+    ) -> None:
+        self._pin = pin
+        self._clock = clock
+        self._launcher = launcher
+        self._log = log_file
+        self._log_mark = self._log_size()  # what was said before the last result is no evidence
+        self._patience = patience
+        self._must_use_cuda = must_use_cuda
+        self._oom_kills = read_oom_kills()
+        self._process = launcher.start(argv, env=env, cwd=cwd, stderr=log_file, pipes=True)
+        self.pid: int | None = self._process.pid
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._poll = select.poll()
+        self._poll.register(self._stdout, select.POLLIN)
+        self._unread = b""
+        self._lock = threading.Lock()
+        self._interrupted = False
+        self._in_hand: dict[int, _InHand] = {}
+        self._sent = 0
+        self._ready = False
+        self._said_goodbye = False
+        self._threads = self._holds = 1
+
+    # --- called from another thread -------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Finish what is in progress, then stop; a process that has begun nothing yet is not waited for."""
+        with self._lock:
+            if self._interrupted:
+                return
+            self._interrupted = True
+            if not self._has_begun:
+                self._launcher.signal(self._process, signal.SIGKILL)
+        self._write({"stop": True})
+
+    def kill(self) -> None:
+        """End it now."""
+        self._launcher.signal(self._process, signal.SIGKILL)
+
+    # --- the life of a batch --------------------------------------------------------------------------------------
+
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
+        """Analyse the batch and what comes after it, several at a time if the process can."""
+        self._in_hand = {}
+        self._give(batch)
+        while self._in_hand and not (self._interrupted and (self._said_goodbye or not self._has_begun)):
+            news = self._take_in(self._next_event())
+            if self._ready and not self._interrupted:
+                held = len(self._in_hand)
+                self._give(more(max(0, self._holds - held), idle=max(0, self._threads - held)))
+            if news is not None:
+                yield news
+
+    def close(self) -> int | None:
+        """End the worker by closing its input; insist if it does not listen."""
+        if self._process.returncode is None:
+            self._see_off()
+        self._close_input()
+        self._stdout.close()
+        return self._process.wait()
+
+    def _see_off(self) -> None:
+        self._close_input()
+        end_s = self._clock.monotonic_s() + _GOODBYE_S
+        while (left_s := end_s - self._clock.monotonic_s()) > 0:  # what it still says must not stop it from leaving
+            if self._poll.poll(left_s * 1000) and not os.read(self._stdout.fileno(), 65536):
+                break
+        try:
+            self._process.wait(timeout=max(1.0, left_s))
+        except Exception:
+            self.kill()
+
+    def _close_input(self) -> None:
+        try:
+            self._stdin.close()
+        except OSError:
+            pass  # the worker died with a line half written
+
+    def _log_size(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
+
+    @property
+    def _has_begun(self) -> bool:
+        return any(item.started_at_ms is not None for item in list(self._in_hand.values()))
+
+    def _give(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            with self._lock:
+                if self._interrupted:
+                    return
+                self._sent += 1
+                self._in_hand[self._sent] = _InHand(chunk)
+            self._write({"id": self._sent, "audio": chunk.audio_path})
+
+    def _write(self, order: Mapping[str, object]) -> None:
+        try:
+            with self._lock:
+                self._stdin.write(json.dumps(order).encode() + b"\n")
+                self._stdin.flush()
+        except (OSError, ValueError):
+            pass  # it is gone, and its silence will say so
+
+    # --- what the process says ------------------------------------------------------------------------------------
+
+    def _next_event(self) -> dict[str, Any]:
+        """Wait for the next word; a word that does not come in time is the process' last."""
+        while b"\n" not in self._unread:
+            limit_s = self._limit_s()
+            if not self._poll.poll(limit_s * 1000):
+                self.kill()
+                raise SessionBroken(HANG, f"no word from the worker for {limit_s:.0f} s", at_start=not self._has_begun)
+            data = os.read(self._stdout.fileno(), 65536)
+            if not data:
+                if self._interrupted and not self._has_begun:
+                    return {"event": "bye"}
+                raise self._obituary()
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            return dict(json.loads(line))
+        except ValueError as error:
+            self.kill()
+            raise SessionBroken(ENGINE_CRASH, f"the worker does not make sense any more: {line[:200]!r}") from error
+
+    def _limit_s(self) -> float:
+        begun = [item.chunk.audio_s for item in self._in_hand.values() if item.started_at_ms is not None]
+        if not begun:
+            return self._patience.start_s
+        return self._patience.limit_s(None if None in begun else max(length or 0.0 for length in begun))
+
+    def _take_in(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
+        kind = event["event"]
+        if kind == "started":
+            item = self._in_hand[event["id"]]
+            item.started_at_ms = self._clock.now_ms()
+            return ChunkStarted(item.chunk, item.started_at_ms)
+        if kind in ("done", "failed"):
+            item = self._in_hand[event["id"]]
+            result = self._done(item, event) if kind == "done" else self._failed(item, event)
+            del self._in_hand[event["id"]]
+            self._log_mark = self._log_size()
+            return result
+        if kind == "ready":
+            self._on_ready(event)
+        elif kind == "fewer":
+            self._threads = int(event["threads"])
+            log.warning("a worker goes on with %d threads: %s", self._threads, event["error"])
+        elif kind == "bye":
+            self._said_goodbye = True  # the end of its pipe comes next
+        elif kind == "broken":
+            error_class = classify(event["error"])
+            raise SessionBroken(
+                ENGINE_CRASH if error_class == ENGINE_ERROR else error_class,
+                event["error"],
+                at_start=not self._has_begun,
+            )
+        return None
+
+    def _on_ready(self, event: Mapping[str, Any]) -> None:
+        device = str(event.get("device") or "cpu").upper()
+        if self._must_use_cuda and device != "CUDA":
+            self.kill()
+            raise SessionBroken(
+                RAN_ON_CPU,
+                f"HawkEars took the {device} although this worker has a GPU:"
+                " CUDA does not work here for its PyTorch, and on the CPU it uses fewer models",
+                at_start=True,
+            )
+        self._threads = int(event.get("threads") or 1)
+        self._holds = int(event.get("holds") or 1)
+        self._ready = True
+        if "versions" in event:
+            self._introduce(device, event)
+
+    def _introduce(self, device: str, event: Mapping[str, Any]) -> None:
+        """Write down what runs where; PyTorch before 2.5 does not know its device's UUID, but then it sees only one."""
+        uuid = event.get("uuid") or (self._pin if device == "CUDA" else None)
+        words = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
+        where = " ".join(filter(None, (device, uuid, event.get("name"))))
+        how = f"{self._threads} threads, {event.get('models') or 'all'} models"
+        log.info("worker %s: %s on %s, %s", self.pid, words, where, how)
+        if self._pin and self._pin.startswith("GPU-") and uuid and uuid != self._pin:
+            log.warning("worker %s was given %s but computes on %s", self.pid, self._pin, uuid)
+
+    def _done(self, item: _InHand, event: Mapping[str, Any]) -> ChunkResult:
+        chunk, now_ms = item.chunk, self._clock.now_ms()
+        started_at_ms = now_ms if item.started_at_ms is None else item.started_at_ms
+        if "took_s" in event:  # measured where it happened: our own thread may have been late to hear of its begin
+            started_at_ms = now_ms - round(event["took_s"] * 1000)
+        audio_s = event.get("audio_s") if chunk.audio_s is None else chunk.audio_s
+        length_s = event.get("audio_s")
+        if event.get("heard") is False and (chunk.audio_s or 0.0) > _SHORTEST_HEARD_S:
+            why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
+            return ChunkResult(chunk, started_at_ms, now_ms, error_class=BAD_AUDIO, error=why)
+        self._patience.learn((now_ms - started_at_ms) / 1000, audio_s)
+        detections = tuple(Detection(*row) for row in event["detections"])
+        return ChunkResult(chunk, started_at_ms, now_ms, detections, audio_s)
+
+    def _failed(self, item: _InHand, event: Mapping[str, Any]) -> ChunkResult:
+        error_class = event.get("error_class") or classify(event["error"])
+        if error_class in _NO_USE_ANY_MORE:
+            self.kill()
+            raise SessionBroken(error_class, event["error"])
+        now_ms = self._clock.now_ms()
+        started_at_ms = now_ms if item.started_at_ms is None else item.started_at_ms
+        return ChunkResult(item.chunk, started_at_ms, now_ms, error_class=error_class, error=event["error"])
+
+    def _obituary(self) -> SessionBroken:
+        """Say how a process ended that still had work."""
+        self._launcher.signal(self._process, signal.SIGKILL)  # whatever is left of its group
+        code = self._process.wait()
+        said = last_lines(self._log, limit=min(_LONGEST_ERROR, self._log_size() - self._log_mark))
+        error_class = classify(said, code)
+        if error_class in (BAD_AUDIO, EXIT_CODE, NO_OUTPUT):
+            error_class = ENGINE_CRASH
+        if error_class == WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
+            error_class = HOST_MEMORY
+        how = f"by {signal_name(signal_of(code))}" if signal_of(code) else f"with exit code {code}"
+        return SessionBroken(error_class, f"{said}\nthe worker ended {how}".strip(), at_start=not self._has_begun)

@@ -1,0 +1,1 @@
+"""The inside, as far as anybody looks."""
