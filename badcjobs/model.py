@@ -374,6 +374,7 @@ class DeviceFacts:
     span_s: float | None  # from the first sample to the last
     gap_s: float
     energy_integrated_j: float | None = None
+    busy_mean_percent: float | None = None
     utilization_counts: Mapping[int, int] = field(default_factory=dict)  # percent → how many samples
 
 

@@ -103,7 +103,7 @@ def _tasks(summary: Summary) -> list[Sequence[str]]:
 
 def _devices(devices: Sequence[DeviceSummary]) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [
-        ("<device", "<model", "<task", "samples", "utilization", "p50", "p95", "max", "memory peak", "hottest",
+        ("<device", "<model", "<task", "samples", "busy", "utilization", "p50", "p95", "max", "memory peak", "hottest",
          "power mean", "energy", "gaps"),
     ]  # fmt: skip
     for d in devices:
@@ -113,6 +113,7 @@ def _devices(devices: Sequence[DeviceSummary]) -> list[Sequence[str]]:
                 f"{d.name or UNKNOWN} ({d.backend})",
                 d.task,
                 f"{d.samples:,}",
+                percent(d.busy_mean_percent),
                 percent(d.utilization_mean_percent),
                 percent(d.utilization_p50_percent),
                 percent(d.utilization_p95_percent),

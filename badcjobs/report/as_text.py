@@ -75,13 +75,14 @@ def _command_lines(command: str) -> list[str]:
 def _device_table(devices: Sequence[DeviceSummary]) -> list[str]:
     if not devices:
         return []
-    rows = [("device", "task", "samples", "mean", "p50", "p95", "max", "memory", "energy", "gaps")]
+    rows = [("device", "task", "samples", "busy", "util", "p50", "p95", "max", "memory", "energy", "gaps")]
     for d in devices[:_MOST_DEVICES]:
         rows.append(
             (
                 f"{d.token if d.index is None else d.index} {d.name or UNKNOWN}"[:16],
                 d.task if len(d.task) <= 20 else "…" + d.task[-19:],
                 f"{d.samples:,}",
+                percent(d.busy_mean_percent),
                 percent(d.utilization_mean_percent),
                 percent(d.utilization_p50_percent),
                 percent(d.utilization_p95_percent),

@@ -24,6 +24,7 @@ class DeviceSummary:
     name: str | None
     backend: str
     samples: int
+    busy_mean_percent: float | None  # the best figure there is; the plain utilization is blind to light load
     utilization_mean_percent: float | None
     utilization_p50_percent: int | None
     utilization_p95_percent: int | None
@@ -139,6 +140,7 @@ def _summarize_device(device: DeviceFacts) -> DeviceSummary:
         name=device.name,
         backend=device.backend,
         samples=device.samples,
+        busy_mean_percent=device.busy_mean_percent,
         utilization_mean_percent=mean,
         utilization_p50_percent=percentile(counts, 50),
         utilization_p95_percent=percentile(counts, 95),

@@ -121,7 +121,8 @@ def _devices(db: sqlite3.Connection) -> list[DeviceFacts]:
     rows = db.execute(
         """SELECT d.device_id, t.name, t.node, d.device_index, d.uuid, d.token, d.name, d.backend, d.memory_total_bytes,
                   s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.energy_j,
-                  s.energy_span_s, s.span_s, coalesce(s.gap_s, 0.0), s.energy_integrated_j
+                  s.energy_span_s, s.span_s, coalesce(s.gap_s, 0.0), s.energy_integrated_j,
+                  s.busy_mean_percent
            FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
            ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
     ).fetchall()
