@@ -10,6 +10,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from badcjobs.allocation.end_time import parse_time_left
 from badcjobs.errors import BadInput
 from badcjobs.model import AlertLimits, StandIn
 
@@ -53,6 +54,8 @@ class RunSettings:
     grace_s: float = _setting("grace", 20.0, kind=float)
     shard: str | None = _setting("shard", None, kind=str)
     resume: bool = _setting("resume", True, kind=bool)
+    retry_failed: bool = _setting("retry_failed", True, kind=bool)
+    time_left: str | None = _setting("time_left", None, kind=str)
     live_mode: str = _setting("live_mode", "auto", kind=str)
     telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
     free: int | None = _setting("free", None, kind=int)
@@ -163,6 +166,8 @@ def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[
         kind = known[key].metadata["kind"]
         if kind is float and type(value) is int:
             value = float(value)
+        if key == "time_left" and type(value) in (int, float):
+            value = str(value)  # seconds, as a TOML file may well say them
         if kind is list and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             value = tuple(value)
         if complaint := _complaint(key, kind, value):
@@ -183,7 +188,17 @@ def _complaint(key: str, kind: type, value: Any) -> str | None:
         return f"must be at least {_SMALLEST[key]}"
     if kind in (str, list) and not _is_utf8(value):
         return "is not UTF-8"  # neither TOML nor SQLite could hold it
+    if key == "time_left" and not _is_time(value):
+        return "must be seconds or H:M:S, such as 5400 or 1:30:00"
     return None
+
+
+def _is_time(text: str) -> bool:
+    try:
+        parse_time_left(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_utf8(value: str | tuple[str, ...]) -> bool:
@@ -210,6 +225,8 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
     loose = [key for key in ("min_memory_mib", "max_utilization", "wait") if key in values and "free" not in values]
     if loose:
         mistakes.append(f"{', '.join('--' + key.replace('_', '-') for key in loose)} goes with --free")
+    if values.get("retry_failed") is False and values.get("resume") is False:
+        mistakes.append("--no-retry-failed goes with --resume; with --no-resume nobody asks what failed before")
     if not values.get("source"):
         mistakes.append("no SOURCE was given: a manifest CSV, a folder of audio, or a list")
     return mistakes

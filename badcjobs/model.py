@@ -6,9 +6,10 @@ No behaviour beyond what a noun knows about itself; no imports from the rest of 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # What a sample holds; the `sample` table has a column for each. None: the device did not say.
@@ -204,6 +205,18 @@ class AlertLimits:
     idle_s: float = 300.0  # without work for so long, while work waits
     energy_percent: float = 5.0  # counter against integrated power
 
+    def problems(self) -> list[str]:
+        """Return what is wrong with these limits, a sentence each."""
+        found = []
+        for name, value in asdict(self).items():
+            if name == "temperature_c" and value is None:
+                continue
+            if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+                found.append(f"{name} = {value!r} must be a number above 0")
+            elif name.endswith("_percent") and value > 100:
+                found.append(f"{name} = {value!r} must be at most 100")
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
@@ -212,6 +225,15 @@ class HostReading:
     cpu_percent: float | None
     memory_used_bytes: int | None
     memory_total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells that an audio file is still the one it was; None: not known."""
+
+    audio_bytes: int | None = None
+    audio_mtime_ns: int | None = None
+    audio_sha256: str | None = None  # as the manifest gives it; nobody reads the audio for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +246,8 @@ class Chunk:
     audio_path: str  # where it lies
     start_ms: int = 0
     end_ms: int | None = None
+    # Only from the source to the task database, where resume compares it: a worker gets its chunks without.
+    fingerprint: Fingerprint = field(default=Fingerprint(), compare=False)
 
     @property
     def key(self) -> tuple[str, str]:

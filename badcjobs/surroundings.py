@@ -7,10 +7,12 @@ import signal
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+from badcjobs.allocation.end_time import EndTime
 from badcjobs.allocation.grant import Grant
 from badcjobs.allocation.place import Place, array_shape, find_place
 from badcjobs.allocation.slurm_variables import parse_allocation
 from badcjobs.config import RunSettings
+from badcjobs.deadline import find_end
 from badcjobs.device_locks import DeviceLocks, holder_words, lock_folder
 from badcjobs.devices import open_sight
 from badcjobs.errors import BadInput, ExitCode, NotHere, StoppedEarly
@@ -40,6 +42,7 @@ class Given:
     grant: Grant
     engine: Engine
     mark: str
+    end: EndTime | None  # of our time; None: nobody says, or there is none
     locks: AbstractContextManager[object]  # of what --free picked: held until its exit, or the end of the process
 
 
@@ -69,10 +72,13 @@ def look_around(settings: RunSettings, world: World) -> Given:
         )
     mark = mark_of(allocation, world)
     engine = make_engine(settings, world, mark, grant)
+    end = find_end(settings.time_left, allocation, world.environ, started_at_ms)
     locks: AbstractContextManager[object] = nullcontext()
     if settings.free is not None:  # last: nobody waits an hour for a device to hear that the engine is missing
         grant, locks = take_free_devices(settings, settings.free, world)
-    return Given(started_at_ms, allocation, mine, place, sources, grant, engine, mark, locks)
+        started_at_ms = world.clock.now_ms()  # the wait was nobody's GPU time
+        allocation = replace(allocation, started_at_ms=started_at_ms)
+    return Given(started_at_ms, allocation, mine, place, sources, grant, engine, mark, end, locks)
 
 
 def read_allocation(world: World, started_at_ms: int) -> Allocation:

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from badcjobs import __version__
+from badcjobs.allocation.end_time import end_words
 from badcjobs.config import RunSettings
+from badcjobs.deadline import Deadline, Pace
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEarly
 from badcjobs.frozen_run import check_against, freeze
 from badcjobs.heartbeat import Progress, heartbeat_line
@@ -68,6 +70,7 @@ class Task:
     out: RunFolder
     key: TaskKey
     records: Records
+    pace: Pace
 
     @property
     def writer(self) -> TaskWriter:
@@ -98,7 +101,8 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
         world.log_to(out.task_log(key))
         records.begin(engine=given.engine.name, telemetry=settings.telemetry)
         records.writer.write_meta({"settings": settings.to_json()})
-        yield Task(settings, world, given, out, key, records)
+        pace = Pace(None if given.end is None else Deadline(given.end, world.clock))
+        yield Task(settings, world, given, out, key, records, pace)
     except (BadcjobsError, sqlite3.Error) as error:
         if records is not None and not out.task_database(key).exists():  # else there may be more in it
             records.local.remove()
@@ -122,6 +126,7 @@ def list_work(task: Task) -> None:
     """Write every row of our part of the source as pending, then skip what earlier tasks have done."""
     place, sources = task.given.place, task.given.sources
     log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
+    log.info("%s", end_words(task.given.end, task.given.started_at_ms))
     shard = Shard(place.index, place.count)
     if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
         shard = Shard(place.step_index, place.step_count)
@@ -145,14 +150,23 @@ def skip_what_is_done(task: Task) -> None:
     wait_for_orphans(task.out.tasks, task.world.clock, _ORPHAN_PATIENCE_S)
     databases = [task.out.job_database] if task.out.job_database.exists() else []
     databases += task.out.earlier_databases(task.key, merged_files(task.out.job_database))
-    skipped = 0
     for database in databases:
         try:
-            skipped += task.writer.skip_done_in(database)
+            task.writer.skip_done_in(database, retry_failed=task.settings.retry_failed)
         except DatabaseProblem as problem:
             log.warning("%s", problem.what)
-    if skipped:
-        log.info("%d chunks are done already and are skipped", skipped)
+    tell_what_was_found(task.writer)
+
+
+def tell_what_was_found(writer: TaskWriter) -> None:
+    """Say how much of our part earlier tasks have settled."""
+    skipped, failed = writer.count_by_status().get("skipped", 0), writer.count_failed_before()
+    if skipped - failed:
+        log.info("%d chunks are done already and are skipped", skipped - failed)
+    if failed:
+        log.warning("%d chunks failed in earlier tasks and are not tried again (--no-retry-failed)", failed)
+    if writer.changed:
+        log.warning("%d chunks were done with other audio than now lies there; they are done again", writer.changed)
 
 
 def freeze_run(task: Task) -> None:
@@ -193,8 +207,8 @@ def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
         policy=RetryPolicy(settings.retries, settings.backoff_s),
         scratch=task.records.local.scratch,
     )
-    if task.world.stop.requested:
-        return supervisor.tally  # the signal came while we were listing the work
+    if task.world.stop.requested or task.pace.over:
+        return supervisor.tally  # the signal came, or the time ran out, while we were listing the work
     if plans:
         log.info("workers: %d, engine %s", len(plans), task.given.engine.name)
     pending = task.writer.count_by_status().get("pending", 0)
@@ -204,6 +218,7 @@ def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
             obey_signals(task, supervisor)
+            obey_time(task, supervisor)
             task.records.look_after_recorder()
             left = pending - supervisor.tally.done - supervisor.tally.failed
             task.records.tell_of_work(waits=left >= len(plans) and not supervisor.draining)  # enough for every worker
@@ -226,6 +241,15 @@ def obey_signals(task: Task, supervisor: Supervisor) -> None:
     if stop.overdue(task.settings.grace_s) and not supervisor.killed:
         log.warning("%s: ending what is still running", stop.name)
         supervisor.kill()
+
+
+def obey_time(task: Task, supervisor: Supervisor) -> None:
+    """Stop in order when one more chunk would not finish before the end."""
+    task.pace.learn(task.writer.recent_work)
+    if task.pace.over and not supervisor.draining:
+        log.warning("the time is nearly over: starting nothing new, finishing what is running")
+        supervisor.drain()
+        task.records.publish_soon()
 
 
 def heartbeat(task: Task) -> str:
@@ -282,7 +306,7 @@ def judge(task: Task, tally: Tally) -> Verdict:
     stop = task.world.stop
     counts = task.writer.count_by_status()
     left = counts.get("pending", 0)
-    failed = counts.get("failed", 0) + counts.get("poison", 0)
+    failed = counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before()
     again = "run the same command again to go on where this stopped"
     if left and stop.cut_short_by is not None:
         return Verdict(128 + stop.cut_short_by, "stopped", again)
@@ -290,6 +314,8 @@ def judge(task: Task, tally: Tally) -> Verdict:
         return Verdict(128 + stop.ended_by, "stopped", again)
     if left and stop.requested:
         return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", again)
+    if left and task.pace.out_of_time and tally.hopeless is None:
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}")
     if left:
         no_worker = tally.retired[0] if tally.retired else "no worker could be started; the log says why"
         return Verdict(ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker)

@@ -58,7 +58,16 @@ def run(
     ] = None,
     shard: Annotated[str | None, typer.Option(help="I/N: take part I (from 0) of N, whatever Slurm says.")] = None,
     resume: Annotated[
-        bool | None, typer.Option("--resume/--no-resume", help="Skip what is done in --out; default: skip.")
+        bool | None,
+        typer.Option("--resume/--no-resume", help="Skip what is done in --out with the same audio; default: skip."),
+    ] = None,
+    retry_failed: Annotated[
+        bool | None,
+        typer.Option("--retry-failed/--no-retry-failed", help="Try what failed in earlier tasks; default: try."),
+    ] = None,
+    time_left: Annotated[
+        str | None,
+        typer.Option(help="Stop in order within this time, S or H:M:S; default: what Slurm gives the job."),
     ] = None,
     live_mode: Annotated[
         str | None, typer.Option(help="Where live files lie: auto (default), local, or shared (no node-local disk).")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from badcjobs.manifest.text_lines import read_lines
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")
 TIMES = ("start_ms", "end_ms")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _LATEST_MS = 10**15  # thirty thousand years; a database holds no more than 64 bits
 
 
@@ -27,6 +29,7 @@ class Columns:
     source_path: int
     start_ms: int | None
     end_ms: int | None
+    sha256: int | None = None
 
 
 def is_header(line: str) -> bool:
@@ -74,7 +77,9 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
         return None
     recording_id, chunk_id, source_path = (names.index(name) for name in REQUIRED)
     start_ms, end_ms = (names.index(name) if name in names else None for name in TIMES)
-    return Columns(len(names), recording_id, chunk_id, source_path, start_ms, end_ms)
+    # Where two columns have that name nobody knows which of them is true.
+    sha256 = names.index("sha256") if names.count("sha256") == 1 else None
+    return Columns(len(names), recording_id, chunk_id, source_path, start_ms, end_ms, sha256)
 
 
 def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
@@ -103,6 +108,14 @@ def _check_slowly(ids: Sequence[str], start_text: str, end_text: str) -> tuple[i
     if len(times) == 2 and end_ms is not None and end_ms <= start_ms:
         wrong.append(f"end_ms {end_ms} is not after start_ms {start_ms}")
     return start_ms, end_ms, wrong
+
+
+def sha256_of(row: Sequence[str], columns: Columns) -> str | None:
+    """Return the row's checksum; None where the column is missing or holds anything else: "", "n/a", another kind."""
+    if columns.sha256 is None:
+        return None
+    text = row[columns.sha256].strip().lower()
+    return text if _SHA256.fullmatch(text) else None
 
 
 def parse_ms(text: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.manifest.audio_files import NoAudio, end_ms_of, find_audio
-from badcjobs.manifest.badc_csv import check_row, read_rows
+from badcjobs.manifest.badc_csv import check_row, read_rows, sha256_of
 from badcjobs.manifest.mistakes import Mistakes
 from badcjobs.manifest.walk import Walk
 from badcjobs.model import Chunk
@@ -41,14 +41,14 @@ class Manifest:
             if ours and not wrong:
                 source_path = row[columns.source_path]
                 try:
-                    audio_path = find_audio(source_path, self.folders)
+                    audio_path, fingerprint = find_audio(source_path, self.folders, sha256_of(row, columns))
                     if end_ms is None:
                         end_ms = _end_after(start_ms, audio_path)
                 except NoAudio as problem:
                     fix = self._other_root() if problem.nowhere else problem.fix
                     walk.mistakes.add(line, str(problem), fix=fix)
                 else:
-                    yield Chunk(recording_id, chunk_id, source_path, audio_path, start_ms, end_ms)
+                    yield Chunk(recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, fingerprint)
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for line, row, columns in read_rows(self.path, Mistakes([self.name])):

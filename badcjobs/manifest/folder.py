@@ -42,11 +42,11 @@ class Folder:
             if not walk.takes(recording_id, recording_id):
                 continue
             try:
-                audio_path = find_audio(path, folders)
+                audio_path, fingerprint = find_audio(path, folders)
             except NoAudio as problem:
                 walk.mistakes.add(0, f"has audio that cannot be used: {problem}", fix=problem.fix)
             else:
-                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms_of(audio_path))
+                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms_of(audio_path), fingerprint)
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for recording_id, _ in self._recordings("", Mistakes([self.name])):

@@ -40,11 +40,11 @@ class AudioList:
             if not walk.takes(recording_id, recording_id):
                 continue
             try:
-                audio_path = find_audio(path, self.folders)
+                audio_path, fingerprint = find_audio(path, self.folders)
             except NoAudio as problem:
                 walk.mistakes.add(line, str(problem), fix=problem.fix)
             else:
-                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms_of(audio_path))
+                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms_of(audio_path), fingerprint)
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for line, recording_id, _ in self._recordings(Mistakes([self.name])):

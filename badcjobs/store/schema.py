@@ -185,7 +185,7 @@ TABLES = (
             Column("audio_path", "TEXT NOT NULL", "its audio, as it was opened"),
             Column("start_ms", "INTEGER NOT NULL", "where it starts in the recording"),
             Column("end_ms", "INTEGER", "where it ends in the recording; NULL: not known"),
-            Column("status", "TEXT NOT NULL", "done, failed, poison, pending or skipped (found done elsewhere)"),
+            Column("status", "TEXT NOT NULL", "done, failed, poison, pending or skipped (settled elsewhere)"),
             Column("attempts", "INTEGER NOT NULL", "tries so far in this task"),
             Column("device_id", "INTEGER REFERENCES device", "where the last try ran"),
             Column("worker_id", "INTEGER REFERENCES worker", "which worker made the last try"),
@@ -195,6 +195,9 @@ TABLES = (
             Column("detections", "INTEGER", "how many were found; NULL: not done here"),
             Column("error_class", "TEXT", "why it failed, as a class"),
             Column("error", "TEXT", "why it failed, in the engine's words"),
+            Column("audio_bytes", "INTEGER", "size of its audio file when the work was listed; NULL: not known"),
+            Column("audio_mtime_ns", "INTEGER", "when that file was last changed, in ns since 1970; NULL: not known"),
+            Column("audio_sha256", "TEXT", "its checksum as the manifest gives it; NULL: the manifest gives none"),
         ),
         key="recording_id, chunk_id",
     ),
@@ -362,7 +365,7 @@ TABLES = (
 DERIVED = ("device_total", "metric_summary", "utilization_count")
 
 # How many columns tables had in earlier versions: a row that salvage finds may be of one of them.
-EARLIER_WIDTHS = {"device": (12,), "sample": (14,)}
+EARLIER_WIDTHS = {"chunk": (17,), "device": (12,), "sample": (14,)}
 
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 

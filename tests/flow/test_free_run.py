@@ -199,6 +199,16 @@ def test_a_signal_ends_the_waiting_with_the_code_of_an_orderly_stop(site: Site) 
     assert not site.out.exists()
 
 
+def test_the_time_spent_waiting_is_not_counted_as_gpu_time(site: Site) -> None:
+    script = loads(site, "[[0, 95], [4, 1]]")
+    began_ms = time.time() * 1000
+    args = ("--engine", "demo", "--simulate", 1, "--simulate-script", script, "--free", 1, "--max-utilization", 50)
+    done = site.run(site.manifest(2), *args, "--wait", 60, env=locks(site))
+    assert done.exit_code == 0, done.stderr
+    ((started_at_ms,),) = site.rows("SELECT started_at_ms FROM task")
+    assert started_at_ms - began_ms > 3500
+
+
 def test_a_device_of_a_run_is_nobody_elses_until_that_run_is_killed(site: Site) -> None:
     command, seen, _ = waiting_command(site, "long")
     env = locks(site)

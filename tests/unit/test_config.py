@@ -93,6 +93,19 @@ def test_a_flag_of_the_wrong_size_is_named_as_a_flag() -> None:
     assert refusal(max_gpus=0).what == "--max-gpus = 0 must be at least 1"
 
 
+@pytest.mark.parametrize("text", ["abc", "", "-5", "1:2:3:4", "UNLIMITED"])
+def test_a_time_left_that_is_no_time_is_refused(text: str) -> None:
+    assert refusal(time_left=text).what == f"--time-left = {text!r} must be seconds or H:M:S, such as 5400 or 1:30:00"
+
+
+def test_a_time_left_may_be_a_number_in_the_file(config: Path) -> None:
+    config.write_text("[run]\ntime_left = 5400\n")
+    assert make(config).time_left == "5400"
+    assert make(config, time_left="1:30:00").time_left == "1:30:00"
+    config.write_text("[run]\ntime_left = true\n")
+    assert "time_left = True must be a text" in refusal(config).what
+
+
 def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:
     assert refusal(root="caf\udce9").what == "--root = 'caf\\udce9' is not UTF-8"
     assert refusal(engine_arg=["ok", "caf\udce9"]).what == "--engine-arg = ('ok', 'caf\\udce9') is not UTF-8"
@@ -133,6 +146,7 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(config: Path) -> None:
         ({"engine": "command"}, "--engine command needs --command"),
         ({"engine": "demo", "command": "x {input} {output}"}, "--command goes with --engine command, not with demo"),
         ({"engine": "birdnet"}, "--engine birdnet is not known; engines are hawkears, hawkears1, command, demo"),
+        ({"resume": False, "retry_failed": False}, "--no-retry-failed goes with --resume"),
         ({"source": []}, "no SOURCE was given"),
         ({"source": None}, "no SOURCE was given"),
     ],

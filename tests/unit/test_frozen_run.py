@@ -73,6 +73,7 @@ def test_tasks_that_say_the_same_from_different_folders_agree() -> None:
 
 def test_what_may_differ_between_tasks_is_not_frozen() -> None:
     one = frozen(replace(SETTINGS, simulate=2, max_gpus=1, grace_s=5.0, shard="0/2", resume=False, telemetry=False))
+    check_against(one, frozen(replace(SETTINGS, retry_failed=False, time_left="1:00:00")), Path("run.toml"))
     check_against(one, frozen(), Path("run.toml"))
     assert set(one.settings) == {"source", "engine", "engine_arg", "interval", "retries"}
 

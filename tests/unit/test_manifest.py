@@ -10,7 +10,7 @@ from support.powerless import powerless_folder
 
 from badcjobs.errors import BadInput
 from badcjobs.manifest import WHOLE, Shard, open_sources
-from badcjobs.model import Chunk
+from badcjobs.model import Chunk, Fingerprint
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 
@@ -43,6 +43,29 @@ def test_a_row_becomes_a_chunk(work: Path) -> None:
     source = manifest(["r1,c1,a.wav,500,1500,0,abc,windy"])
     assert read(source) == [Chunk("r1", "c1", "a.wav", str(work / "a.wav"), 500, 1500)]
     assert open_sources([source], root=None).descriptions == ("manifest m.csv",)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("A1" * 32, "a1" * 32), (f" {'0b' * 32} ", "0b" * 32), ("", None), ("n/a", None), ("abc", None), ("g" * 64, None)],
+)
+def test_a_chunk_carries_the_fingerprint_of_its_audio(work: Path, given: str, kept: str | None) -> None:
+    status = (work / "a.wav").stat()
+    [chunk] = read(manifest([f"r1,c1,a.wav,0,1500,0,{given},"]))
+    assert chunk.fingerprint == Fingerprint(status.st_size, status.st_mtime_ns, kept)
+
+
+def test_of_two_columns_with_checksums_neither_is_believed(work: Path) -> None:
+    header = "recording_id,chunk_id,source_path,sha256,sha256"
+    [chunk] = read(manifest([f"r,c,a.wav,{'0' * 64},{'1' * 64}"], header=header))
+    assert chunk.fingerprint.audio_sha256 is None
+
+
+def test_the_fingerprint_of_a_link_is_that_of_the_audio(work: Path) -> None:
+    (work / "link.wav").symlink_to("a.wav")
+    os.utime(work / "a.wav", ns=(5, 7))
+    [chunk] = read(manifest(["r,c,link.wav,0,10,,,"]))
+    assert (chunk.fingerprint.audio_mtime_ns, chunk.fingerprint.audio_bytes) == (7, (work / "a.wav").stat().st_size)
 
 
 def test_without_an_end_the_audio_header_gives_it(work: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from support.databases import query
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device
 
-from badcjobs.model import Allocation, Chunk, ChunkResult, TaskKey
+from badcjobs.model import Allocation, Chunk, ChunkResult, Fingerprint, TaskKey
 from badcjobs.store.live.task_writer import TaskWriter
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
@@ -186,6 +186,112 @@ def test_many_earlier_databases_can_be_looked_into_one_after_the_other(writer: T
         assert writer.skip_done_in(earlier) == 1
 
 
+# --- the audio of then and of now -------------------------------------------------------------------------------------
+
+SHA, OTHER_SHA = "a" * 64, "b" * 64
+THEN = replace(make_chunk("a"), fingerprint=Fingerprint(1000, 17, None))
+SUMMED = replace(THEN, fingerprint=Fingerprint(1000, 17, SHA))
+
+
+def earlier_task(folder: Path, chunk: Chunk, state: str = "done", index: int = 0) -> Path:
+    """Write what a task before ours has left: one chunk, with the fingerprint of its audio at that time."""
+    path = folder / f"earlier-{index}.sqlite"
+    with closing(TaskWriter(path, TaskKey("4820", index, 0, "gpu1"))) as earlier:
+        earlier.fill([chunk], lambda rows: None)
+        end(earlier, done(chunk) if state == "done" else failed(chunk), state)
+    return path
+
+
+def test_the_fingerprint_of_the_audio_is_kept(writer: TaskWriter) -> None:
+    writer.fill([SUMMED, make_chunk("b")], lambda rows: None)
+    columns = "audio_bytes, audio_mtime_ns, audio_sha256"
+    assert query(writer.path, f"SELECT {columns} FROM chunk ORDER BY chunk_id") == [(1000, 17, SHA), (None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "same"),
+    [
+        (THEN, THEN, True),
+        (THEN, replace(THEN, fingerprint=Fingerprint(1001, 17)), False),
+        (THEN, replace(THEN, fingerprint=Fingerprint(1000, 18)), False),
+        (THEN, replace(THEN, start_ms=500), False),
+        (THEN, replace(THEN, end_ms=31_000), False),
+        (THEN, replace(THEN, end_ms=None), False),
+        (THEN, replace(THEN, source_path="/data/a.wav"), True),
+        (THEN, replace(THEN, audio_path="/project/a.wav"), True),
+        (THEN, replace(THEN, source_path="x.wav", audio_path="/data/x.wav"), False),
+        (SUMMED, replace(SUMMED, fingerprint=Fingerprint(1000, 99, SHA)), True),
+        (SUMMED, replace(SUMMED, source_path="x.wav", audio_path="/data/x.wav"), True),
+        (SUMMED, replace(SUMMED, fingerprint=Fingerprint(1000, 17, OTHER_SHA)), False),
+        (SUMMED, replace(SUMMED, fingerprint=Fingerprint(1001, 17, SHA)), False),
+        (SUMMED, THEN, True),
+        (THEN, replace(SUMMED, fingerprint=Fingerprint(1000, 18, SHA)), False),
+        (make_chunk("a"), THEN, True),
+        (THEN, make_chunk("a"), True),
+    ],
+    ids=[
+        "nothing changed", "size", "time", "start", "end", "end not known", "path written in another way",
+        "moved", "another file", "sum, another time", "sum, another file", "another sum", "same sum, another size",
+        "no sum any more", "a sum now, another time", "nothing known of then", "nothing known of now",
+    ],
+)  # fmt: skip
+def test_a_chunk_is_done_if_its_audio_is_what_it_was(
+    writer: TaskWriter, tmp_path: Path, then: Chunk, now: Chunk, same: bool
+) -> None:
+    writer.fill([now], lambda rows: None)
+    assert writer.skip_done_in(earlier_task(tmp_path, then)) == int(same)
+    assert writer.count_by_status() == {"skipped" if same else "pending": 1}
+    assert writer.changed == int(not same)
+
+
+def test_a_chunk_that_was_done_again_since_it_changed_is_done(writer: TaskWriter, tmp_path: Path) -> None:
+    now = replace(THEN, fingerprint=Fingerprint(1000, 18))
+    writer.fill([now], lambda rows: None)
+    writer.skip_done_in(earlier_task(tmp_path, THEN, index=0))
+    assert writer.changed == 1
+    writer.skip_done_in(earlier_task(tmp_path, now, index=1))
+    assert (writer.changed, writer.count_by_status()) == (0, {"skipped": 1})
+
+
+def test_what_an_older_version_has_done_counts_as_done(writer: TaskWriter) -> None:
+    earlier = Path(__file__).parents[1] / "data" / "schema2" / "tasks" / "4821_0.r0.gpu1.sqlite"
+    writer.fill([THEN, make_chunk("c")], lambda rows: None)
+    assert writer.skip_done_in(earlier) == 1
+    assert [chunk.chunk_id for chunk in writer.next_pending(10)] == ["c"]
+
+
+# --- what failed before -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["failed", "poison"])
+def test_what_failed_before_is_tried_again_unless_told_otherwise(
+    writer: TaskWriter, tmp_path: Path, state: str
+) -> None:
+    writer.fill([THEN], lambda rows: None)
+    earlier = earlier_task(tmp_path, THEN, state)
+    assert writer.skip_done_in(earlier) == 0
+    assert writer.skip_done_in(earlier, retry_failed=False) == 1
+    assert (writer.count_by_status(), writer.count_failed_before()) == ({"skipped": 1}, 1)
+    assert writer.failed_chunks(10) == [("rec", "a", "bad_audio", "no luck")]
+
+
+def test_what_failed_with_other_audio_is_tried_again_in_any_case(writer: TaskWriter, tmp_path: Path) -> None:
+    writer.fill([replace(THEN, fingerprint=Fingerprint(1000, 18))], lambda rows: None)
+    assert writer.skip_done_in(earlier_task(tmp_path, THEN, "failed"), retry_failed=False) == 0
+    assert (writer.count_by_status(), writer.changed) == ({"pending": 1}, 0)
+
+
+@pytest.mark.parametrize("order", [("failed", "done"), ("done", "failed")])
+def test_done_in_one_database_outdoes_failed_in_another(
+    writer: TaskWriter, tmp_path: Path, order: tuple[str, str]
+) -> None:
+    writer.fill([THEN], lambda rows: None)
+    for index, state in enumerate(order):
+        writer.skip_done_in(earlier_task(tmp_path, THEN, state, index), retry_failed=False)
+    assert (writer.count_by_status(), writer.count_failed_before()) == ({"skipped": 1}, 0)
+    assert writer.failed_chunks(10) == []
+
+
 # --- tries ------------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +374,15 @@ def test_a_try_late_in_a_long_task_costs_as_little_as_the_first(writer: TaskWrit
             (KEY.task_id,),
         )
     assert time_s(chunks[300:]) < 10 * early_s
+
+
+def test_the_work_done_last_tells_how_slow_a_device_is(writer: TaskWriter) -> None:
+    chunks = fill(writer, "a", "b", "c", "d")
+    for number, chunk in enumerate(chunks[:3]):
+        times = (START_MS, START_MS + 1000 * (number + 1))
+        end(writer, ChunkResult(chunk, *times, audio_s=10.0), "done")
+    end(writer, failed(chunks[3]), "failed")
+    assert writer.recent_work(2) == [(9, 10.0, 3.0), (9, 10.0, 2.0)]
 
 
 # --- all or nothing ---------------------------------------------------------------------------------------------------

@@ -16,20 +16,20 @@ from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Allocation, Chunk, ChunkResult, Device, TaskKey, stable_id
 from badcjobs.store.job_file import published_uri
 from badcjobs.store.live.backlog import PatientDatabase
-from badcjobs.store.look_back import complaint
+from badcjobs.store.look_back import Settled, complaint, find_settled
 
 _PENDING = """
     SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms
     FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
-_DONE_ELSEWHERE = """
-    SELECT rowid FROM chunk c WHERE status = 'pending' AND rowid > ? AND EXISTS (
-        SELECT 1 FROM other.chunk o
-        WHERE o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id AND o.status = 'done')
-    ORDER BY rowid LIMIT 10000"""
+_RECENT = """
+    SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
+    FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+    WHERE a.task_id = ? AND a.outcome = 'done' ORDER BY a.attempt_id DESC LIMIT ?"""
 # Repeated chunks are the source's to tell, at its end and with their lines; then nothing of this is kept.
 _FILL = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
-                       status, attempts) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
+                       audio_bytes, audio_mtime_ns, audio_sha256, status, attempts)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
 
 
 class TaskWriter:
@@ -44,6 +44,7 @@ class TaskWriter:
         self._workers = 0
         self._open_attempts: dict[tuple[str, str], int] = {}
         self._cursor = 0
+        self._changed: set[int] = set()
         self._marks = 0
 
     # --- the task -------------------------------------------------------------------------------------------------
@@ -115,10 +116,11 @@ class TaskWriter:
         db.execute("BEGIN")
         try:
             for chunk in chunks:
+                mark = chunk.fingerprint
                 db.execute(
                     _FILL,
                     (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
-                     chunk.audio_s),
+                     chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256),
                 )  # fmt: skip
                 rows += 1
                 progress(rows)
@@ -129,27 +131,49 @@ class TaskWriter:
             raise
         return rows
 
-    def skip_done_in(self, database: Path) -> int:
-        """Mark as skipped what another (sealed) database has done; return how many that were."""
+    def skip_done_in(self, database: Path, *, retry_failed: bool = True) -> int:
+        """Mark as skipped what another (sealed) database has done with the same audio; return how many that were.
+
+        Not ``retry_failed``: also what failed there for good. Such a row is skipped with the error of that time, and
+        is open again for the next database, which may know the chunk as done.
+        """
         trouble = complaint(database)
         if trouble is None:
             try:
-                return self._skip_done_in(database)
+                return self._skip_done_in(database, failed_too=not retry_failed)
             except sqlite3.Error as error:
                 trouble = str(error)
         raise DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
 
-    def _skip_done_in(self, database: Path) -> int:
+    def _skip_done_in(self, database: Path, *, failed_too: bool) -> int:
         db = self._db.now  # should the disk refuse in between, this one still reads both
         db.execute("ATTACH ? AS other", (published_uri(database),))
-        skipped, last = 0, 0
+        skipped = 0
         try:
-            while rows := db.execute(_DONE_ELSEWHERE, (last,)).fetchall():
-                self._write_many("UPDATE chunk SET status = 'skipped' WHERE rowid = ?", rows)
-                skipped, last = skipped + len(rows), rows[-1][0]
+            for found in find_settled(db, failed_too=failed_too):
+                same = [settled for settled in found if settled.same_audio]
+                self._skip(same)
+                self._changed |= {one.row for one in found if one.status == "done" and not one.same_audio}
+                self._changed -= {one.row for one in same}
+                skipped += len(same)
         finally:
             db.execute("DETACH other")
         return skipped
+
+    def _skip(self, found: Sequence[Settled]) -> None:
+        sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
+        self._write_many(sql, [(*settled.reason, settled.row) for settled in found])
+
+    @property
+    def changed(self) -> int:
+        """How many chunks were found done elsewhere, but with other audio than now."""
+        return len(self._changed)
+
+    def count_failed_before(self) -> int:
+        """Return how many chunks are skipped because they failed in an earlier task."""
+        sql = "SELECT count(*) FROM chunk WHERE status = 'skipped' AND error_class IS NOT NULL"
+        (many,) = self._db.now.execute(sql).fetchone()
+        return int(many)
 
     def next_pending(self, limit: int) -> list[Chunk]:
         """Return the next chunks to do, in source order; each is returned once."""
@@ -167,11 +191,16 @@ class TaskWriter:
         (seconds,) = self._db.now.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
         return float(seconds)
 
+    def recent_work(self, limit: int) -> list[tuple[int | None, float | None, float]]:
+        """Return device, seconds of audio and seconds of work of the chunks that were done last."""
+        return self._db.now.execute(_RECENT, (self.task_id, limit)).fetchall()
+
     def failed_chunks(self, limit: int) -> list[tuple[str, str, str, str]]:
-        """Return (recording, chunk, class, error) of what failed for good."""
+        """Return (recording, chunk, class, error) of what failed for good, here or in an earlier task."""
         return self._db.now.execute(
             """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
-               WHERE status IN ('failed', 'poison') ORDER BY rowid LIMIT ?""",
+               WHERE status IN ('failed', 'poison') OR status = 'skipped' AND error_class IS NOT NULL
+               ORDER BY rowid LIMIT ?""",
             (limit,),
         ).fetchall()
 

@@ -1,0 +1,95 @@
+"""When the time is over: what users, Slurm's variable and squeue say, and what cannot be true."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from badcjobs.allocation.end_time import (
+    EndTime,
+    end_words,
+    parse_squeue_end,
+    parse_time_left,
+    read_end_variable,
+    squeue_question,
+)
+from badcjobs.model import Allocation
+
+NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
+
+
+@pytest.fixture
+def in_vancouver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "America/Vancouver")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0), ("90", 90), ("5400.5", 5400.5), (" 60 ", 60), ("5:00", 300), ("0:59", 59), ("1:30:00", 5400),
+        ("100:00:00", 360_000), ("1-02:03:04", 93_784),
+    ],
+)  # fmt: skip
+def test_time_left_is_read_as_seconds_or_as_squeue_prints_it(text: str, seconds: float) -> None:
+    assert parse_time_left(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "-5", "1e3", "nan", "inf", "1:2:3:4", "1-30", "UNLIMITED", "2h", "٣", ":30"]
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        parse_time_left(text)
+
+
+def test_slurms_variable_holds_epoch_seconds() -> None:
+    assert read_end_variable({"SLURM_JOB_END_TIME": "1800003600"}, NOW_MS) == EndTime(
+        NOW_MS + 3_600_000, "SLURM_JOB_END_TIME"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "1799999999", "4294967295000", "9" * 40])
+def test_an_end_that_is_past_or_no_date_is_not_known(text: str) -> None:
+    assert read_end_variable({"SLURM_JOB_END_TIME": text}, NOW_MS) is None
+    assert parse_squeue_end(text, NOW_MS) is None
+
+
+def test_without_the_variable_the_end_is_not_known() -> None:
+    assert read_end_variable({}, NOW_MS) is None
+
+
+@pytest.mark.parametrize("text", ["NONE\n", "Unknown\n", "N/A\n", "\n", "", "NOT_SET", "T", "10:10:56"])
+def test_squeue_may_not_know_either(text: str) -> None:
+    assert parse_squeue_end(text, NOW_MS) is None
+
+
+def test_squeue_says_epoch_seconds() -> None:
+    assert parse_squeue_end("1800003600\n", NOW_MS) == EndTime(NOW_MS + 3_600_000, "squeue")
+
+
+@pytest.mark.usefixtures("in_vancouver")
+def test_a_date_of_squeue_is_local_time() -> None:
+    assert parse_squeue_end("2027-01-15T01:00:00\n", NOW_MS) == EndTime(NOW_MS + 3_600_000, "squeue")
+
+
+def test_of_several_lines_the_earliest_end_counts_and_a_banner_does_not() -> None:
+    assert parse_squeue_end("Welcome To Sockeye\n1800007200\nNONE\n1800003600\n", NOW_MS) == EndTime(
+        NOW_MS + 3_600_000, "squeue"
+    )
+
+
+def test_squeue_is_asked_for_this_array_task_alone() -> None:
+    assert squeue_question(Allocation(True, "4821", "gpu3")) == ["squeue", "-h", "-j", "4821", "-o", "%e"]
+    assert squeue_question(Allocation(True, "4821", "gpu3", array_index=0))[3] == "4821_0"
+
+
+def test_the_words_say_when_and_who_says_so() -> None:
+    words = end_words(EndTime(NOW_MS + 5_400_000, "squeue"), NOW_MS)
+    assert words == "time: until 2027-01-15T09:30:00Z, 1:30:00 from now, says squeue"
+    assert "no end is known" in end_words(None, NOW_MS)
