@@ -151,7 +151,9 @@ def alert_limits(table: object, config: Path, mistakes: list[str]) -> AlertLimit
             mistakes.append(f"{config}: [alerts] {key} = {value!r} must be a number above 0")
         else:
             limits[key] = float(value)
-    return AlertLimits(**limits)
+    found = AlertLimits(**limits)
+    mistakes += [f"{config}: [alerts] {problem}" for problem in found.problems()]
+    return found
 
 
 def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[str, Any]:

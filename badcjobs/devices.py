@@ -121,6 +121,7 @@ def _others(grant: Grant, inventory: Sequence[InventoryDevice]) -> list[Device]:
             name=d.name,
             backend=d.backend,
             memory_total_bytes=d.memory_total_bytes,
+            memory_reserved_bytes=d.memory_reserved_bytes,
             vendor=d.vendor,
             parent_uuid=d.parent_uuid,
         )
@@ -132,7 +133,7 @@ def _others(grant: Grant, inventory: Sequence[InventoryDevice]) -> list[Device]:
 def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
     reading, trouble = _read(device, reader)
     total, used = device.memory_total_bytes, reading.memory_used_bytes
-    free = None if total is None or used is None else total - used
+    free = None if total is None or used is None else max(0, total - used - device.memory_reserved_bytes)
     return DeviceNow(
         index=device.index,
         uuid=device.uuid,

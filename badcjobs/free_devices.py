@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from badcjobs.devices import DeviceNow, Listing, Sight, open_sight, score_of
-from badcjobs.errors import NotHere
+from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import StandIn
 from badcjobs.seams import Clock
 
@@ -26,6 +27,19 @@ class Wish:
     min_memory_mib: int | None = None
     max_utilization_percent: float | None = None
     wait_s: float = 0.0
+
+
+class NotFree(NotHere):
+    """Not so many devices as were wished for; knows who reads those that there are."""
+
+    backend = "none"
+    backend_why = ""
+
+    def read_through(self, sight: Sight) -> NotFree:
+        """Add who has read the devices, and why."""
+        self.backend = "none" if sight.trouble else sight.reader.backend
+        self.backend_why = sight.backend_why
+        return self
 
 
 class Claims(Protocol):
@@ -70,10 +84,11 @@ def list_free(
 def pick_free(wish: Wish, sight: Sight, claims: Claims, how: Waiting) -> list[DeviceNow]:
     """Return the best devices of those that are ours, claimed; wait for them as long as the wish says.
 
-    Raises NotHere, with the reason for each device, when the time is over or waiting cannot help.
+    Raises NotFree, with the reason for each device, when the time is over or waiting cannot help.
     """
-    if len(sight.grant.devices) < wish.count:
-        raise _too_few(wish, sight)
+    check_wish(wish)
+    if hopeless := why_hopeless(wish, sight):
+        raise hopeless.read_through(sight)
     deadline_s, tell_at_s = how.clock.monotonic_s() + wish.wait_s, how.clock.monotonic_s()
     while True:
         picked, refused = choose(_look_twice(sight, how), wish, claims)
@@ -82,11 +97,40 @@ def pick_free(wish: Wish, sight: Sight, claims: Claims, how: Waiting) -> list[De
             return [replace(device, why=f"{device.why}; {words} {device.score:.2f}") for device in picked]
         left_s = deadline_s - how.clock.monotonic_s()
         if left_s <= 0:
-            raise _not_free(wish, refused)
+            raise _not_free(wish, refused).read_through(sight)
         if how.clock.monotonic_s() >= tell_at_s:
             tell_at_s = how.clock.monotonic_s() + _TELL_EVERY_S
             how.tell(_progress(wish, refused, left_s))
         how.sleep(min(_POLL_S, left_s))
+
+
+def check_wish(wish: Wish) -> None:
+    """Refuse numbers with which nobody can judge or wait; what a command line takes may be no number at all."""
+    if wish.count < 1:
+        raise BadInput(
+            f"--free {wish.count} asks for no device",
+            why="--free N picks the N devices that are most free, at least one",
+            fix="the same command with --free 1",
+        )
+    if not 0 <= wish.wait_s < math.inf:
+        raise BadInput(
+            f"--wait {wish.wait_s} is no number of seconds", why="waiting has to end", fix="--wait 3600   (an hour)"
+        )
+    limit = wish.max_utilization_percent
+    if limit is not None and not 0 <= limit <= 100:
+        raise BadInput(
+            f"--max-utilization {limit:g} is no share", why="a device is 0 to 100 % busy", fix="--max-utilization 10"
+        )
+
+
+def why_hopeless(wish: Wish, sight: Sight) -> NotFree | None:
+    """Return why waiting can never help: too few cards, or too few that are big enough; None: it may."""
+    if len(sight.grant.devices) < wish.count:
+        return _too_few(wish, sight)
+    totals = [device.memory_total_bytes for device in sight.grant.devices]
+    wanted_bytes = (wish.min_memory_mib or 0) * 2**20
+    big = sum(total is None or total >= wanted_bytes for total in totals)  # one that does not say may be
+    return None if big >= wish.count else _too_small(wish, sorted((total or 0 for total in totals), reverse=True), big)
 
 
 def choose(
@@ -169,19 +213,30 @@ def _progress(wish: Wish, refused: Sequence[tuple[DeviceNow, str]], left_s: floa
     return f"waiting for {_gpus(wish.count)}: {reasons}; {left_s:.0f} s left"
 
 
-def _not_free(wish: Wish, refused: Sequence[tuple[DeviceNow, str]]) -> NotHere:
+def _not_free(wish: Wish, refused: Sequence[tuple[DeviceNow, str]]) -> NotFree:
     waited = f" in {wish.wait_s:.0f} s" if wish.wait_s else ""
-    return NotHere(
+    return NotFree(
         f"{_gpus(wish.count)} wanted, not found{waited}",
         why="\n".join(f"{_label(device)} {reason}" for device, reason in refused),
         fix="the same command with --wait 600, with a smaller --free, or with other limits",
     )
 
 
-def _too_few(wish: Wish, sight: Sight) -> NotHere:
+def _too_few(wish: Wish, sight: Sight) -> NotFree:
     many = len(sight.grant.devices)
-    return NotHere(
+    return NotFree(
         f"{_gpus(wish.count)} wanted, but this process may use {many or 'none'}",
         why="\n".join(filter(None, [sight.grant.why, sight.trouble])),
         fix=f"the same command with --free {many}" if many else "badcjobs gpus --all",
+    )
+
+
+def _too_small(wish: Wish, totals: Sequence[int], big: int) -> NotFree:
+    """Say that no waiting makes a card bigger; ``totals`` are their sizes, the biggest first."""
+    fits_mib = totals[wish.count - 1] // 2**20
+    each = " each" if wish.count > 1 else ""
+    return NotFree(
+        f"{_gpus(wish.count)} with {wish.min_memory_mib:,} MiB{each} wanted, but {big or 'none'} is that big",
+        why="\n".join(f"a card here has {total // 2**20:,} MiB in all" for total in dict.fromkeys(totals)),
+        fix=f"the same command with --min-memory-mib {fits_mib} or less",
     )

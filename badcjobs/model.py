@@ -116,6 +116,7 @@ class InventoryDevice:
     pci_bus_id: str | None = None
     driver: str | None = None
     slowdown_c: int | None = None  # where the device begins to slow down
+    memory_reserved_bytes: int = 0  # what the driver keeps for itself, and nobody can have
     vendor: str = "nvidia"
     # A MIG slice has the index of its card, which is listed just before its slices.
     parent_uuid: str | None = None
@@ -137,6 +138,7 @@ class Device:
     pci_bus_id: str | None = None
     driver: str | None = None
     slowdown_c: int | None = None
+    memory_reserved_bytes: int = 0
     vendor: str = "nvidia"
     parent_uuid: str | None = None
 

@@ -13,11 +13,14 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.gpu.choose import open_reader
+from badcjobs.model import METRICS
 from badcjobs.seams import Clock, GpuReader
+from badcjobs.store.connect import create_live
 from badcjobs.store.live.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.conversation import Conversation, Snapshots
@@ -26,7 +29,7 @@ from badcjobs.telemetry.gaps import Gaps
 from badcjobs.telemetry.host import HostReader
 from badcjobs.telemetry.notes import Notes
 from badcjobs.telemetry.order import AGAIN, ALERT, COST, PUBLISHED, REFUSED, STOP, STOPPED, TROUBLE, SidecarOrder
-from badcjobs.telemetry.process_lookup import ProcessLookup
+from badcjobs.telemetry.process_lookup import RECORDING_MARK, ProcessLookup
 from badcjobs.telemetry.processes import ProcessBook
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
@@ -57,11 +60,14 @@ def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again:
     ``again``: a recorder before us has died.
     """
     reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
+    if again:
+        bring_up_gaps(Path(order.recorder_file), shared=order.shared)
     writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
     snapshots = Snapshots(writer)
     sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
     alerts = AlertBook(writer, order.devices, order.limits, lambda alert: words.mention(f"{ALERT} {alert.to_json()}"))
-    lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, mark=f"{TASK_MARK}={order.mark}")
+    marks = [f"{name}={order.mark}" for name in (TASK_MARK, RECORDING_MARK)]
+    lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=marks)
     processes = ProcessBook(writer, lookup.look_up)
     effort = Effort()
     cost = CostBook(writer, life_of(order, reader, clock), effort)
@@ -115,12 +121,29 @@ def go_on(alerts: AlertBook, processes: ProcessBook) -> None:
         log.warning("what the earlier recorder has noted cannot be read: %s", error)
 
 
+def bring_up_gaps(file: Path, *, shared: bool) -> None:
+    """Let the gaps of metrics that a dead recorder left open reach its last sample: it stretched them now and then."""
+    latest = "SELECT max(rowid), device_id, metric, max(to_ms) FROM gap WHERE metric IS NOT NULL GROUP BY 2, 3"
+    try:
+        with closing(create_live(file, shared=shared)) as db:
+            for row, device_id, metric, to_ms in db.execute(latest).fetchall():
+                if metric in METRICS:
+                    later = f"SELECT max(at_ms), count({metric}) FROM sample WHERE device_id = ? AND at_ms >= ?"
+                    last_ms, given = db.execute(later, (device_id, to_ms)).fetchone()
+                    if last_ms is not None and not given:  # a value since then would have ended the gap
+                        db.execute("UPDATE gap SET to_ms = ? WHERE rowid = ?", (last_ms, row))
+    except sqlite3.Error as error:
+        log.warning("the gaps of the earlier recorder stay as they are: %s", error)
+
+
 def say_what_is_silent(unreadable: Mapping[int, str]) -> list[str]:
     """Return one sentence per reason for which devices gave no first reading; a lost one is an alert already."""
     reasons = [reason for reason in unreadable.values() if "lost" not in reason.lower()]
+    many = {reason: reasons.count(reason) for reason in reasons}
     return [
-        f"{reasons.count(reason)} devices cannot be read: {reason}; the work goes on, their telemetry is a gap"
-        for reason in dict.fromkeys(reasons)
+        f"{'1 device' if count == 1 else f'{count} devices'} cannot be read: {reason};"
+        f" the work goes on, {'its' if count == 1 else 'their'} telemetry is a gap"
+        for reason, count in many.items()
     ]
 
 

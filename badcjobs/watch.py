@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from badcjobs.config import LIVE_MODES, alert_limits, read_toml
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import AlertLimits, StandIn
 from badcjobs.records import Recording, Records
+from badcjobs.store.into_place import unfinished_name
 from badcjobs.store.live.sample_text import TEXT_FORMS
 from badcjobs.surroundings import find_devices, mark_of, read_allocation
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.process_lookup import RECORDING_MARK
 from badcjobs.world import World
 
 log = logging.getLogger(__name__)
 
 _PUBLISH_EVERY_S = 30.0
 _FIRST_SAMPLE_PATIENCE_S = 10.0
+_LONGEST_INTERVAL_S = 86_400.0
+_TABLES = ("run", "alerts", "array", "written_by")  # what the file of a run, or its run.toml, may hold
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may be well again later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
 
@@ -51,8 +59,8 @@ class WatchEnd:
     telemetry: str
 
 
-def watch(settings: WatchSettings, world: World) -> WatchEnd:
-    """Record until the command ends, the time is over or a signal comes."""
+def watch(settings: WatchSettings, world: World, tell: Callable[[str], None] = lambda words: None) -> WatchEnd:
+    """Record until the command ends, the time is over or a signal comes; ``tell`` hears of alerts that are over."""
     _check_settings(settings)
     started_at_ms = world.clock.now_ms()
     allocation = read_allocation(world, started_at_ms)
@@ -63,22 +71,26 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
         )
     if not grant.devices:
         log.warning("no GPU to record (%s): recording the machine alone", grant.why)
+    mark = mark_of(allocation, world)
     records = Records(
         allocation.key,
         settings.out.absolute(),
         allocation,
         world,
         started_at_ms=started_at_ms,
-        mark=mark_of(allocation, world),
+        mark=mark,
         live_mode=settings.live_mode,
     )
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
     records.writer.set_plan(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
-    how = Recording(settings.interval_s, settings.stand_in, settings.alerts)
+    how = Recording(settings.interval_s, settings.stand_in, settings.alerts, partial(_tell_of_end, tell))
     records.start_recorder(grant.devices, how, wait_s=_FIRST_SAMPLE_PATIENCE_S)
-    exit_code = _follow_command(settings, world, records) if settings.command else _wait(settings, world, records)
+    if settings.command:
+        exit_code = _follow_command(settings, world, records, {**world.environ, RECORDING_MARK: mark})
+    else:
+        exit_code = _wait(settings, world, records)
     closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     records.writer.close()
     kept = "on" if closing.published else f"not published; the files stay in {records.local.path}"
@@ -88,12 +100,20 @@ def watch(settings: WatchSettings, world: World) -> WatchEnd:
     return WatchEnd(exit_code, str(settings.out), len(grant.devices), wall_s, closing.telemetry_failure or kept)
 
 
+def _tell_of_end(tell: Callable[[str], None], alert: Alert) -> None:
+    if alert.over:
+        tell(alert.words)
+
+
 def read_alert_limits(config: Path | None) -> AlertLimits:
     """Return the limits in the table [alerts] of a TOML file, perhaps that of a run; without a file, the defaults."""
     mistakes: list[str] = []
     limits = AlertLimits()
     if config is not None:
-        limits = alert_limits(read_toml(config).get("alerts", {}), config, mistakes)
+        document = read_toml(config)
+        unknown = [name for name in document if name not in _TABLES]
+        mistakes += [f"{config}: unknown key {name!r}; limits are in the table [alerts]" for name in unknown]
+        limits = alert_limits(document.get("alerts", {}), config, mistakes)
     if mistakes:
         raise BadInput(f"{config} cannot be used", why="\n".join(mistakes), fix="badcjobs guide telemetry")
     return limits
@@ -103,12 +123,19 @@ def _check_settings(settings: WatchSettings) -> None:
     for name, value in (("interval", settings.interval_s), ("duration", settings.duration_s)):
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
+    if settings.interval_s > _LONGEST_INTERVAL_S:
+        raise BadInput(
+            f"--interval {settings.interval_s:g} is too long",
+            why=f"at least one sample a day ({_LONGEST_INTERVAL_S:.0f} s) makes a recording",
+            fix="--interval 60",
+        )
     if settings.live_mode not in LIVE_MODES:
         raise BadInput(
             f"--live-mode {settings.live_mode} is not known",
             why="modes are " + ", ".join(LIVE_MODES),
             fix="--live-mode auto",
         )
+    _check_replay(settings)
     out, command = settings.out, ("--", *settings.command) if settings.command else ()
     check_target(
         out,
@@ -118,16 +145,49 @@ def _check_settings(settings: WatchSettings) -> None:
     )
 
 
+def _check_replay(settings: WatchSettings) -> None:
+    """Refuse to write over the recording that is to be played, under whatever name."""
+    if settings.stand_in.replay is None:
+        return
+    try:
+        same = settings.out.samefile(settings.stand_in.replay)
+    except OSError:
+        return  # one of them does not exist; that is said elsewhere
+    if same:
+        raise BadInput(
+            f"{settings.out} is the recording that --replay plays",
+            why="it would be overwritten before it is read",
+            fix=f"the same command with --out {settings.out.with_stem(settings.out.stem + '-again')}",
+        )
+
+
 def check_target(out: Path, *, overwrite: bool, as_sqlite: str, to_overwrite: str) -> None:
     """Refuse a file that a recording cannot be written to; the last two are the lines to paste."""
     if out.suffix not in _ENDINGS:
         raise BadInput(
             f"{out} has an unknown ending {out.suffix!r}", why="endings are " + ", ".join(_ENDINGS), fix=as_sqlite
         )
-    if out.exists() and not overwrite:
-        raise BadInput(f"{out} exists already", why="a recording is never overwritten by accident", fix=to_overwrite)
-    if not out.absolute().parent.is_dir():
-        raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
+    try:
+        if out.exists() and not overwrite:
+            raise BadInput(
+                f"{out} exists already", why="a recording is never overwritten by accident", fix=to_overwrite
+            )
+        if not out.absolute().parent.is_dir():
+            raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
+        _try_to_write(out.absolute())
+    except OSError as error:
+        if error.errno not in _PASSING:
+            why = f"no file can be made there: {error.strerror or error}"
+            raise BadInput(f"{out} cannot be written", why=why, fix=f"write to ~/{out.name[-40:]}") from error
+
+
+def _try_to_write(out: Path) -> None:
+    """Create what a publication creates first, and remove it; raise OSError where nothing will ever be published."""
+    if out.is_dir():
+        raise IsADirectoryError(errno.EISDIR, f"{out.name} is a folder")
+    attempt = unfinished_name(out)
+    attempt.touch()
+    attempt.unlink()
 
 
 def _with_ending(out: Path) -> Path:
@@ -144,10 +204,10 @@ def _wait(settings: WatchSettings, world: World, records: Records) -> int:
     return 0
 
 
-def _follow_command(settings: WatchSettings, world: World, records: Records) -> int:
+def _follow_command(settings: WatchSettings, world: World, records: Records, env: Mapping[str, str]) -> int:
     """Run the command, pass our signals on to it, and return its exit code."""
     try:
-        child = subprocess.Popen(settings.command)
+        child = subprocess.Popen(settings.command, env=env)
     except OSError as error:
         log.error("%s could not be started: %s", settings.command[0], error)
         return 127 if isinstance(error, FileNotFoundError) else 126

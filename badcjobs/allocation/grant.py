@@ -41,6 +41,7 @@ def granted(token: str, found: InventoryDevice, why: str) -> Device:
         pci_bus_id=found.pci_bus_id,
         driver=found.driver,
         slowdown_c=found.slowdown_c,
+        memory_reserved_bytes=found.memory_reserved_bytes,
         vendor=found.vendor,
         parent_uuid=found.parent_uuid,
     )

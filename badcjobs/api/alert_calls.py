@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -37,5 +38,7 @@ class AlertCalls:
         while (alert := self._waiting.get()) is not None:
             try:
                 self._on_alert(alert)
-            except Exception:  # broad: it is other people's code, beside their own work
+            except BaseException:  # broad: other people's code, beside their work; exit() in it ends no program
+                if sys.is_finalizing():
+                    raise
                 log.exception("on_alert failed; the recording goes on")

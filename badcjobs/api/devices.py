@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from badcjobs.api.arguments import check_simulate
 from badcjobs.api.here import read_here
 from badcjobs.devices import DeviceNow, list_granted
 from badcjobs.model import StandIn
@@ -24,8 +25,9 @@ def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceN
     all
         Every card of the machine, granted or not (``device.granted`` tells).
     simulate
-        Pretend that the machine has so many devices.
+        Pretend that the machine has so many devices; a number below 1 is a ``ValueError``.
     """
+    check_simulate(simulate)
     here = read_here()
     found = list_granted(here.environ, here.clock, stand_in=StandIn(simulate), everything=all)
     return list(found.devices)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -12,18 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from badcjobs.api.arguments import check_interval, check_limits, check_on_alert, check_simulate
 from badcjobs.api.here import read_here
 from badcjobs.api.session import Session
 from badcjobs.api.stats import Stats, read_stats
-from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.errors import DatabaseProblem
 from badcjobs.model import AlertLimits, StandIn
 from badcjobs.records import Recording
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.watch import check_target
 
 log = logging.getLogger(__name__)
-
-_SHORTEST_S = 0.01
 
 
 class Recorder:
@@ -54,8 +52,8 @@ class Recorder:
     overwrite
         Replace the file that is there; for cells that run again.
 
-    Nothing of the recording raises into your code, except that ``start`` (or ``with``) refuses a path or an interval
-    that cannot be used: ``badcjobs.errors.BadInput``.
+    Nothing of the recording raises into your code, except that arguments which cannot be used are refused at once
+    (a ``ValueError``), and a path by ``start`` (or ``with``); both are ``badcjobs.errors.BadInput``.
     """
 
     def __init__(
@@ -68,10 +66,12 @@ class Recorder:
         limits: AlertLimits | None = None,
         overwrite: bool = False,
     ) -> None:
+        check_simulate(simulate)
+        check_on_alert(on_alert)
         self.path = Path(path)
         self._overwrite = overwrite
         self._on_alert = on_alert
-        self._how = Recording(interval_s, StandIn(simulate), limits or AlertLimits())
+        self._how = Recording(check_interval(interval_s), StandIn(simulate), check_limits(limits))
         self._session: Session | None = None
 
     def start(self) -> Recorder:
@@ -120,9 +120,6 @@ class Recorder:
         self._close(failed=error is not None)
 
     def _check(self) -> None:
-        interval_s = self._how.interval_s
-        if not math.isfinite(interval_s) or interval_s < _SHORTEST_S:
-            raise BadInput(f"interval_s={interval_s} cannot be used", why=f"the shortest is {_SHORTEST_S} s")
         stem = self.path.stem or "recording"
         check_target(
             self.path,

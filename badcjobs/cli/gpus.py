@@ -29,16 +29,14 @@ def gpus(
     everything: Annotated[
         bool, typer.Option("--all", help="Every card of the machine, granted or not, with its processes.")
     ] = False,
-    free: Annotated[int | None, typer.Option(min=1, help="Only the N devices that are most free.")] = None,
+    free: Annotated[int | None, typer.Option(help="Only the N devices that are most free.")] = None,
     min_memory_mib: Annotated[
         int | None, typer.Option(min=1, help="With --free: at least so much free memory each.")
     ] = None,
     max_utilization: Annotated[
-        float | None, typer.Option(min=0, max=100, help="With --free: at most so many percent busy.")
+        float | None, typer.Option(help="With --free: at most so many percent busy, 0 to 100.")
     ] = None,
-    wait: Annotated[
-        float | None, typer.Option(min=0, help="With --free: wait so many seconds for them; default 0.")
-    ] = None,
+    wait: Annotated[float | None, typer.Option(help="With --free: wait so many seconds for them; default 0.")] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
     """Show the devices this task really has, and how we know; with --free the best ones that nobody uses."""
@@ -55,7 +53,9 @@ def gpus(
     except NotHere as error:
         if not json_wanted:
             raise
-        print_json({"devices": [], "why": "\n".join(filter(None, [error.what, error.why]))})
+        why = "\n".join(filter(None, [error.what, error.why]))
+        reader = {"backend": getattr(error, "backend", "none"), "backend_why": getattr(error, "backend_why", "")}
+        print_json({"devices": [], "why": why, **reader})
         return int(error.exit_code)
     if json_wanted:
         print_json(found.to_dict())
@@ -70,7 +70,7 @@ def gpus(
 
 def _wish(free: int | None, everything: bool, **limits: Any) -> Wish | None:
     from badcjobs.errors import BadInput
-    from badcjobs.free_devices import Wish
+    from badcjobs.free_devices import Wish, check_wish
 
     if free is None:
         given = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
@@ -78,8 +78,14 @@ def _wish(free: int | None, everything: bool, **limits: Any) -> Wish | None:
             raise BadInput(f"{' and '.join(given)} without --free", fix="badcjobs gpus --free 1 --wait 60")
         return None
     if everything:
-        raise BadInput("--all and --free together", why="one shows every card, the other the best ones of ours")
-    return Wish(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
+        raise BadInput(
+            "--all and --free together",
+            why="one shows every card, the other the best ones of ours",
+            fix=f"badcjobs gpus --free {free}   (or: badcjobs gpus --all)",
+        )
+    wish = Wish(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
+    check_wish(wish)
+    return wish
 
 
 def _find(devices: StandIn, wish: Wish | None, everything: bool) -> Listing:

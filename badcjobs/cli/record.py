@@ -37,7 +37,7 @@ def record(
     """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns)."""
     from dataclasses import asdict
 
-    from badcjobs.cli.output import log_to_stderr, print_json
+    from badcjobs.cli.output import log_to_stderr, print_json, remark
     from badcjobs.cli.world import read_world
     from badcjobs.config import stand_in
     from badcjobs.watch import WatchSettings, read_alert_limits, watch
@@ -48,7 +48,7 @@ def record(
         out, interval, duration, tuple(command or ()), stand_in(world.cwd, simulate, simulate_script, replay),
         overwrite, live_mode, read_alert_limits(config),
     )  # fmt: skip
-    end = watch(settings, world)
+    end = watch(settings, world, remark)  # the log, kept to warnings, tells only of their begin
     if json_wanted:
         print_json(asdict(end))
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.gpu.amd_metrics import Acquaintance, NoAnswer, number_of, reason_of, take_reading, temperature_c
+from badcjobs.gpu.sane import or_none
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
@@ -116,15 +117,15 @@ def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
     slowdown = _number(lambda: temperature_c(smi, handle, "CRITICAL"))
     hip_id = numbers.get("hip_id")
     return InventoryDevice(
-        index=hip_id if isinstance(hip_id, int) else position,
+        index=hip_id if isinstance(hip_id, int) and or_none("index", hip_id) is not None else position,
         uuid=_uuid(smi, handle, asic, numbers),
         name=_name(smi, handle, asic),
         backend=AmdReader.backend,
-        memory_total_bytes=None if vram_mib is None else round(vram_mib) * 2**20,
+        memory_total_bytes=None if vram_mib is None else or_none("memory_total_bytes", round(vram_mib) * 2**20),
         power_limit_w=_power_limit_w(smi, handle),
         pci_bus_id=_text(_or_nothing(lambda h: {"bdf": smi.amdsmi_get_gpu_device_bdf(h)}, handle).get("bdf")),
         driver=_text(_or_nothing(smi.amdsmi_get_gpu_driver_info, handle).get("driver_version")),
-        slowdown_c=None if slowdown is None else round(slowdown),
+        slowdown_c=None if slowdown is None else or_none("slowdown_c", round(slowdown)),
         vendor="amd",
     )
 
@@ -147,7 +148,7 @@ def _name(smi: Any, handle: Any, asic: Mapping[str, Any]) -> str:
 
 def _power_limit_w(smi: Any, handle: Any) -> float | None:
     limit = _number(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
-    return None if not limit else float(limit / 1e6 if limit > _WATTS_END else limit)
+    return None if not limit else or_none("power_limit_w", float(limit / 1e6 if limit > _WATTS_END else limit))
 
 
 def _text(value: Any) -> str | None:

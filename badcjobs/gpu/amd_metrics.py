@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from badcjobs.gpu.sane import Absurd, check_range, or_none
 from badcjobs.model import ProcessReading, Reading
 from badcjobs.seams import DeviceUnreadable
 
@@ -42,6 +43,7 @@ class Acquaintance:
     refused: dict[str, str] = field(default_factory=dict)  # metric → why it is not asked again
     due_s: dict[str, float] = field(default_factory=dict)
     lists_processes: bool = True
+    absurd: dict[str, str] = field(default_factory=dict)  # metric → the reason for its first value that could not be
 
 
 def number_of(answer: Any, *keys: str) -> float:
@@ -137,8 +139,11 @@ def take_reading(smi: Any, device: Acquaintance, now_s: float) -> Reading:
         for metric, number in zip(question.metrics, _answers(smi, device, question), strict=True):
             if isinstance(number, NoAnswer):
                 missing[metric] = str(number)
-            else:
-                values[metric] = float(number) if metric in _REAL else round(number)
+                continue
+            try:
+                values[metric] = (float if metric in _REAL else round)(check_range(metric, number))
+            except Absurd as reason:
+                missing[metric] = device.absurd.setdefault(metric, str(reason))  # each new text would be a new gap
     missing.update(device.refused)
     if not values:
         raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
@@ -171,7 +176,8 @@ def _processes(smi: Any, device: Acquaintance, now_s: float) -> tuple[ProcessRea
         return None
     try:
         listed = smi.amdsmi_get_gpu_process_list(device.handle)
-        return tuple(_process(smi, device.handle, one) for one in listed)
+        found = [_process(smi, device.handle, one) for one in listed]
+        return tuple(one for one in found if or_none("pid", one.pid) is not None)
     except Exception:  # broad, as above
         device.lists_processes = False  # there is no metric whose gap could hold the reason
         return None
@@ -181,7 +187,7 @@ def _process(smi: Any, handle: Any, listed: Any) -> ProcessReading:
     facts = listed if isinstance(listed, Mapping) else smi.amdsmi_get_gpu_process_info(handle, listed)  # before 6.1
     memory = facts.get("memory_usage")
     try:
-        used = int(number_of(memory, "vram_mem") if memory else number_of(facts, "mem"))
+        used = or_none("memory_used_bytes", int(number_of(memory, "vram_mem") if memory else number_of(facts, "mem")))
     except NoAnswer:
         used = None
     return ProcessReading(int(facts["pid"]), used)

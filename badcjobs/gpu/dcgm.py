@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from badcjobs.gpu.programs import ProgramFailed, Stream, ask
+from badcjobs.gpu.programs import ProgramFailed, Stream, ask, in_short
+from badcjobs.gpu.sane import Absurd, check_range
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, GpuReader
 
@@ -20,11 +21,12 @@ METRICS = ("sm_activity_percent", "sm_occupancy_percent")
 _FIELDS = "1002,1003"  # DCGM_FI_PROF_SM_ACTIVE, DCGM_FI_PROF_SM_OCCUPANCY: shares from 0 to 1
 _TOO_OLD_S = 5.0
 
-_ROW = re.compile(r"GPU\s+(\d+)\s+(\S+)\s+(\S+)")
-_LISTED_ID = re.compile(r"\|\s*(\d+)\s*\|")
+_ROW = re.compile(r"GPU\s+(\d{1,6})\s+(\S+)\s+(\S+)")
+_LISTED_ID = re.compile(r"\|\s*(\d{1,6})\s*\|")
 _LISTED_UUID = re.compile(r"Device UUID:\s*(\S+)")
 
-Shares = dict[str, float]  # metric → percent; a metric that dcgmi called N/A is not there
+Share = float | str  # percent; a text: why there is none
+Shares = dict[str, Share]  # by metric
 
 
 def parse_row(text: str) -> tuple[int, Shares] | None:
@@ -32,13 +34,16 @@ def parse_row(text: str) -> tuple[int, Shares] | None:
     row = _ROW.fullmatch(text)
     if row is None:
         return None
-    shares = {}
-    for metric, value in zip(METRICS, row.groups()[1:], strict=True):
-        try:
-            shares[metric] = round(float(value) * 100, 3)
-        except ValueError:  # N/A
-            pass
-    return int(row[1]), shares
+    return int(row[1]), {m: _parse_share(m, text) for m, text in zip(METRICS, row.groups()[1:], strict=True)}
+
+
+def _parse_share(metric: str, text: str) -> Share:
+    try:
+        return check_range(metric, round(float(text) * 100, 3), text)
+    except Absurd as reason:
+        return str(reason)
+    except ValueError:  # N/A
+        return in_short(text)
 
 
 def parse_discovery(text: str) -> dict[int, str]:
@@ -68,6 +73,7 @@ class DcgmReader:
         self._started_s = 0.0
         self._uuid_of: dict[int, str] = {}
         self._heard: dict[str, tuple[float, Shares]] = {}  # by UUID
+        self._first_reasons: dict[tuple[str, str], str] = {}  # (UUID, metric) → why there was no share at first
 
     @property
     def why(self) -> str:
@@ -106,7 +112,11 @@ class DcgmReader:
         if shares is None:  # it has just been started: not asked yet, rather than missing
             missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
             return replace(reading, missing=missing)
-        return _with(reading, wanted, shares)
+        return _with(reading, wanted, {m: self._steady(uuid, m, share) for m, share in shares.items()})
+
+    def _steady(self, uuid: str, metric: str, share: Share) -> Share:
+        """Return a share as it is, but always the same reason for having none: each new text would be a gap."""
+        return self._first_reasons.setdefault((uuid, metric), share) if isinstance(share, str) else share
 
     def _prepare(self) -> list[str]:
         """Learn which device is which and return the command to listen to; in the listener's thread."""
@@ -128,10 +138,10 @@ class DcgmReader:
 
 
 def _with(reading: Reading, wanted: Mapping[str, str], shares: Shares) -> Reading:
-    values: dict[str, Any] = {metric: shares.get(metric) for metric in wanted}
+    values: dict[str, Any] = {metric: shares[metric] for metric in wanted if not isinstance(shares[metric], str)}
     missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
-    missing |= {metric: f"{why}; dcgmi: N/A" for metric, why in wanted.items() if metric not in shares}
-    sources = {**reading.sources, **{metric: "dcgmi" for metric in wanted if metric in shares}}
+    missing |= {metric: f"{why}; dcgmi: {shares[metric]}" for metric, why in wanted.items() if metric not in values}
+    sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
     return replace(reading, **values, missing=missing, sources=sources)
 
 

@@ -10,28 +10,41 @@ from collections.abc import Sequence
 from typing import Any
 
 from badcjobs.gpu.nvidia_smi_query import BACKEND, Query, describe, inventory_query, make_reading, sample_query
-from badcjobs.gpu.programs import ProgramFailed, Stream, ask
+from badcjobs.gpu.programs import ProgramFailed, Stream, ask, in_short
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
 _RESTART_S = 10.0
-_FIRST_LINES_S = 10.0  # without persistence mode the driver wakes every card first
+_LONGEST_QUOTE = 80
+_PATIENCE_S = 5.0  # without persistence mode the driver wakes every card first
 
 _Line = tuple[float, dict[str, Any], dict[str, str]]  # heard at, values, reasons
 
 
 class NvidiaSmiReader:
-    """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is where it lies."""
+    """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is where it lies.
+
+    The list of devices is waited for once, and the first lines of all of them together once.
+    """
 
     backend = BACKEND
 
-    def __init__(self, program: str, clock: Clock, *, interval_s: float = 0.5, why: str = "asked for") -> None:
+    def __init__(
+        self,
+        program: str,
+        clock: Clock,
+        *,
+        interval_s: float = 0.5,
+        why: str = "asked for",
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
         self.why = why
         self._program = program
         self._clock = clock
         self._interval_s = interval_s
+        self._patience_s = patience_s
         self._silence_s = max(3 * interval_s, 5.0)
-        self._inventory: list[InventoryDevice] | None = None
+        self._inventory: list[InventoryDevice] | ReaderUnavailable | None = None
         self._query = sample_query()
         self._stream: Stream | None = None
         self._may_start_s = 0.0
@@ -39,11 +52,14 @@ class NvidiaSmiReader:
         self._patient_until_s: float | None = None  # until when first lines are waited for; None: nothing asked yet
         self._met: set[str] = set()  # devices whose first line was waited for
         self._lines: dict[str, _Line] = {}
+        self._round_is_over = False  # a device has spoken twice, so every one that speaks has spoken
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List the devices; nvidia-smi is asked once, and the answer remembered."""
+        """List the devices; nvidia-smi is asked once, and the answer remembered, or that there was none."""
         if self._inventory is None:
-            self._inventory = _list_devices(self._program)
+            self._inventory = self._list_devices()
+        if isinstance(self._inventory, ReaderUnavailable):
+            raise ReaderUnavailable(str(self._inventory))
         return list(self._inventory)
 
     def read(self, uuid: str) -> Reading:
@@ -70,6 +86,7 @@ class NvidiaSmiReader:
             stream.close()
         self._lines.clear()
         self._met.clear()
+        self._round_is_over = False
         self._patient_until_s = None
 
     def _newest(self, uuid: str) -> _Line:
@@ -77,19 +94,21 @@ class NvidiaSmiReader:
         if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
             return line
         words = (self._stream.last_words if self._stream else "") or self._trouble
+        if words:
+            raise DeviceUnreadable(f"nvidia-smi: {words}")
+        if line is None and self._round_is_over:
+            raise DeviceUnreadable("nvidia-smi says nothing of this device")
         # No running number of seconds in the reason: each new text would be a gap of its own.
-        raise DeviceUnreadable(
-            f"nvidia-smi: {words}" if words else f"nvidia-smi has said nothing for {self._silence_s:g} s"
-        )
+        raise DeviceUnreadable(f"nvidia-smi has said nothing for {self._silence_s:g} s")
 
     def _wait_for_a_line(self, uuid: str) -> None:
-        """Wait for the first line about a device; all of them together cost at most 10 s."""
+        """Wait for the first line about a device, unless the others show that there is none in a whole round."""
         if self._patient_until_s is None:
-            self._patient_until_s = self._clock.monotonic_s() + _FIRST_LINES_S
+            self._patient_until_s = self._clock.monotonic_s() + self._patience_s
         self._met.add(uuid)
         stream = self._stream
         while stream is not None and (left_s := self._patient_until_s - self._clock.monotonic_s()) > 0:
-            told = stream.wait(lambda: uuid in self._lines, left_s)
+            told = stream.wait(lambda: uuid in self._lines or self._round_is_over, left_s)
             self._keep_listening()  # at once again without a field that is not known
             if uuid in self._lines or not told or self._stream is stream:
                 break
@@ -116,19 +135,33 @@ class NvidiaSmiReader:
         if line is None:
             return False
         uuid, values, missing = line
+        self._round_is_over |= uuid in self._lines
         self._lines[uuid] = (self._clock.monotonic_s(), values, missing)
         self._trouble = ""
         return True
 
+    def _list_devices(self) -> list[InventoryDevice] | ReaderUnavailable:
+        query = inventory_query()
+        end_s = self._clock.monotonic_s() + self._patience_s
+        while True:
+            try:
+                text = ask([self._program, *query.arguments()], max(0.1, end_s - self._clock.monotonic_s()))
+            except ProgramFailed as error:
+                if query.leave_out_unknown(str(error)):
+                    continue
+                return ReaderUnavailable(f"nvidia-smi does not list the devices: {error}")
+            return _parse_list(query, text)
 
-def _list_devices(program: str) -> list[InventoryDevice]:
-    query = inventory_query()
-    while True:
-        try:
-            text = ask([program, *query.arguments()])
-        except ProgramFailed as error:
-            if query.leave_out_unknown(str(error)):
-                continue
-            raise ReaderUnavailable(f"nvidia-smi does not list the devices: {error}") from error
-        lines = [line for line in map(query.parse, text.splitlines()) if line is not None]
-        return [describe(uuid, values, position) for position, (uuid, values, _) in enumerate(lines)]
+
+def _parse_list(query: Query, text: str) -> list[InventoryDevice] | ReaderUnavailable:
+    lines = [line for line in map(query.parse, text.splitlines()) if line is not None]
+    if not lines:  # it may end with 0 all the same
+        return ReaderUnavailable(f"nvidia-smi lists no device: {_quote(text)}")
+    return [describe(uuid, values, position) for position, (uuid, values, _) in enumerate(lines)]
+
+
+def _quote(text: str) -> str:
+    said = in_short(text)
+    if "\N{REPLACEMENT CHARACTER}" in said:
+        return "what it says is no text"
+    return f"it says {said[:_LONGEST_QUOTE]!r}" if said else "it says nothing"

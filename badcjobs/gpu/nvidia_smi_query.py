@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from badcjobs.gpu.programs import in_short
+from badcjobs.gpu.sane import Absurd, check_range
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable
 
@@ -76,6 +78,7 @@ class Query:
     def __init__(self, fields: Sequence[Field]) -> None:
         self._fields = fields
         self._unknown: set[str] = set()
+        self._absurd: dict[tuple[str, str], str] = {}  # (uuid, metric) → the reason for its first value of that kind
 
     def arguments(self) -> list[str]:
         """Return the words for the command line; the UUID comes first."""
@@ -97,9 +100,11 @@ class Query:
         missing = {field.metric: self._why_not(field) for field in self._fields if self._name(field) is None}
         for (field, _), text in zip(asked, texts, strict=True):
             try:
-                values[field.metric] = field.understand(_value(text))
+                values[field.metric] = check_range(field.metric, field.understand(_value(text)), text)
+            except Absurd as reason:  # each new text would be a gap of its own
+                missing[field.metric] = self._absurd.setdefault((uuid, field.metric), str(reason))
             except (ValueError, OverflowError):
-                missing[field.metric] = text.strip("[]") or "nothing said"
+                missing[field.metric] = in_short(text.strip("[]")) or "nothing said"
         return uuid, values, missing
 
     def _asked(self) -> list[tuple[Field, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from badcjobs.gpu.sane import LIMITS, why_absurd
 from badcjobs.model import METRICS, ProcessReading, Reading
 
 _PLACES = {metric: place for place, metric in enumerate(METRICS)}  # METRICS has the order of Reading's fields
@@ -17,9 +18,14 @@ class Refusals:
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = reasons  # never changed in place: readings hold on to it
+        self._absurd: dict[str, str] = {}
 
     def add(self, metrics: Iterable[str], reason: str) -> None:
         self.reasons = {**self.reasons, **dict.fromkeys(metrics, reason)}
+
+    def why_absurd(self, metric: str, value: float) -> str:
+        """Return the reason for the first value that could not be: each new text would be a gap of its own."""
+        return self._absurd.setdefault(metric, why_absurd(value))
 
 
 class Draft:
@@ -49,6 +55,10 @@ class Draft:
 
     def give(self, metric: str, value: float, source: str) -> None:
         """Write down a metric for which there are several sources."""
+        low, high = LIMITS[metric]
+        if not low <= value <= high:
+            self.doubt(metric, value)
+            return
         self.row[_PLACES[metric]] = value
         self._sources = self._sources or {}
         self._sources[metric] = source
@@ -61,6 +71,10 @@ class Draft:
             self._refusals.add(metrics, reason)
         else:
             self._failed = {**(self._failed or {}), **dict.fromkeys(metrics, reason)}
+
+    def doubt(self, metric: str, value: float) -> None:
+        """Write down that the device gave what cannot be."""
+        self.miss([metric], self._refusals.why_absurd(metric, value), for_good=False)
 
     def finish(self, faults: tuple[str, ...]) -> Reading:
         """Return the reading."""

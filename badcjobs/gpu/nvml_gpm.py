@@ -27,6 +27,8 @@ TRAFFIC = {  # in MiB/s; of the whole card, so not for slices
 FROM_GPM = (*ACTIVITY, *TRAFFIC)
 ONLY_FROM_GPM = tuple(metric for metric in ACTIVITY if metric != "busy_percent")  # the others have another source
 
+_OVERSHOOT_PERCENT = 1.0  # two samples are not taken in one instant; more than this cannot be
+
 Values = dict[str, float | int]
 Failures = dict[str, str]
 
@@ -69,7 +71,7 @@ class GpmWindows:
             elif not isfinite(one.value):
                 failures[metric] = "Not Available"
             else:
-                values[metric] = round(one.value * 2**20) if metric in TRAFFIC else min(one.value, 100.0)
+                values[metric] = round(one.value * 2**20) if metric in TRAFFIC else _without_overshoot(one.value)
         return values, failures
 
     def close(self) -> None:
@@ -80,6 +82,10 @@ class GpmWindows:
                 self._nvml.nvmlGpmSampleFree(sample)
             except Exception as error:  # broad: a sample that stays behind does no harm
                 log.debug("a GPM sample was not given back: %s", error)
+
+
+def _without_overshoot(percent: float) -> float:
+    return 100.0 if 100 < percent <= 100 + _OVERSHOOT_PERCENT else percent
 
 
 def open_gpm(nvml: Any, handle: Any, *, is_slice: bool) -> GpmWindows:

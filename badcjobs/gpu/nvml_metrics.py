@@ -13,7 +13,10 @@ from typing import Any
 
 from badcjobs.gpu.nvml_answers import Line, NoAnswer, Way, check
 from badcjobs.gpu.nvml_draft import Draft
+from badcjobs.gpu.sane import LIMITS
 from badcjobs.model import METRICS
+
+Writer = Callable[[Draft, Any], None]
 
 # What only the whole card has: a slice that showed it would count it as its own.
 BOARD_WIDE = (
@@ -104,30 +107,38 @@ class Tier:
 
     def ask(self, nvml: Any, handle: Any, draft: Draft) -> None:
         """Write down what the device answers; what it refuses is not asked again."""
-        row = draft.row
         for line, write, metrics in self._asked:
             try:
-                write(row, line.ask(nvml, handle))
+                write(draft, line.ask(nvml, handle))
             except NoAnswer as reason:
                 draft.miss(metrics, str(reason), for_good=line.refused)
                 if line.refused:
                     self._asked = tuple(one for one in self._asked if one[0] is not line)
 
 
-def _writer(question: Question) -> Callable[[list[Any], Any], None]:
-    """Return what writes the answers to this question into a row."""
-    places = [METRICS.index(metric) for metric in question.metrics]
-    first, last, divisor = places[0], places[-1], question.divisor
+def _writer(question: Question) -> Writer:
+    """Return what writes the answers to this question into a draft."""
+    if len(question.metrics) == 1:
+        return _single_writer(question.metrics[0], question.divisor)
+    write_first, write_second = (_single_writer(metric, None) for metric in question.metrics)
 
-    def write_one(row: list[Any], number: int) -> None:
-        row[first] = check(number)
+    def write_pair(draft: Draft, numbers: tuple[int, int]) -> None:
+        check(numbers[1])  # before the first is written: without one of them there is neither
+        write_first(draft, numbers[0])
+        write_second(draft, numbers[1])
 
-    def write_scaled(row: list[Any], number: int) -> None:
-        row[first] = check(number) / divisor
+    return write_pair
 
-    def write_pair(row: list[Any], numbers: tuple[int, int]) -> None:
-        row[first], row[last] = check(numbers[0]), check(numbers[1])
 
-    if len(places) > 1:
-        return write_pair
-    return write_one if divisor is None else write_scaled
+def _single_writer(metric: str, divisor: int | None) -> Writer:
+    place = METRICS.index(metric)
+    low, high = LIMITS[metric]
+
+    def write(draft: Draft, number: int) -> None:
+        value = check(number) if divisor is None else check(number) / divisor
+        if low <= value <= high:
+            draft.row[place] = value
+        else:
+            draft.doubt(metric, value)
+
+    return write

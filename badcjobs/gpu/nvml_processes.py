@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from badcjobs.gpu.nvml_answers import Line, NoAnswer
+from badcjobs.gpu.sane import or_none
 from badcjobs.model import ProcessReading
 
 
@@ -59,13 +60,13 @@ class ProcessWatch:
         self._seen_until_us = None
 
     def _memory_by_pid(self, nvml: Any, handle: Any) -> dict[int, int | None]:
-        found = {one.pid: one.usedGpuMemory for one in self._compute.ask(nvml, handle)}
+        found = {one.pid: _memory_of(one) for one in self._compute.ask(nvml, handle)}
         try:
             drawing = self._graphics.ask(nvml, handle)
         except NoAnswer:  # many cards and all slices know compute processes alone
             return found
         # A process that computes and draws stands in both lists, with all its memory in each.
-        return {one.pid: one.usedGpuMemory for one in drawing} | found
+        return {one.pid: _memory_of(one) for one in drawing} | found
 
     def _shares_since(self, nvml: Any, handle: Any) -> dict[int, float]:
         first = self._seen_until_us is None
@@ -90,6 +91,11 @@ def _mean_by_pid(samples: Sequence[Any]) -> dict[int, float]:
         if one.smUtil <= 100:  # drivers have been seen to hand out samples that were never filled in
             by_pid.setdefault(one.pid, []).append(one.smUtil)
     return {pid: sum(shares) / len(shares) for pid, shares in by_pid.items()}
+
+
+def _memory_of(listed: Any) -> int | None:
+    memory: int | None = listed.usedGpuMemory
+    return or_none("memory_used_bytes", memory)
 
 
 def _rounded(share: float | None) -> int | None:

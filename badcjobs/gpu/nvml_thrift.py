@@ -15,6 +15,7 @@ class Thrift:
 
     def __init__(self) -> None:
         self._turns_off = 0
+        self._took_before_s = 0.0
 
     def is_due(self) -> bool:
         """Say whether it is asked this time, and count the turn."""
@@ -26,7 +27,10 @@ class Thrift:
         """Measure the question while it is asked."""
         started_s = time.perf_counter()
         yield
-        self._turns_off = min(_MOST_TURNS, int((time.perf_counter() - started_s) / _DEAR_S))
+        took_s = time.perf_counter() - started_s
+        # The shorter of the last two: one that took long may only have been interrupted.
+        self._turns_off = min(_MOST_TURNS, int(min(took_s, self._took_before_s) / _DEAR_S))
+        self._took_before_s = took_s
 
     def hurry(self) -> None:
         """Ask it the next time, whatever it costs."""

@@ -7,15 +7,22 @@ them may outlive us.
 from __future__ import annotations
 
 import ctypes
+import os
+import select
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+_MOST_BYTES = 2**20  # of an answer
+_LONGEST_LINE = 2**16  # of a stream; what comes after is not kept
+_LONGEST_WORDS = 500  # of a reason
 _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -28,20 +35,57 @@ def find_program(name: str, search_path: str | None) -> str | None:
     return shutil.which(name, path=search_path) if search_path else None  # None would mean our own PATH
 
 
-def ask(argv: Sequence[str], timeout_s: float = 20) -> str:
-    """Run a program to its end and return what it said; raise ProgramFailed when it failed or took too long."""
+def in_short(text: str) -> str:
+    """Return what a program said as one line for a log: printable, and not without end."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST_WORDS]).split())
+    return line if len(line) <= _LONGEST_WORDS else line[:_LONGEST_WORDS] + "…"
+
+
+def ask(argv: Sequence[str], timeout_s: float = 5) -> str:
+    """Run a program to its end and return what it said.
+
+    Raises ProgramFailed when it failed, took too long or would not stop talking.
+    """
     try:
         process = _start(argv)
     except OSError as error:
         raise ProgramFailed(f"it does not start: {error.strerror}") from error
     try:
-        text, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        process.kill()  # not waited for: one that hangs in the driver does not even die of this
-        raise ProgramFailed(f"no answer in {timeout_s:g} s") from error
+        text = _hear_to_the_end(process, timeout_s)
+    except ProgramFailed:
+        process.kill()
+        _has_ended(process, time.monotonic())  # hardly waited for: one that hangs in the driver does not die of this
+        raise
     if process.returncode != 0:
-        raise ProgramFailed(_one_line(text) or _how_it_ended(process.returncode))
+        raise ProgramFailed(in_short(text) or _how_it_ended(process.returncode))
     return text
+
+
+def _hear_to_the_end(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    assert process.stdout is not None
+    end_s = time.monotonic() + timeout_s
+    said = bytearray()
+    with process.stdout as pipe:
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN)
+        while ready.poll(max(0.0, end_s - time.monotonic()) * 1000):
+            piece = os.read(pipe.fileno(), _LONGEST_LINE)
+            said += piece
+            if len(said) > _MOST_BYTES:
+                raise ProgramFailed(f"it said more than {_MOST_BYTES // 2**20} MiB")
+            if not piece and _has_ended(process, end_s):
+                return said.decode(errors="replace")
+            if not piece:
+                break
+    raise ProgramFailed(f"no answer in {timeout_s:.3g} s")
+
+
+def _has_ended(process: subprocess.Popen[bytes], end_s: float) -> bool:
+    try:
+        process.wait(max(0.05, end_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 class Stream:
@@ -54,7 +98,7 @@ class Stream:
     def __init__(self, prepare: Callable[[], Sequence[str]], hear: Callable[[str], bool]) -> None:
         self._prepare = prepare
         self._hear = hear
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._words: deque[str] = deque(maxlen=8)
         self._changed = threading.Condition()
         self._closing = False
@@ -96,19 +140,18 @@ class Stream:
                 self.ended = True
                 self._changed.notify_all()
 
-    def _begin(self, argv: Sequence[str]) -> subprocess.Popen[str] | None:
+    def _begin(self, argv: Sequence[str]) -> subprocess.Popen[bytes] | None:
         with self._changed:  # or close() would miss a program that is just being started
             if not self._closing:
                 self._process = _start(argv)
             return self._process
 
-    def _hear_out(self, process: subprocess.Popen[str]) -> None:
+    def _hear_out(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                text = line.strip()
-                if text and not self._hear(text) and text not in self._words:
-                    self._words.append(text)
+        with process.stdout as pipe:
+            for text in _lines(pipe):
+                if text and not self._hear(text) and (words := in_short(text)) not in self._words:
+                    self._words.append(words)
                 with self._changed:
                     self._changed.notify_all()
         code = process.wait()
@@ -116,14 +159,21 @@ class Stream:
             self._words.append(_how_it_ended(code))
 
 
-def _start(argv: Sequence[str]) -> subprocess.Popen[str]:
+def _lines(pipe: IO[bytes]) -> Iterator[str]:
+    """Yield what is said line by line; of a line without end, its beginning."""
+    begins = True
+    while piece := pipe.readline(_LONGEST_LINE):
+        if begins:
+            yield piece.decode(errors="replace").strip()
+        begins = piece.endswith(b"\n")
+
+
+def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         list(argv),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         start_new_session=True,  # Ctrl-C is for us
         preexec_fn=_die_with_us,  # no locks
     )
@@ -141,7 +191,3 @@ def _die_with_us() -> None:
 
 def _how_it_ended(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from badcjobs.errors import BadInput
+from badcjobs.gpu.recorded_order import in_recorded_order, slice_in, visible_in
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading
 
 BACKEND = "replay"
@@ -80,12 +81,11 @@ class Tape:
             self._load_times("process_sample", "processes")
             self._load_gaps()
             self._load_sources()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, BadInput) as error:
             self._db.close()
+            if isinstance(error, BadInput):
+                raise
             raise BadInput(f"the recording {path} cannot be read", why=str(error)) from error
-        except BadInput:
-            self._db.close()
-            raise
         self.tracks = {track.device.uuid: track for track in self._tracks.values()}
         self.begin_ms, self.end_ms, self.step_ms = self._extent()
 
@@ -124,13 +124,22 @@ class Tape:
 
     def _load_devices(self) -> dict[int, Track]:
         names = [name for name in _DEVICE if name in self._columns["device"]]
-        ask = f"SELECT device_id, uuid, device_index, {', '.join(names)} FROM device WHERE uuid NOT NULL"
+        ask = f"SELECT device_id, uuid, device_index, token, {', '.join(names)} FROM device WHERE uuid NOT NULL"
+        visible = visible_in(self._environment())
+        rows = in_recorded_order(self._db.execute(ask), visible, index=lambda row: row[2], token=lambda row: row[3])
         tracks = {}
-        for position, (device_id, uuid, index, *values) in enumerate(self._db.execute(f"{ask} ORDER BY device_index")):
+        for position, (device_id, uuid, index, token, *values) in enumerate(rows):
             known: dict[str, Any] = {n: v for n, v in zip(names, values, strict=True) if v is not None}
-            facts = {"name": "GPU", **known, "index": position if index is None else index}
+            facts = {"name": "GPU", **known, "index": position if index is None else index, "slice": slice_in(token)}
             tracks[device_id] = Track(InventoryDevice(uuid=uuid, backend=BACKEND, **facts))
         return tracks
+
+    def _environment(self) -> str | None:
+        """Return the variables of the recorded task, as JSON."""
+        if not self._columns["meta"]:
+            return None
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'environment'").fetchone()
+        return None if row is None else row[0]
 
     def _load_times(self, table: str, part: str) -> None:
         if not self._columns[table]:
@@ -173,7 +182,7 @@ class Tape:
         return begin_ms, end_ms, max(1, step_ms)
 
 
-_TABLES = ("device", "sample", "gap", "process_sample", "metric_source")
+_TABLES = ("device", "sample", "gap", "process_sample", "metric_source", "meta")
 
 
 def _open(path: Path) -> sqlite3.Connection:

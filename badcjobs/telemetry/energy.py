@@ -15,7 +15,7 @@ class EnergyCheck:
         self._joules = 0.0
 
     def take(self, at_ms: int, power_w: float | None, energy_j: float | None) -> float | None:
-        """Take a reading; return by how many percent the two differ, None where that cannot be told now."""
+        """Take a reading; return the difference in percent of the counter, None where that cannot be told now."""
         if power_w is None:
             return None
         self._add_up(at_ms, power_w)
@@ -27,8 +27,9 @@ class EnergyCheck:
         if at_ms - self._counter[0] < _SHORTEST_MS:
             return None
         counted = energy_j - self._counter[1]
-        larger = max(counted, self._joules)
-        return 100 * abs(counted - self._joules) / larger if larger > 0 else None
+        if counted > 0:
+            return 100 * abs(counted - self._joules) / counted
+        return 100.0 if self._joules > 0 else None  # a counter that stands still, under a device that draws power
 
     def _add_up(self, at_ms: int, power_w: float) -> None:
         if self._power is not None:

@@ -35,6 +35,8 @@ class Gaps:
         place = (device_id, metric)
         if place in self._open:
             self._writer.stretch_gap(self._open.pop(place)[0], at_ms)
+            if metric is None:  # it is back: what it still does not give is told from this instant on
+                self._next_stretch_ms = {p: ms for p, ms in self._next_stretch_ms.items() if p[0] != device_id}
         self._last_good_ms[place] = at_ms
 
     def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
@@ -48,6 +50,8 @@ class Gaps:
             self._writer.stretch_gap(row, at_ms)
             if known_reason == reason:
                 return False
+        if metric is None:
+            self._bring_up_metrics(device_id)
         # A metric that never came is missing since its device was first heard of.
         since_ms = self._last_good_ms.get(place, self._started_at_ms)
         from_ms = at_ms if place in self._open else since_ms
@@ -60,8 +64,15 @@ class Gaps:
 
     def remember(self) -> None:
         """Keep the state of this moment, for ``forget``."""
-        self._remembered = (dict(self._last_good_ms), dict(self._open))
+        self._remembered = (dict(self._last_good_ms), dict(self._open), dict(self._next_stretch_ms))
 
     def forget(self) -> None:
         """Go back to the state that was remembered: the writer has rolled back what came after it."""
-        self._last_good_ms, self._open = self._remembered
+        self._last_good_ms, self._open, self._next_stretch_ms = self._remembered
+
+    def _bring_up_metrics(self, device_id: int) -> None:
+        """Let the gaps of a device's metrics reach its last reading: nobody stretches them while it is silent."""
+        last_ms = self._last_good_ms.get((device_id, None))
+        for (device, metric), (row, _) in self._open.items():
+            if device == device_id and metric is not None and last_ms is not None:
+                self._writer.stretch_gap(row, last_ms)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pwd
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 # The inode of the machine's own PID namespace; in any other, the numbers that a driver tells are not those seen here.
 _HOST_NAMESPACE = "pid:[4026531836]"
 _MOST_ANCESTORS = 100
+# What a command that is only recorded carries. Not the mark of workers: those are ended when their wrapper was killed.
+RECORDING_MARK = "BADCJOBS_RECORDING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +25,37 @@ class Who:
 
 
 class ProcessLookup:
-    """Tells our processes from others: they carry ``mark`` (NAME=VALUE) in their environment, or descend from us."""
+    """Tells our processes from others: they carry a mark (NAME=VALUE) in their environment, or descend from us."""
 
-    def __init__(self, *, wrapper_pid: int, mark: str, proc: Path = Path("/proc")) -> None:
+    def __init__(self, *, wrapper_pid: int, marks: Sequence[str], proc: Path = Path("/proc")) -> None:
         self._wrapper_pid = wrapper_pid
-        self._mark = mark.encode()
+        self._marks = {mark.encode() for mark in marks}
         self._proc = proc
+        self._uid = os.getuid()
 
     def look_up(self, pid: int) -> Who:
         """Return who this is; a process that does not exist here is nobody, and whose it is cannot be told."""
         folder = self._proc / str(pid)
         try:
             name = (folder / "comm").read_text(errors="replace").strip()
-            user = _user_name(folder.stat().st_uid)
-        except OSError:
+            uid = _uid_of(folder)
+        except (OSError, ValueError):
             return Who()
-        if self._is_marked(folder) or self._descends(pid):
-            return Who(name, user, True)
+        marked = self._is_marked(folder)
+        if marked or self._descends(pid):
+            return Who(name, _user_name(uid), True)
         # In a container the number may be that of another process: accuse nobody.
-        return Who(name, user, False) if self._sees_the_host() else Who()
+        if not self._sees_the_host():
+            return Who()
+        return Who(name, _user_name(uid), None if marked is None and uid == self._uid else False)
 
-    def _is_marked(self, folder: Path) -> bool:
+    def _is_marked(self, folder: Path) -> bool | None:
+        """Return whether it carries a mark; None: its environment is not to be seen, or was emptied."""
         try:
-            return self._mark in (folder / "environ").read_bytes().split(b"\0")
+            found = (folder / "environ").read_bytes()
         except OSError:
-            return False  # somebody else's, or gone
+            return None
+        return not self._marks.isdisjoint(found.split(b"\0")) if found else None
 
     def _descends(self, pid: int) -> bool:
         for _ in range(_MOST_ANCESTORS):
@@ -73,6 +83,15 @@ class ProcessLookup:
 def parse_parent(stat: str) -> int:
     """Return the parent's id, from /proc/PID/stat; a program's name may hold blanks and brackets."""
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def _uid_of(folder: Path) -> int:
+    """Return whose process it is; the folder of one that hides its memory belongs to root, its status tells."""
+    try:
+        lines = (folder / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return folder.stat().st_uid
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), folder.stat().st_uid)
 
 
 def _user_name(uid: int) -> str:

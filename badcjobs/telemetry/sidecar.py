@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import subprocess
 import sys
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _DYING_S = 2.0
 _FULL_PIPE_S = 1.0
+_OURS = "badcjobs: error: "
+_LOG_LINE = re.compile(r"\S+ \S+ recorder (?P<level>[A-Z]+) (?P<message>.*)")
+_RAISED = re.compile(r"(Fatal Python error|[\w.]*(Error|Exception|Interrupt|Exit))\b")
 
 
 class Sidecar:
@@ -54,6 +58,7 @@ class Sidecar:
         self.unwritten = Unwritten()
         self.over = False  # nobody writes the recorder's file any more
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_before = 0  # how much of the log an earlier recorder has written
         self._heard = b""
         self._deaf = False
         self._warned = False
@@ -133,6 +138,7 @@ class Sidecar:
         try:
             self._order_file.write_text(self._order.to_json())
             with self._log_file.open("ab") as errors:
+                self._log_before = errors.tell()
                 self._heard, self._deaf, self._answers = b"", False, {}
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", MODULE, *options, str(self._order_file)],
@@ -225,10 +231,26 @@ class Sidecar:
 
     def _last_words(self) -> str:
         try:
-            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+            said = self._log_file.read_bytes()[self._log_before :]
         except OSError:
-            lines = []  # somebody has tidied up our folder
-        return lines[-1] if lines else "(it said nothing)"
+            said = b""  # somebody has tidied up our folder
+        return parse_last_words(said.decode(errors="replace"))
+
+
+def parse_last_words(text: str) -> str:
+    """Return the line of a recorder's log that says why it ended: its last error, else the last that is no INFO."""
+    told = []
+    for line in text.splitlines():
+        logged = _LOG_LINE.fullmatch(line)
+        level, message = (logged["level"], logged["message"]) if logged else ("", line.strip())
+        if _OURS in line:
+            level, message = "ERROR", _OURS + line.partition(_OURS)[2]
+        elif _RAISED.match(line):
+            level = "ERROR"
+        if message and level != "INFO":
+            told.append((level, message))
+    errors = [message for level, message in told if level in ("ERROR", "CRITICAL")]
+    return errors[-1] if errors else told[-1][1] if told else "no last words"
 
 
 def _state_of(file: Path) -> tuple[int, int] | None:

@@ -148,7 +148,8 @@ class DeviceSigns:
         value = None if percent is None else round(percent, 1)
         return _level(
             "energy", value, limit, 0.2 * limit,
-            lambda: f"{self._label}: its energy counter and its power added up differ by {value} %, not {limit:g} %",
+            lambda: f"{self._label}: its energy counter and its power added up differ by {value} %;"
+            f" up to {limit:g} % is normal",
         )  # fmt: skip
 
 

@@ -390,3 +390,24 @@ def test_closing_twice_or_before_any_use_does_no_harm(bench: Bench, reader: GpuR
     reader.close()
     reader.close()
     assert reader.backend
+
+
+@pytest.mark.parametrize(("call", "metric"), [("power", "power_w"), ("ecc", "ecc_errors"), ("clock", "sm_clock_mhz")])
+def test_what_amdsmi_gives_and_cannot_be_is_none_with_one_reason(
+    call: str, metric: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = FakeAmdsmi(monkeypatch, devices=1)
+    reader = AmdReader(clock)
+    (uuid,) = uuids(reader)
+    reasons = set()
+    for said in (10**19, 10**19 + 1):
+        package.set(says=f"{call}:{said}")
+        reading = reader.read(uuid)
+        assert getattr(reading, metric) is None
+        assert reading.temperature_c == 40
+        reasons.add(reading.missing[metric])
+        clock.sleep(5)
+    assert reasons == {"gave 10000000000000000000, which cannot be"}
+    package.set(says=None)
+    assert getattr(reader.read(uuid), metric) is not None
+    reader.close()

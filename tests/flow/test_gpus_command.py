@@ -49,6 +49,13 @@ ASKED: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "slices": ("--json", lambda: {**fake_nvml_environ(2, mig="1:2"), **tokens(fake_slice_uuid(1, 1))()}),
     "a card in MIG mode": ("--json", lambda: {**fake_nvml_environ(2, mig="1:2"), **tokens("1")()}),
     "every card, whole or cut": ("--all --json", lambda: fake_nvml_environ(2, mig="1:2")),
+    "more than there are": ("--simulate 2 --free 9 --wait 600 --json", dict),
+    "bigger than there are": ("--simulate 2 --free 1 --min-memory-mib 999999 --wait 600 --json", dict),
+    "free 0": ("--simulate 2 --free 0", dict),
+    "all and free": ("--simulate 2 --free 1 --all", dict),
+    "wait for ever": ("--simulate 2 --free 1 --wait inf", dict),
+    "wait for no number": ("--simulate 2 --free 1 --wait nan --json", dict),
+    "busier than busy": ("--simulate 2 --free 1 --max-utilization 101", dict),
     "a silent card": ("--json", lambda: fake_nvml_environ(2, failing="utilization,memory,memory_v2")),
 }
 
@@ -125,7 +132,7 @@ def test_granted_tokens_are_listed_where_nothing_can_read_them(answers: dict[str
 def test_nvml_devices_are_listed_with_what_they_say(answers: dict[str, Outcome]) -> None:
     (device,) = answers["nvml"].json["devices"]
     assert (device["uuid"], device["name"], device["backend"]) == (fake_uuid(2), "Stand-in GPU", "nvml")
-    assert (device["utilization_percent"], device["memory_free_bytes"]) == (52, 13 * 2**30)
+    assert (device["utilization_percent"], device["memory_free_bytes"]) == (52, 25 * 2**29)
 
 
 def test_people_get_a_table_with_the_reasons(answers: dict[str, Outcome]) -> None:
@@ -160,6 +167,38 @@ def test_which_reader_is_used_and_why_is_part_of_the_answer(answers: dict[str, O
     nothing = answers["a token nobody can read"].json
     assert nothing["backend"] == "none"
     assert "driver" in nothing["backend_why"]
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("more than there are", "9 free GPUs wanted, but this process may use 2"),
+        ("bigger than there are", "1 free GPU with 999,999 MiB wanted, but none is that big"),
+    ],
+)
+def test_a_wish_that_no_card_can_meet_is_answered_at_once_and_with_the_reader(
+    answers: dict[str, Outcome], case: str, why: str
+) -> None:
+    found = answers[case]
+    assert (found.exit_code, found.json["devices"], found.json["backend"]) == (3, [], "simulated")
+    assert why in found.json["why"]
+    assert "2 simulated devices" in found.json["backend_why"]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("free 0", "--free 0 asks for no device"),
+        ("all and free", "--all and --free together"),
+        ("wait for ever", "--wait inf is no number of seconds"),
+        ("wait for no number", "--wait nan is no number of seconds"),
+        ("busier than busy", "--max-utilization 101 is no share"),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused_with_why_and_a_line_to_paste(
+    answers: dict[str, Outcome], case: str, words: str
+) -> None:
+    assert_refused(answers[case], 2, words, "\n  why: ", "\n  try: ")
 
 
 def test_the_devices_of_a_recording_are_devices_like_any_other(answers: dict[str, Outcome]) -> None:

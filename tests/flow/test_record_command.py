@@ -13,6 +13,8 @@ import pytest
 from support.badcjobs_program import Site, assert_refused, rows, wait_for
 from support.fake_nvml import fake_nvml_folder
 
+from badcjobs.telemetry.process_lookup import RECORDING_MARK, ProcessLookup
+
 OFTEN = ("--interval", 0.05)
 
 
@@ -90,6 +92,52 @@ def test_a_recording_is_not_overwritten_by_accident(site: Site, out: Path) -> No
     assert out.read_text() == "precious"
     assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1, "--overwrite").exit_code == 0
     assert rows(out, "SELECT verdict FROM task") == [("done",)]
+
+
+def test_a_recording_is_never_played_onto_itself_under_whatever_name(site: Site, out: Path) -> None:
+    assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1).exit_code == 0
+    before = out.read_bytes()
+    (site.folder / "link.sqlite").symlink_to(out)
+    (site.folder / "twin.sqlite").hardlink_to(out)
+    names = (out, "recording.sqlite", "link.sqlite", "twin.sqlite")
+    commands = [("record", "--replay", out, "--out", name, "--overwrite", "--duration", 0.1) for name in names]
+    for refused in site.badcjobs_each(commands):
+        assert_refused(refused, 2, "is the recording that --replay plays", "-again.sqlite")
+    assert out.read_bytes() == before
+    assert (site.folder / "link.sqlite").is_symlink()
+
+
+def test_numbers_and_places_that_cannot_be_used_are_refused_before_the_command_runs(site: Site, out: Path) -> None:
+    ran = site.folder / "ran"
+    wrong = {
+        ("--out", out, "--interval", "1e12"): "--interval 1e+12 is too long",
+        ("--out", out, "--interval", "nan"): "nan",
+        ("--out", "/proc/x.sqlite"): "/proc/x.sqlite cannot be written",
+    }
+    outcomes = site.badcjobs_each([("record", "--simulate", 1, *args, "--", "touch", ran) for args in wrong])
+    for refused, words in zip(outcomes, wrong.values(), strict=True):
+        assert_refused(refused, 2, words, "\n  try: ")
+    assert not ran.exists()
+    assert not out.exists()
+
+
+def test_what_a_command_leaves_running_is_ours_and_outlives_a_killed_recorder(site: Site, out: Path) -> None:
+    """A process that has left its parents behind descends from nobody; its environment still tells."""
+    script = site.script("detach.sh", f"(setsid sleep 60 & echo $! > {site.folder}/pid.new)\n"
+                         f"mv {site.folder}/pid.new {site.folder}/pid\nsleep 60")  # fmt: skip
+    program = site.start("record", "--out", out, "--simulate", 1, *OFTEN, "--", script)
+    wait_for(lambda: (site.folder / "pid").exists(), "the command runs")
+    pid = int((site.folder / "pid").read_text())
+    (order,) = site.local.glob("*/recorder.json")
+    mark = json.loads(order.read_text())["mark"]
+    lookup = ProcessLookup(wrapper_pid=program.pid, marks=[f"{RECORDING_MARK}={mark}"])
+    assert lookup.look_up(pid).ours is True
+    program.kill()
+    wait_for(lambda: rows(out, "SELECT verdict FROM task") == [("killed",)] and not site.recorders(), "it is published")
+    left = site.processes("sleep")
+    assert pid in [process.pid for process in left], "the work goes on without its recorder"
+    for process in (*left, *site.processes("detach.sh")):
+        process.kill()
 
 
 def test_without_a_gpu_and_without_a_command_there_is_nothing_to_record(site: Site, out: Path) -> None:
@@ -178,9 +226,9 @@ def test_limits_come_from_a_file_and_an_alert_is_said_once_and_written_with_begi
 
 def test_a_config_with_mistakes_is_refused_before_anything_is_recorded(site: Site, out: Path) -> None:
     config = site.folder / "lab.toml"
-    config.write_text("[alerts]\ntemprature_c = 60\nmemory_percent = -1\n")
+    config.write_text("[alert]\n[alerts]\ntemprature_c = 60\nmemory_percent = -1\npower_percent = 101\n")
     refused = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1, "--config", config)
-    assert_refused(refused, 2, "temprature_c", "memory_percent = -1")
+    assert_refused(refused, 2, "unknown key 'alert'", "temprature_c", "memory_percent = -1", "power_percent = 101")
     assert not out.exists()
 
 
@@ -234,3 +282,7 @@ def test_a_lost_device_and_a_fault_are_alerts(site: Site, out: Path) -> None:
         (0, "lost", "critical", "device 0 cannot be read any more: GPU is lost (simulated)", 1),
         (1, "fault", "critical", "device 1 reports Xid 31", 1),
     ]
+    assert done.stderr.count("alert (lost): ") == 1
+    over = [line for line in done.stderr.splitlines() if "alert over after" in line]
+    assert [line.split()[6] for line in over] == ["(lost):", "(fault):"]
+    assert all(line.startswith("badcjobs: alert over after ") for line in over)

@@ -175,6 +175,29 @@ def test_limits_and_devices_travel_in_the_recorders_order(tmp_path: Path) -> Non
     assert SidecarOrder.read(path) == read
 
 
+@pytest.mark.parametrize(
+    ("limits", "problems"),
+    [
+        (AlertLimits(), []),
+        (AlertLimits(70, 100, 100.0, 1e6, 100), []),
+        (AlertLimits(memory_percent=100.5), ["memory_percent = 100.5 must be at most 100"]),
+        (AlertLimits(power_percent=None), ["power_percent = None must be a number above 0"]),  # type: ignore[arg-type]
+        (AlertLimits(idle_s=True), ["idle_s = True must be a number above 0"]),
+        (
+            AlertLimits(float("nan"), -1, 95, float("inf"), 0),
+            [
+                "temperature_c = nan must be a number above 0",
+                "memory_percent = -1 must be a number above 0",
+                "idle_s = inf must be a number above 0",
+                "energy_percent = 0 must be a number above 0",
+            ],
+        ),
+    ],
+)
+def test_limits_know_everything_that_is_wrong_with_them(limits: AlertLimits, problems: list[str]) -> None:
+    assert limits.problems() == problems
+
+
 # --- heat, memory, power ----------------------------------------------------------------------------------------------
 
 
@@ -363,13 +386,17 @@ def energies(seconds: int, counted_w: float, *, every: int = 5, power_w: float |
     return [Reading(power_w=power_w, energy_j=1e6 + counted_w * s if s % every == 0 else None) for s in range(seconds)]
 
 
-@pytest.mark.parametrize(("counted_w", "peak"), [(200.0, None), (208.0, None), (212.0, 5.7), (180.0, 10.0)])
+@pytest.mark.parametrize(
+    ("counted_w", "peak"), [(200.0, None), (208.0, None), (212.0, 5.7), (180.0, 11.1), (0.0, 100.0)]
+)
 def test_counter_and_power_that_differ_by_more_than_5_percent_over_a_minute_are_an_alert(
     make: Callable[..., Book], counted_w: float, peak: float | None
 ) -> None:
     book = make()
     book.feed(energies(120, counted_w))
     assert book.rows == ([] if peak is None else [("energy", 60.0, None, peak)])
+    words = f"device 1: its energy counter and its power added up differ by {peak} %; up to 5 % is normal"
+    assert book.column("message") == ([] if peak is None else [words])
 
 
 def test_less_than_a_minute_of_both_is_not_compared(make: Callable[..., Book]) -> None:

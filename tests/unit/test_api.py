@@ -106,24 +106,63 @@ def test_devices_are_named_by_index_and_slices_of_one_card_stay_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "interval_s", "words"),
+    ("name", "words"),
     [
-        ("run.xls", 1.0, "unknown ending '.xls'"),
-        ("no/such/folder/run.sqlite", 1.0, "does not exist"),
-        ("there.sqlite", 1.0, "exists already"),
-        ("run.sqlite", 0.0, "interval_s=0.0"),
-        ("run.sqlite", float("nan"), "interval_s=nan"),
+        ("run.xls", "unknown ending '.xls'"),
+        ("no/such/folder/run.sqlite", "does not exist"),
+        ("there.sqlite", "exists already"),
+        ("/proc/run.sqlite", "/proc/run.sqlite cannot be written"),
+        (f"{'x' * 300}.sqlite", "cannot be written"),
+        ("a.file/run.sqlite", "does not exist"),
     ],
 )
-def test_a_path_or_interval_that_cannot_be_used_is_refused_before_the_work(
-    tmp_path: Path, name: str, interval_s: float, words: str
-) -> None:
+def test_a_path_that_cannot_be_used_is_refused_before_the_work(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "there.sqlite").write_text("precious")
-    recorder = badcjobs.Recorder(tmp_path / name, interval_s, simulate=1)
+    (tmp_path / "a.file").touch()
+    recorder = badcjobs.Recorder(tmp_path / name, simulate=1)
     with pytest.raises(BadInput) as caught:
         recorder.start()
     assert words in caught.value.what
     assert (tmp_path / "there.sqlite").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.file", "there.sqlite"]
+
+
+def test_a_folder_is_not_replaced_by_a_recording(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").mkdir()
+    with pytest.raises(BadInput, match=r"run\.sqlite is a folder"):
+        badcjobs.Recorder(tmp_path / "run.sqlite", simulate=1, overwrite=True).start()
+
+
+UNUSABLE: list[tuple[dict[str, Any], str]] = [
+    ({"interval_s": 0.0}, "interval_s=0.0"),
+    ({"interval_s": float("nan")}, "interval_s=nan"),
+    ({"interval_s": "x"}, "interval_s='x'"),
+    ({"interval_s": None}, "interval_s=None"),
+    ({"interval_s": 1e12}, "the longest a day"),
+    ({"simulate": "a"}, "simulate='a'"),
+    ({"simulate": 0}, "simulate=0"),
+    ({"simulate": -1}, "simulate=-1"),
+    ({"simulate": True}, "simulate=True"),
+    ({"limits": {"temperature_c": 80}}, "limits=AlertLimits(temperature_c=80)"),
+    ({"limits": badcjobs.AlertLimits(memory_percent="x")}, "memory_percent = 'x' must be a number above 0"),  # type: ignore[arg-type]
+    ({"on_alert": "print"}, "on_alert='print'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), UNUSABLE, ids=[str(arguments) for arguments, _ in UNUSABLE])
+def test_an_argument_that_cannot_be_used_is_a_value_error_where_it_is_given(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match="cannot be used") as caught:
+        badcjobs.Recorder(tmp_path / "run.sqlite", **arguments)
+    assert words in str(caught.value)
+    assert isinstance(caught.value, BadInput)
+
+
+@pytest.mark.parametrize("simulate", ["a", 0, -1])
+def test_a_number_of_devices_to_list_that_is_none_is_a_value_error(simulate: Any) -> None:
+    with pytest.raises(ValueError, match="whole number from 1 on"):
+        badcjobs.list_devices(simulate=simulate)
 
 
 def test_a_recorder_that_was_never_started_knows_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
@@ -158,6 +197,24 @@ def test_on_alert_is_called_in_order_and_what_it_raises_is_only_logged(caplog: p
     calls.finish()
     assert heard == ["thermal", "memory", "power"]
     assert caplog.text.count("on_alert failed") == 3
+
+
+@pytest.mark.parametrize("way_out", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_a_callback_that_wants_to_exit_does_not_end_the_later_ones(
+    caplog: pytest.LogCaptureFixture, way_out: BaseException
+) -> None:
+    heard: list[str] = []
+
+    def on_alert(alert: Alert) -> None:
+        heard.append(alert.kind)
+        raise way_out
+
+    calls = AlertCalls(on_alert)
+    for kind in ("thermal", "memory"):
+        calls.add(Alert(kind, "warning", 1, 0, "GPU-1", 1, None, None, None, "hot"))
+    calls.finish()
+    assert heard == ["thermal", "memory"]
+    assert caplog.text.count("on_alert failed") == 2
 
 
 def test_a_recorder_goes_through_its_life_in_this_process_too(tmp_path: Path) -> None:

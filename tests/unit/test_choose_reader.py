@@ -15,6 +15,7 @@ from support.fake_nvml import FakeNvml
 from support.hand_clock import HandClock
 from support.task_files import TaskFile
 
+from badcjobs.devices import open_sight
 from badcjobs.errors import BadInput
 from badcjobs.gpu.choose import open_reader
 from badcjobs.model import StandIn
@@ -93,6 +94,21 @@ def test_amd_is_used_where_no_nvidia_driver_answers(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("no_nvml")
+@pytest.mark.parametrize("script", ["exit 0", "head -c 3000 /dev/urandom", "echo No devices were found"])
+def test_an_nvidia_smi_that_lists_nothing_does_not_work_and_tokens_are_used_as_they_are(
+    tmp_path: Path, empty: Path, script: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert opened(StandIn(), tmp_path, machine=empty).backend == "none"
+    with open_sight(environ, HandClock(), StandIn(), in_slurm=True) as sight:
+        assert [(device.token, device.pin) for device in sight.grant.devices] == [("0", "0"), ("1", "1")]
+        assert "nvidia-smi lists no device" in str(sight.trouble)
+
+
+@pytest.mark.usefixtures("no_nvml")
 def test_where_nothing_works_the_reasons_are_given_with_nvml_s_first(empty: Path) -> None:
     reader = opened(StandIn(), empty, machine=empty)
     assert reader.backend == "none"
@@ -152,6 +168,16 @@ def test_a_card_without_gpm_and_dcgmi_says_why_it_gives_no_occupancy(
     reading = reader.read(reader.inventory()[0].uuid)
     assert reading.sm_occupancy_percent is None
     assert reading.missing["sm_occupancy_percent"].endswith("; dcgmi is not on PATH")
+    reader.close()
+
+
+def test_a_lost_card_is_told_once_by_opening_and_listing(
+    monkeypatch: pytest.MonkeyPatch, empty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    FakeNvml(monkeypatch, devices=2, lost=1)
+    reader = opened(StandIn(), empty)
+    assert [device.index for device in reader.inventory()] == [0]
+    assert caplog.messages == ["GPU 1 is left out: GPU is lost"]
     reader.close()
 
 

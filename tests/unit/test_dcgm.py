@@ -91,6 +91,23 @@ def test_a_share_of_zero_is_zero_and_one_that_is_not_available_is_none_with_both
     assert reading.missing == {"sm_occupancy_percent": f"{NO_GPM}; dcgmi: N/A"}
 
 
+def test_a_share_that_cannot_be_is_none_with_one_reason_however_it_changes(
+    setting: Setting, reader: DcgmReader
+) -> None:
+    setting.dcgmi.set(rows={"1": ["73.5", "-0.25"]})
+    reading = read_until(reader, lambda reading: reading.missing)
+    expected = {
+        "sm_activity_percent": f"{NO_GPM}; dcgmi: gave 73.5, which cannot be",
+        "sm_occupancy_percent": f"{NO_GPM}; dcgmi: gave -0.25, which cannot be",
+    }
+    assert reading.missing == expected
+    assert (reading.sm_activity_percent, reading.sm_occupancy_percent) == (None, None)
+    assert not set(LACKS) & set(reading.sources)
+    setting.dcgmi.set(rows={"1": ["0.5", "1e300"]})
+    reading = read_until(reader, lambda reading: reading.sm_activity_percent == 50.0)
+    assert reading.missing == {"sm_occupancy_percent": expected["sm_occupancy_percent"]}
+
+
 def test_a_device_that_gives_them_itself_is_left_alone_and_starts_no_dcgmi(
     setting: Setting, reader: DcgmReader
 ) -> None:
@@ -190,7 +207,8 @@ def test_the_list_of_dcgm_is_understood() -> None:
     ("line", "expected"),
     [
         ("GPU 7     0.523        0.250        ", (7, {"sm_activity_percent": 52.3, "sm_occupancy_percent": 25.0})),
-        ("GPU 0     N/A          N/A", (0, {})),
+        ("GPU 0     N/A          N/A", (0, dict.fromkeys(LACKS, "N/A"))),
+        ("GPU 0     0.5          nan", (0, dict(zip(LACKS, [50.0, "gave nan, which cannot be"], strict=True)))),
         ("GPU-I 0   0.5          0.5", None),
         ("#Entity   SMACT        SMOCC", None),
         ("Error setting watches. Result: -6: Feature not supported", None),

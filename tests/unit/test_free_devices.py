@@ -12,8 +12,8 @@ from support.hand_clock import HandClock
 
 from badcjobs.allocation.grant import Grant
 from badcjobs.devices import DeviceNow, Sight, score_of
-from badcjobs.errors import NotHere
-from badcjobs.free_devices import Waiting, Wish, choose, pick_free, why_not_free, worse_of
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.free_devices import NotFree, Waiting, Wish, choose, pick_free, why_not_free, worse_of
 from badcjobs.model import Device, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable
 
@@ -202,6 +202,62 @@ def test_more_devices_than_there_are_cannot_be_waited_for() -> None:
     machine = Machine(always(0), always(0))
     with pytest.raises(NotHere, match="3 free GPUs wanted, but this process may use 2"):
         machine.pick(Wish(3, wait_s=600))
+    assert machine.reader.reads == 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (Wish(1, 16_385, wait_s=600), "1 free GPU with 16,385 MiB wanted, but none is that big"),
+        (Wish(2, 99_999, wait_s=600), "2 free GPUs with 99,999 MiB each wanted, but none is that big"),
+    ],
+)
+def test_more_memory_than_any_card_has_cannot_be_waited_for(wish: Wish, words: str) -> None:
+    machine = Machine(always(0), always(0))
+    with pytest.raises(NotFree) as refused:
+        machine.pick(wish)
+    assert words in refused.value.what
+    assert refused.value.why == "a card here has 16,384 MiB in all"
+    assert "--min-memory-mib 16384 or less" in (refused.value.fix or "")
+    assert machine.reader.reads == 0
+    assert (refused.value.backend, refused.value.backend_why) == ("scripted", "a test asked for it")
+
+
+def test_too_few_cards_that_are_big_enough_cannot_be_waited_for_but_one_that_does_not_say_may_be() -> None:
+    machine = Machine(always(0), always(0))
+
+    def pick(total: int | None) -> None:
+        devices = (
+            Device("0", "", 0, "GPU-0", None, "scripted", 16 * GIB),
+            Device("1", "", 1, "GPU-1", None, "scripted", total),
+        )
+        sight = Sight(machine.reader, (), Grant(devices, "two"), None)
+        pick_free(Wish(2, 12_000, wait_s=4), sight, Claimed(), Waiting(machine.clock, machine.told.append))
+
+    with pytest.raises(NotFree, match="2 free GPUs with 12,000 MiB each wanted, but 1 is that big"):
+        pick(8 * GIB)
+    with pytest.raises(NotFree, match="not found in 4 s"):
+        pick(None)
+
+
+UNUSABLE = {
+    "no device": (Wish(0), "--free 0 asks for no device"),
+    "for ever": (Wish(1, wait_s=float("inf")), "--wait inf"),
+    "no number": (Wish(1, wait_s=float("nan")), "--wait nan"),
+    "the past": (Wish(1, wait_s=-1), "--wait -1"),
+    "more than all": (Wish(1, max_utilization_percent=101), "--max-utilization 101"),
+    "no share": (Wish(1, max_utilization_percent=float("nan")), "--max-utilization nan"),
+}
+
+
+@pytest.mark.parametrize(("wish", "words"), UNUSABLE.values(), ids=UNUSABLE)
+def test_numbers_with_which_nobody_can_judge_or_wait_are_refused(wish: Wish, words: str) -> None:
+    machine = Machine(always(0))
+    with pytest.raises(BadInput) as refused:
+        machine.pick(wish)
+    assert words in refused.value.what
+    assert refused.value.why
+    assert refused.value.fix
     assert machine.reader.reads == 0
 
 

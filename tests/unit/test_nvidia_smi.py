@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from support.hand_clock import HandClock
 from badcjobs.clock import SystemClock
 from badcjobs.gpu.nvidia_smi import NvidiaSmiReader
 from badcjobs.gpu.nvidia_smi_query import make_reading, sample_query
-from badcjobs.model import Reading
+from badcjobs.gpu.programs import Stream
+from badcjobs.gpu.sane import LIMITS
+from badcjobs.model import METRICS, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
 Open = Callable[..., tuple[NvidiaSmiReader, FakeNvidiaSmi]]
@@ -40,6 +44,13 @@ def open_smi(tmp_path: Path) -> Iterator[Open]:
     yield open_it
     for reader in readers:
         reader.close()
+
+
+def write_script(folder: Path, script: str) -> str:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
 
 
 def is_alive(pid: int) -> bool:
@@ -98,6 +109,49 @@ def test_what_is_no_value_is_none_with_that_as_the_reason_and_never_zero(said: s
     assert reading.power_w is None
     assert reading.missing["power_w"] == (said.strip("[]") or "nothing said")
     assert reading.temperature_c == 33
+
+
+@pytest.mark.parametrize(
+    ("metric", "column", "said"),
+    [
+        ("utilization_percent", 1, "101"),
+        ("memory_used_bytes", 3, "-5"),
+        ("memory_used_bytes", 3, "1e300"),
+        ("temperature_c", 4, "9999999999999999999"),
+        ("temperature_c", 4, "-60"),
+        ("power_w", 5, "10001"),
+        ("sm_clock_mhz", 6, "100001"),
+        ("throttle_reasons", 8, "0xFFFFFFFFFFFFFFFF"),
+        ("throttle_reasons", 8, "-0x1"),
+        ("ecc_errors", 10, "18446744073709551615"),
+    ],
+)
+def test_a_number_that_cannot_be_is_none_with_what_was_said(metric: str, column: int, said: str) -> None:
+    fields = REAL_LINE.split(", ")
+    fields[column] = said
+    line = sample_query().parse(", ".join(fields))
+    assert line is not None
+    reading = make_reading(line[1], line[2])
+    assert getattr(reading, metric) is None
+    assert reading.missing[metric] == f"gave {said}, which cannot be"
+    assert reading.memory_clock_mhz == 3201
+
+
+def test_numbers_that_cannot_be_have_one_reason_however_they_change() -> None:
+    query, reasons = sample_query(), set()
+    for said in ("-5", "-6", "7e20"):
+        line = query.parse(REAL_LINE.replace("107.85", said))
+        assert line is not None
+        reasons.add(line[2]["power_w"])
+    assert reasons == {"gave -5, which cannot be"}
+
+
+def test_every_metric_has_limits_and_sqlite_can_hold_them() -> None:
+    assert set(METRICS) <= set(LIMITS)
+    with closing(sqlite3.connect(":memory:")) as db:
+        for low, high in LIMITS.values():
+            assert low < high
+            assert db.execute("SELECT ?, ?", (low, high)).fetchone() == (low, high)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +221,60 @@ def test_a_program_that_fails_makes_the_reader_unavailable_in_its_words(open_smi
     assert "couldn't communicate" in reason(reader)
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 0", "it says nothing"),
+        ("echo No devices were found", "it says 'No devices were found'"),
+        ("head -c 3000 /dev/urandom", "what it says is no text"),
+        ("echo GPU-5a1d,0,x", "it says 'GPU-5a1d,0,x'"),
+    ],
+)
+def test_a_program_that_lists_nothing_makes_the_reader_unavailable_even_if_it_ends_well(
+    tmp_path: Path, script: str, reason: str
+) -> None:
+    reader = NvidiaSmiReader(write_script(tmp_path, script), SystemClock())
+    with pytest.raises(ReaderUnavailable) as caught:
+        reader.inventory()
+    assert str(caught.value) == f"nvidia-smi lists no device: {reason}"
+
+
+def test_a_program_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    reader = NvidiaSmiReader(write_script(tmp_path, "exec sleep 1000"), SystemClock(), patience_s=0.3)
+    began_s = time.monotonic()
+    reasons = set()
+    for _ in range(5):
+        with pytest.raises(ReaderUnavailable) as caught:
+            reader.inventory()
+        reasons.add(str(caught.value))
+        reason(reader)
+    assert time.monotonic() - began_s < 1
+    assert reasons == {"nvidia-smi does not list the devices: no answer in 0.3 s"}
+
+
+def test_a_program_that_does_not_stop_talking_is_ended_before_it_fills_the_memory(tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid\nexec yes GPU-5a1d,0,x"
+    reader = NvidiaSmiReader(write_script(tmp_path, script), SystemClock())
+    with pytest.raises(ReaderUnavailable, match="it said more than 1 MiB"):
+        reader.inventory()
+    assert eventually(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+
+
+def test_a_line_without_end_is_not_kept_and_the_next_one_is_heard(tmp_path: Path) -> None:
+    heard: list[str] = []
+    program = write_script(tmp_path, "head -c 500000 /dev/zero | tr '\\0' x\necho\necho next")
+
+    def hear(text: str) -> bool:
+        heard.append(text)
+        return False
+
+    stream = Stream(lambda: [program], hear)
+    assert stream.wait(lambda: False, 5)
+    assert [text[:4] for text in heard] == ["xxxx", "next"]
+    assert len(heard[0]) <= 2**16
+    assert len(stream.last_words) < 1000
+
+
 def test_a_program_that_is_gone_makes_the_reader_unavailable(tmp_path: Path) -> None:
     with pytest.raises(ReaderUnavailable, match="No such file"):
         NvidiaSmiReader(str(tmp_path / "nvidia-smi"), SystemClock()).inventory()
@@ -175,6 +283,31 @@ def test_a_program_that_is_gone_makes_the_reader_unavailable(tmp_path: Path) -> 
 def test_the_first_reading_waits_for_a_slow_start(open_smi: Open) -> None:
     reader, _ = open_smi(first_line_after_s=0.4)
     assert reader.read(fake_uuid(0)).temperature_c == 40
+
+
+def test_a_silent_program_is_waited_for_once_for_all_devices_and_heard_as_soon_as_it_speaks(tmp_path: Path) -> None:
+    program = FakeNvidiaSmi(tmp_path / "bin", silent=True)
+    reader = NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03, patience_s=1)
+    began_s = time.monotonic()
+    for _ in range(5):
+        assert [readable(reader, index) for index in range(4)] == [False] * 4
+    assert time.monotonic() - began_s < 2
+    program.set(silent=False)
+    program.wait_for_rounds()
+    assert [readable(reader, index) for index in range(4)] == [True] * 4
+    reader.close()
+
+
+def test_a_device_that_is_not_in_the_stream_holds_up_no_reading_of_the_others(open_smi: Open) -> None:
+    reader, _ = open_smi(unlisted=[0, 2])
+    began_s = time.monotonic()
+    assert [readable(reader, index) for index in range(4)] == [False, True, False, True]
+    assert time.monotonic() - began_s < 2
+    assert reason(reader, 2) == "nvidia-smi says nothing of this device"
+    began_s = time.monotonic()
+    for _ in range(20):
+        assert [readable(reader, index) for index in range(4)] == [False, True, False, True]
+    assert time.monotonic() - began_s < 0.5
 
 
 def test_a_process_that_died_is_started_again_after_ten_seconds_and_not_before(open_smi: Open) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.fake_nvml import NvmlBench, fake_slice_uuid, fake_uuid
 
+from badcjobs.allocation.visible_devices import resolve_devices
 from badcjobs.model import ProcessReading, Reading
 from badcjobs.seams import DeviceUnreadable
 
@@ -52,8 +53,28 @@ def test_a_slice_has_a_name_and_memory_of_its_own_and_nothing_that_is_the_boards
     assert (slice_.driver, slice_.pci_bus_id, slice_.backend) == ("580.00.00", "00000000:11:00.0", "nvml")
 
 
-def test_a_card_in_mig_mode_without_slices_is_listed_alone(bench: OpenBench) -> None:
-    assert len(bench(mig="1:0").reader.inventory()) == 3
+def test_a_card_in_mig_mode_without_slices_is_no_device_and_the_others_keep_their_index(
+    bench: OpenBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = bench(mig="1:0")
+    for _ in range(3):
+        assert [(device.index, device.uuid) for device in one.reader.inventory()] == [
+            (0, fake_uuid(0)),
+            (2, fake_uuid(2)),
+        ]
+    assert caplog.messages == ["GPU 1 is in MIG mode and has no slices: nothing can run on it"]
+
+
+def test_a_list_of_visible_devices_ends_at_a_card_in_mig_mode_without_slices(bench: OpenBench) -> None:
+    inventory = bench(mig="1:0").reader.inventory()
+    grant = resolve_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}, inventory, in_slurm=True)
+    assert [device.uuid for device in grant.devices] == [fake_uuid(0)]
+    assert "stops at '1'" in grant.why
+
+
+def test_a_card_whose_slices_do_not_answer_is_still_listed(bench: OpenBench) -> None:
+    devices = bench(mig="1:1", failing="uuid:1.0").reader.inventory()
+    assert [device.uuid for device in devices] == [fake_uuid(index) for index in range(3)]
 
 
 def test_a_slice_that_does_not_tell_its_uuid_is_left_out(bench: OpenBench, caplog: pytest.LogCaptureFixture) -> None:

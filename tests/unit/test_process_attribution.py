@@ -20,6 +20,7 @@ from badcjobs.telemetry.processes import ProcessBook
 
 START_MS = 1_800_000_000_000
 MARK = "BADCJOBS_TASK=4821_7.r0.gpu3-99"
+OTHER_MARK = "BADCJOBS_RECORDING=4821_7.r0.gpu3-99"
 SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
 
 
@@ -46,13 +47,14 @@ def start() -> Iterator[object]:
 
 
 def lookup(wrapper_pid: int = 2**22 + 1, **more: Path) -> ProcessLookup:
-    return ProcessLookup(wrapper_pid=wrapper_pid, mark=MARK, **more)
+    return ProcessLookup(wrapper_pid=wrapper_pid, marks=[OTHER_MARK, MARK], **more)
 
 
 def test_a_process_that_carries_the_tasks_mark_is_ours(start: object) -> None:
-    name, _, value = MARK.partition("=")
-    pid = start(**{name: value})  # type: ignore[operator]
-    assert lookup().look_up(pid) == Who(name_of(pid), getpass.getuser(), True)
+    for mark in (MARK, OTHER_MARK):
+        name, _, value = mark.partition("=")
+        pid = start(**{name: value})  # type: ignore[operator]
+        assert lookup().look_up(pid) == Who(name_of(pid), getpass.getuser(), True)
 
 
 def test_a_process_below_the_wrapper_is_ours_without_a_mark(start: object) -> None:
@@ -89,6 +91,24 @@ def test_in_a_container_a_number_may_mean_another_process_so_nobody_is_accused(t
     assert lookup(proc=tmp_path / "container").look_up(42) == Who(None, None, None)
     (tmp_path / "container/42/environ").write_bytes(f"PATH=/bin\0{MARK}\0".encode())
     assert lookup(proc=tmp_path / "container").look_up(42).ours is True, "our own mark is proof enough"
+
+
+@pytest.mark.parametrize(("uid", "ours"), [(os.getuid(), None), (os.getuid() + 1, False)])
+@pytest.mark.parametrize("environ", ["closed", "empty"])
+def test_where_the_environment_does_not_say_only_another_users_process_is_surely_not_ours(
+    tmp_path: Path, uid: int, ours: bool | None, environ: str
+) -> None:
+    """A folder like /proc; the environment of process 42 cannot be read, because it is a folder here."""
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42/comm").write_text("python\n")
+    (tmp_path / "42/status").write_text(f"Name:\tpython\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    (tmp_path / "42/stat").write_text("42 (python) S 1 42 42")
+    if environ == "closed":
+        (tmp_path / "42/environ").mkdir()
+    else:
+        (tmp_path / "42/environ").touch()
+    assert lookup(proc=tmp_path).look_up(42).ours is ours
+    assert lookup(wrapper_pid=42, proc=tmp_path).look_up(42).ours is True
 
 
 def test_a_programs_name_may_look_like_the_end_of_its_name() -> None:

@@ -13,6 +13,7 @@ import pytest
 from support.databases import query
 from support.hand_clock import HandClock
 
+import badcjobs.recording as recording
 from badcjobs.gpu.nothing import NothingReader
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript
 from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
@@ -26,6 +27,7 @@ from badcjobs.telemetry.host import HostReader, parse_cpu_times, parse_memory
 from badcjobs.telemetry.notes import Book, Notes
 from badcjobs.telemetry.recorder import Recorder
 from badcjobs.telemetry.sampler import Sampler
+from badcjobs.telemetry.sidecar import parse_last_words
 from badcjobs.telemetry.sources import SourceBook
 from badcjobs.telemetry.unwritten import Unwritten
 
@@ -461,6 +463,33 @@ def test_a_device_that_loses_a_metric_and_then_itself_has_both_gaps(bench: Bench
     assert bench.gaps() == [(0, "power_w", 1.0, 3.0, "Unknown Error"), (0, None, 3.0, 6.5, "lost")]
 
 
+def poor_then_lost(second: float) -> Reading | str:
+    """Give no power, be lost from second 17 to 20, and give power again from 25 on."""
+    if 17 <= second < 20:
+        return "lost"
+    return steady(second) if second >= 25 else Reading(utilization_percent=1, missing={"power_w": "Unknown Error"})
+
+
+def test_the_gap_of_a_metric_reaches_the_last_reading_before_its_device_is_lost(bench: Bench) -> None:
+    seen: list[list[tuple[object, ...]]] = []
+    for second in (18.0, 21.0):
+        bench.at[second] = lambda: seen.append([gap for gap in bench.gaps() if gap[1] == "power_w"])
+    bench.run(30, bench.scripted(poor_then_lost))
+    assert seen == [
+        [(0, "power_w", 0.0, 16.0, "Unknown Error")],
+        [(0, "power_w", 0.0, 20.0, "Unknown Error")],  # as it is back, its metrics are up to date again
+    ]
+    assert bench.gaps() == [(0, "power_w", 0.0, 25.0, "Unknown Error"), (0, None, 16.0, 20.0, "lost")]
+
+
+def test_a_stretch_that_the_disk_refused_is_made_up_for_at_the_next_instant(bench: Bench) -> None:
+    seen: list[list[tuple[object, ...]]] = []
+    bench.at[14.0] = lambda: seen.append([gap for gap in bench.gaps() if gap[1] == "power_w"])
+    bench.writer.fall_ill(11, 13, "write")  # the stretch that is due at second 11, and the next try
+    bench.run(15, bench.scripted(lambda second: Reading(missing={"power_w": "Unknown Error"})))
+    assert seen == [[(0, "power_w", 0.0, 13.0, "Unknown Error")]]
+
+
 # --- a second recorder ------------------------------------------------------------------------------------------------
 
 
@@ -470,6 +499,84 @@ def test_a_second_recorder_on_the_same_file_writes_the_hole_and_goes_on(bench: B
     bench.run(2)
     assert bench.seconds() == [0, 1, 2, 3, 3.5, 7.5, 8.5, 9.5, 10]
     assert bench.gaps() == [(None, None, 3.5, 7.5, "the recorder died and was started again")]
+
+
+def test_the_gaps_of_metrics_that_a_killed_recorder_left_open_reach_its_last_sample(bench: Bench) -> None:
+    class Killed(Exception):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    def script(second: float) -> Reading:
+        missing = {"power_w": "Unknown Error", "processes": "No Permission"}
+        if second < 5:
+            missing["temperature_c"] = "Unknown Error"
+        return Reading(utilization_percent=1, temperature_c=None if second < 5 else 50, missing=missing)
+
+    bench.at[8.0] = die
+    with pytest.raises(Killed):
+        bench.run(20, bench.scripted(script))
+    assert [gap[3] for gap in bench.gaps() if gap[1] == "power_w"] == [1.0], "it is stretched every ten seconds"
+    bench.writer.close()
+    recording.bring_up_gaps(bench.path, shared=False)
+    told = {gap[1]: gap[2:] for gap in bench.gaps()}
+    assert told["power_w"] == (0.0, 7.0, "Unknown Error")
+    assert told["temperature_c"] == (0.0, 5.0, "Unknown Error"), "this one had ended"
+
+
+def test_a_file_without_gaps_or_without_anything_has_nothing_to_bring_up(tmp_path: Path, bench: Bench) -> None:
+    bench.run(2)
+    bench.writer.close()
+    for path in (bench.path, tmp_path / "new.sqlite"):
+        recording.bring_up_gaps(path, shared=True)
+        assert query(path, "SELECT count(*) FROM gap") == [(0,)]
+
+
+def test_a_file_that_is_none_is_left_to_those_who_write_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "bad.sqlite").write_bytes(b"a disk that went bad" * 500)
+    recording.bring_up_gaps(tmp_path / "bad.sqlite", shared=False)
+    assert "stay as they are" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("silent", "said"),
+    [
+        ({1: "no permission"}, ["1 device cannot be read: no permission; the work goes on, its telemetry is a gap"]),
+        (
+            {1: "no permission", 2: "no permission", 3: "GPU is lost"},
+            ["2 devices cannot be read: no permission; the work goes on, their telemetry is a gap"],
+        ),
+    ],
+)
+def test_devices_without_a_first_reading_are_counted_in_good_english(silent: dict[int, str], said: list[str]) -> None:
+    assert recording.say_what_is_silent(silent) == said
+
+
+LOGGED = "2026-11-02 12:00:00,123 recorder {} {}\n"
+INFO = LOGGED.format("INFO", "device 7 does not give power_w: Unknown Error")
+LATE = LOGGED.format("WARNING", "the recorder was late and missed 3 readings")
+OURS = (
+    'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    main()\n'
+    "badcjobs.errors.BadInput: badcjobs: error: tape.sqlite is no recording\n"
+    "  why: it has no samples\n  try: badcjobs record --out tape.sqlite\n"
+)
+RAISED = 'Traceback (most recent call last):\n  File "x.py", line 1\nsqlite3.OperationalError: disk I/O error\nmore\n'
+LAST_WORDS = {
+    "nothing": ("", "no last words"),
+    "news only": (INFO + INFO, "no last words"),
+    "a warning, then news": (INFO + LATE + INFO, "the recorder was late and missed 3 readings"),
+    "one of our errors": (LATE + OURS + INFO, "badcjobs: error: tape.sqlite is no recording"),
+    "any other": (OURS + RAISED + LATE, "sqlite3.OperationalError: disk I/O error"),
+    "an error that was logged": (INFO + LOGGED.format("ERROR", "the last one") + LATE, "the last one"),
+    "the interpreter's own": ("Fatal Python error: Bus error\n\nCurrent thread 0x1\n", "Fatal Python error: Bus error"),
+    "a text": ("no recorder today", "no recorder today"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), LAST_WORDS.values(), ids=LAST_WORDS)
+def test_the_last_words_of_a_recorder_are_those_that_say_why(text: str, words: str) -> None:
+    assert parse_last_words(text) == words
 
 
 def test_a_first_recorder_writes_no_hole(bench: Bench) -> None:

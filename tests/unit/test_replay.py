@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -36,6 +37,21 @@ def recording(tmp_path: Path) -> Path:
 def edit(path: Path, change: Callable[[sqlite3.Connection], object]) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         change(db)
+
+
+def add_slices(db: sqlite3.Connection, tokens: Mapping[str, str]) -> None:
+    """Add slices of card 1, given as uuid → token; their ids are in another order than they are."""
+    for number, (uuid, token) in enumerate(tokens.items()):
+        insert(db, "device", device_id=(7 * number) % 3 + 500, task_id=TASK_ID, uuid=uuid, device_index=1, token=token,
+               name="MIG 1g", backend="nvml", why="test", parent_uuid="GPU-1")  # fmt: skip
+
+
+def listed_slices(path: Path) -> list[tuple[str, str | None, int, str | None]]:
+    reader = ReplayReader(path, clock=HandClock(), started_at_ms=NOW_MS)
+    devices = reader.inventory()
+    reader.close()
+    assert [device.uuid for device in devices if device.parent_uuid is None] == ["GPU-0", "GPU-1"]
+    return [(d.uuid, d.parent_uuid, d.index, d.slice) for d in devices if d.parent_uuid]
 
 
 def read_at(path: Path, at_s: float, index: int = 0) -> Reading:
@@ -134,6 +150,32 @@ def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: 
     assert read_at(recording, 3).processes is None
     assert read_at(recording, 4).sources == {"busy_percent": "gpm"}
     assert read_at(recording, 5).sources == {"busy_percent": "utilization"}
+
+
+def test_slices_keep_their_uuid_their_card_and_the_order_of_the_recorded_list(recording: Path) -> None:
+    slices = ["MIG-b", "MIG-c", "MIG-a"]
+    edit(recording, lambda db: add_slices(db, {uuid: uuid for uuid in slices}))
+    environment = json.dumps({"CUDA_VISIBLE_DEVICES": ", ".join(slices)})
+    edit(recording, lambda db: insert(db, "meta", key="environment", value=environment))
+    assert listed_slices(recording) == [(uuid, "GPU-1", 1, None) for uuid in slices]
+
+
+def test_slices_of_a_recording_without_a_list_are_in_the_order_of_their_old_names(recording: Path) -> None:
+    tokens = {"MIG-b": "MIG-GPU-1/10/0", "MIG-c": "MIG-GPU-1/7/1", "MIG-a": "MIG-GPU-1/7/0"}
+    edit(recording, lambda db: add_slices(db, tokens))
+    assert listed_slices(recording) == [
+        ("MIG-a", "GPU-1", 1, "7/0"),
+        ("MIG-c", "GPU-1", 1, "7/1"),
+        ("MIG-b", "GPU-1", 1, "10/0"),
+    ]
+
+
+@pytest.mark.parametrize("value", [None, "", "no JSON", "[1]", '{"CUDA_VISIBLE_DEVICES": 7}'])
+def test_a_recording_whose_environment_cannot_be_understood_is_played_all_the_same(
+    recording: Path, value: str | None
+) -> None:
+    edit(recording, lambda db: insert(db, "meta", key="environment", value=value))
+    assert read_at(recording, 3).temperature_c == 3
 
 
 def test_a_published_task_database_is_a_recording(tmp_path: Path) -> None:
