@@ -358,13 +358,11 @@ def test_a_granted_device_knows_what_the_reader_knows_and_why_it_is_ours() -> No
 
 
 def test_a_granted_device_carries_all_that_a_reader_found() -> None:
-    found = InventoryDevice(
-        0, UUIDS[0], "H200", "nvml", 9, 700.0, "00000000:18:00.0", "580.65", slowdown_c=90, vendor="nvidia"
-    )
+    found = InventoryDevice(0, UUIDS[0], "H200", "nvml", 9, 700.0, "00000000:18:00.0", "580.65", 90, 2, "nvidia")
     [device] = resolve_devices(variables("0"), [found], in_slurm=True).devices
     assert device == Device(
         "0", f"token 0 → index 0 → {UUIDS[0]}, from CUDA_VISIBLE_DEVICES", 0, UUIDS[0], "H200", "nvml", 9, 700.0,
-        "00000000:18:00.0", "580.65", 90, "nvidia", None,
+        "00000000:18:00.0", "580.65", 90, 2, "nvidia", None,
     )  # fmt: skip
 
 
