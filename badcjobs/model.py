@@ -5,7 +5,6 @@ No behaviour beyond what a noun knows about itself; no imports from the rest of 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -53,6 +52,8 @@ def stable_id(*parts: object) -> int:
     Task databases are written apart and joined later, so a row number would collide; these do not
     (10,000 tasks of 4 devices: one chance in 100,000).
     """
+    import hashlib  # late: it carries a cryptographic library of 4 MB, and the recorder needs none of it
+
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") >> 1
 

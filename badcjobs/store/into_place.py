@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +47,8 @@ def remove_unfinished(target: Path) -> None:
     """Remove what killed publishers of this file have left half done."""
     for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         if copy.is_dir():
+            import shutil  # late: few come here
+
             shutil.rmtree(copy, ignore_errors=True)
         else:
             copy.unlink(missing_ok=True)
