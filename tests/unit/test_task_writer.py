@@ -358,14 +358,18 @@ def test_what_failed_for_good_is_named(writer: TaskWriter) -> None:
 def test_a_try_late_in_a_long_task_costs_as_little_as_the_first(writer: TaskWriter) -> None:
     chunks = fill(writer, *(f"c{number}" for number in range(600)))
 
-    def time_s(some: list[Chunk]) -> float:
-        start_s = time.perf_counter()
-        with writer.batch():
-            for chunk in some:
-                end(writer, done(chunk), "done")
-        return time.perf_counter() - start_s
+    def time_s(first: int) -> float:
+        """Return the best of three: a disk that is busy with something else says nothing about us."""
+        seconds = []
+        for start in range(first, first + 300, 100):
+            start_s = time.perf_counter()
+            with writer.batch():
+                for chunk in chunks[start : start + 100]:
+                    end(writer, done(chunk), "done")
+            seconds.append(time.perf_counter() - start_s)
+        return min(seconds)
 
-    early_s = time_s(chunks[:300])
+    early_s = time_s(0)
     with closing(sqlite3.connect(writer.path)) as db, db:
         db.execute(
             """WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)
@@ -373,7 +377,7 @@ def test_a_try_late_in_a_long_task_costs_as_little_as_the_first(writer: TaskWrit
                SELECT ?, i, 'rec', 'x' || i, 1, 0 FROM n""",
             (KEY.task_id,),
         )
-    assert time_s(chunks[300:]) < 10 * early_s
+    assert time_s(300) < 10 * early_s
 
 
 def test_the_work_done_last_tells_how_slow_a_device_is(writer: TaskWriter) -> None:
