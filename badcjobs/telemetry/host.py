@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from badcjobs.model import HostReading
-
-_FIRST_BYTES = 512
 
 
 class HostReader:
     """CPU share since the last reading, and memory now."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._stat = _ProcFile(proc / "stat")
-        self._meminfo = _ProcFile(proc / "meminfo")
+        self._proc = proc
         self._before: tuple[int, int] | None = None
 
     def read(self) -> HostReading | None:
         """Return the reading; None where the machine does not say."""
         try:
-            now = parse_cpu_times(self._stat.read())
-            used_bytes, total_bytes = parse_memory(self._meminfo.read())
+            now = parse_cpu_times((self._proc / "stat").read_text())
+            used_bytes, total_bytes = parse_memory((self._proc / "meminfo").read_text())
         except (OSError, ValueError, KeyError, IndexError):
             return None
         before, self._before = self._before, now
         return HostReading(_busy_percent(before, now), used_bytes, total_bytes)
-
-
-class _ProcFile:
-    """A file of /proc that is opened once: its content is made anew at every reading."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def read(self) -> str:
-        """Return its first lines; those that are wanted come first."""
-        if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(self._descriptor, _FIRST_BYTES, 0).decode("ascii", "replace")
 
 
 def parse_cpu_times(stat: str) -> tuple[int, int]:

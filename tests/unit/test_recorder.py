@@ -719,7 +719,7 @@ def test_a_share_is_known_from_the_second_reading_on(tmp_path: Path) -> None:
     assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024), "no time has passed"
     (tmp_path / "stat").write_text("cpu  150 0 50 850 50 0 0 0\n")
     assert reader.read() == HostReading(50.0, 600 * 1024, 1000 * 1024)
-    (tmp_path / "meminfo").write_text("")
+    (tmp_path / "meminfo").unlink()
     assert reader.read() is None
 
 
