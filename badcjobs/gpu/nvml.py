@@ -58,12 +58,15 @@ class NvmlReader:
             self._faults.poll(nvml, now_s)
             return device.read(nvml, now_s)
         except Exception as error:  # broad: the recorder counts on nothing else coming out of here
+            if self._nvml is not None:
+                self._faults.poll(self._nvml, self._clock.monotonic_s(), at_once=True)
             self._let_go(device, error)
             faults = self._faults.waiting(uuid)
             raise DeviceUnreadable(reason_of(error) + (f" ({', '.join(faults)})" if faults else "")) from error
 
     def hurry(self) -> None:
         """Let the next reading of every device be a whole one."""
+        self._faults.hurry()
         for device in self._devices.values():
             device.hurry(self._clock.monotonic_s())
 

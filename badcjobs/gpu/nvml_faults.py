@@ -13,7 +13,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_REST_S = 0.5  # so that one tick asks once, however many devices it reads
+_REST_S = 4.5  # reports wait in the set until they are fetched; asking costs as much as two readings
 _MOST_AT_ONCE = 16  # a storm of errors waits its turn
 _ANY_INSTANCE = 2**32 - 1
 
@@ -51,15 +51,19 @@ class FaultWatch:
         else:
             self._listeners[uuid] = _Listener(_address(card), gpu_instance, known.faults if known else [])
 
-    def poll(self, nvml: Any, now_s: float) -> None:
-        """Collect what was reported, unless this tick has done so already."""
-        if self._events is None or now_s < self._due_s:
+    def poll(self, nvml: Any, now_s: float, *, at_once: bool = False) -> None:
+        """Collect what was reported, once for all devices; ``at_once``: one of them is in trouble just now."""
+        if self._events is None or (now_s < self._due_s and not at_once):
             return
         self._due_s = now_s + _REST_S
         for event in self._reported(nvml):
             for listener in self._listeners.values():
                 if listener.is_meant(event):
                     listener.faults.append(f"Xid {event.eventData}")
+
+    def hurry(self) -> None:
+        """Collect at the next reading, which is the last."""
+        self._due_s = float("-inf")
 
     def waiting(self, uuid: str) -> tuple[str, ...]:
         """Return the faults of a device that nobody has fetched."""
