@@ -44,9 +44,9 @@ _LAST_PUBLICATION_TRIES = 3
 _EARLIER_THAN_OTHERS = -5  # niceness
 
 
-def run_recorder(order: SidecarOrder, words: Words, clock: Clock, *, again: bool) -> None:
+def run_recorder(order: SidecarOrder, reader: GpuReader, words: Words, clock: Clock, *, again: bool) -> None:
     """Record until the wrapper says stop or is gone; in the second case publish for it."""
-    word, unwritten = record_until_told(order, words, clock, again=again)
+    word, unwritten = record_until_told(order, reader, words, clock, again=again)
     if word != WRAPPER_GONE:
         words.say(f"{STOPPED} {unwritten.to_json()}")
         word = words.wait()
@@ -54,12 +54,13 @@ def run_recorder(order: SidecarOrder, words: Words, clock: Clock, *, again: bool
         finish_for_the_wrapper(order, clock, unwritten)
 
 
-def record_until_told(order: SidecarOrder, words: Words, clock: Clock, *, again: bool) -> tuple[str, Unwritten]:
+def record_until_told(
+    order: SidecarOrder, reader: GpuReader, words: Words, clock: Clock, *, again: bool
+) -> tuple[str, Unwritten]:
     """Sample on the grid until a word comes; return it, and what could not be written.
 
     ``again``: a recorder before us has died.
     """
-    reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
     if again:
         bring_up_gaps(Path(order.recorder_file), shared=order.shared)
     writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
@@ -190,7 +191,9 @@ def main(args: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
     come_first()
     words = Words(sys.stdin.fileno(), sys.stdout.fileno())
-    run_recorder(SidecarOrder.read(Path(args[-1])), words, SystemClock(), again=AGAIN in args)
+    order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
+    reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
+    run_recorder(order, reader, words, clock, again=AGAIN in args)
 
 
 def come_first() -> None:

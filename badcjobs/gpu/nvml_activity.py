@@ -23,14 +23,16 @@ class Activity:
         self._to_slice = to_slice
         self._processes = ProcessWatch(to_slice=to_slice)
         self._thrift = Thrift()
+        self._gpm_thrift = Thrift(most_turns=1)  # a window then lasts two turns, and still covers every moment
         self._pcie = PcieCounters()
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: the device has not said so far
 
     def look(self, nvml: Any, handle: Any, now_s: float, draft: Draft) -> None:
         """Write down everything that happened since the last look."""
-        if self._has_gpm is not False:
-            self._look_with_gpm(nvml, handle, draft)
+        if self._has_gpm is not False and self._gpm_thrift.is_due():
+            with self._gpm_thrift.timed():
+                self._look_with_gpm(nvml, handle, draft)
         if self._has_gpm is False and not self._to_slice:
             self._look_at_pcie(nvml, handle, now_s, draft)
         # Without GPM their shares are how busy the device was; with it they can be spared where they are dear.
@@ -50,6 +52,7 @@ class Activity:
     def hurry(self) -> None:
         """Leave nothing out of the next look."""
         self._thrift.hurry()
+        self._gpm_thrift.hurry()
 
     def let_go(self, nvml: Any | None) -> None:
         """Begin anew, as with a device that was lost; without ``nvml`` there is nothing left to give back."""
@@ -97,7 +100,7 @@ class Activity:
         if draft.value("busy_percent") is not None:
             return
         if self._has_gpm and "busy_percent" not in draft.missing:
-            return  # the first window has only begun
+            return  # a window has only begun, or goes on
         if seen.busy_percent is not None:
             draft.give("busy_percent", seen.busy_percent, "processes")
         # In a container the list may be empty because it shows nobody: then the device is not idle but says so itself.

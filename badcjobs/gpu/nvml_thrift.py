@@ -13,7 +13,8 @@ _MOST_TURNS = 4
 class Thrift:
     """Knows how many turns one question is still left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_turns: int = _MOST_TURNS) -> None:
+        self._most_turns = most_turns
         self._turns_off = 0
         self._took_before_s = 0.0
 
@@ -29,7 +30,7 @@ class Thrift:
         yield
         took_s = time.perf_counter() - started_s
         # The shorter of the last two: one that took long may only have been interrupted.
-        self._turns_off = min(_MOST_TURNS, int(min(took_s, self._took_before_s) / _DEAR_S))
+        self._turns_off = min(self._most_turns, int(min(took_s, self._took_before_s) / _DEAR_S))
         self._took_before_s = took_s
 
     def hurry(self) -> None:

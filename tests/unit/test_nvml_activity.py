@@ -515,3 +515,15 @@ def test_a_dear_question_is_asked_less_often_than_a_cheap_one(bench: OpenBench) 
     readings = [one.read_later(5) for _ in range(12)]
     assert 3 <= sum(reading.energy_j is not None for reading in readings) <= 5
     assert sum(reading.encoder_percent is not None for reading in readings) == 12
+
+
+def test_where_windows_are_dear_they_are_longer_and_still_leave_no_moment_out(bench: OpenBench) -> None:
+    """A load of half a window is seen whole, whichever window it falls into."""
+    one = bench(slow="gpm_metrics=2")
+    one.read()
+    shares = [one.read_later(5, worked_s=2.5).busy_percent for _ in range(12)]
+    known = [share for share in shares if share is not None]
+    assert 5 <= len(known) <= 8
+    assert known == pytest.approx([50.0] * len(known))
+    one.reader.hurry()
+    assert one.read_later(5, worked_s=5).busy_percent is not None

@@ -1,0 +1,80 @@
+"""The recorder's own process with four devices on a machine that has one: it is read four times over.
+
+Started by telemetry.py as ``python four_devices.py FILE``; hears the wrapper's words (telemetry/order.py). All is as in
+a job but the reader: four NVML readers instead of one, so reports of errors are fetched four times as often.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from badcjobs.clock import SystemClock
+from badcjobs.gpu.choose import open_reader
+from badcjobs.model import InventoryDevice, Reading, StandIn
+from badcjobs.recording import run_recorder
+from badcjobs.seams import GpuReader
+from badcjobs.telemetry.followed import Followed
+from badcjobs.telemetry.order import SidecarOrder
+from badcjobs.telemetry.words import Words
+
+DEVICES = 4
+
+
+class FourTimes:
+    """Gives the first device of a machine four times; each has a reader of its own, with its own windows."""
+
+    def __init__(self, readers: Sequence[GpuReader]) -> None:
+        self._readers = readers
+        self.backend = readers[0].backend
+        self.real = readers[0].inventory()[0]
+
+    @property
+    def why(self) -> str:
+        return self._readers[0].why
+
+    def inventory(self) -> Sequence[InventoryDevice]:
+        return [self.real] * len(self._readers)
+
+    def read(self, uuid: str) -> Reading:
+        return self._readers[int(uuid)].read(self.real.uuid)
+
+    def hurry(self) -> None:
+        for reader in self._readers:
+            reader.hurry()
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+def main() -> None:
+    file, clock = Path(sys.argv[1]), SystemClock()
+    now_ms = clock.now_ms()
+    reader = FourTimes([open_reader(StandIn(), clock, now_ms, os.environ.get("PATH")) for _ in range(DEVICES)])
+    real = reader.real
+    order = SidecarOrder(
+        mark="bench",
+        task_id=1,
+        wrapper_pid=os.getppid(),
+        devices=[
+            Followed(number + 1, str(number), number, real.memory_total_bytes, real.power_limit_w, real.slowdown_c)
+            for number in range(DEVICES)
+        ],
+        interval_s=1.0,
+        stand_in=StandIn(),
+        search_path=None,
+        started_at_ms=now_ms,
+        asked_at_ms=now_ms,
+        recorder_file=str(file),
+        wrapper_file=str(file),
+        publish_to=str(file),
+        local_folder=str(file.parent),
+    )
+    run_recorder(order, reader, Words(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
+
+
+if __name__ == "__main__":
+    main()
