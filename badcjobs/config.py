@@ -21,6 +21,9 @@ else:
 
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
 LIVE_MODES = ("auto", "local", "shared")
+AUTO = "auto"  # of --workers-per-gpu: as many as pay
+STAGE_MODES = ("auto", "always", "never")
+PROFILERS = ("nsys", "ncu")
 
 
 def _setting(key: str, default: Any, *, kind: type, frozen: bool = False) -> Any:
@@ -46,7 +49,7 @@ class RunSettings:
     simulate_script: str | None = _setting("simulate_script", None, kind=str)
     replay: str | None = _setting("replay", None, kind=str)
     max_gpus: int | None = _setting("max_gpus", None, kind=int)
-    workers_per_gpu: int = _setting("workers_per_gpu", 1, kind=int)
+    workers_per_gpu: str = _setting("workers_per_gpu", "1", kind=str)
     cpu_workers: int = _setting("cpu_workers", 0, kind=int)
     backoff_s: float = _setting("backoff", 1.0, kind=float)
     publish_every_s: float = _setting("publish_every", 30.0, kind=float)
@@ -57,12 +60,20 @@ class RunSettings:
     retry_failed: bool = _setting("retry_failed", True, kind=bool)
     time_left: str | None = _setting("time_left", None, kind=str)
     live_mode: str = _setting("live_mode", "auto", kind=str)
+    stage: str = _setting("stage", "auto", kind=str)
+    profile: str | None = _setting("profile", None, kind=str)
+    profile_chunks: int = _setting("profile_chunks", 20, kind=int)
     telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
     free: int | None = _setting("free", None, kind=int)
     min_memory_mib: int | None = _setting("min_memory_mib", None, kind=int)
     max_utilization_percent: float | None = _setting("max_utilization", None, kind=float)
     wait_s: float = _setting("wait", 0.0, kind=float)
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
+
+    @property
+    def workers_wanted(self) -> int | None:
+        """How many workers each device gets; None: as many as pay."""
+        return None if self.workers_per_gpu == AUTO else int(self.workers_per_gpu)
 
     def stand_in(self, cwd: Path) -> StandIn:
         """Return what takes the place of the real devices, with paths made absolute."""
@@ -80,9 +91,9 @@ def stand_in(cwd: Path, simulate: int | None, script: str | None, replay: str | 
 
 
 _SMALLEST = {
-    "interval": 0.01, "retries": 0, "simulate": 1, "max_gpus": 1, "workers_per_gpu": 1, "cpu_workers": 0,
+    "interval": 0.01, "retries": 0, "simulate": 1, "max_gpus": 1, "cpu_workers": 0,
     "backoff": 0.0, "publish_every": 0.1, "heartbeat_every": 0.1, "grace": 0.0,
-    "free": 1, "min_memory_mib": 1, "max_utilization": 0.0, "wait": 0.0,
+    "profile_chunks": 1, "free": 1, "min_memory_mib": 1, "max_utilization": 0.0, "wait": 0.0,
 }  # fmt: skip
 
 
@@ -168,8 +179,8 @@ def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[
         kind = known[key].metadata["kind"]
         if kind is float and type(value) is int:
             value = float(value)
-        if key == "time_left" and type(value) in (int, float):
-            value = str(value)  # seconds, as a TOML file may well say them
+        if (key == "time_left" and type(value) in (int, float)) or (key == "workers_per_gpu" and type(value) is int):
+            value = str(value)  # a number, as a TOML file may well say it
         if kind is list and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             value = tuple(value)
         if complaint := _complaint(key, kind, value):
@@ -190,6 +201,8 @@ def _complaint(key: str, kind: type, value: Any) -> str | None:
         return f"must be at least {_SMALLEST[key]}"
     if kind in (str, list) and not _is_utf8(value):
         return "is not UTF-8"  # neither TOML nor SQLite could hold it
+    if key == "workers_per_gpu" and value != AUTO and not (value.isascii() and value.isdecimal() and int(value) > 0):
+        return "must be a whole number, at least 1, or auto"
     if key == "time_left" and not _is_time(value):
         return "must be seconds or H:M:S, such as 5400 or 1:30:00"
     return None
@@ -224,6 +237,12 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         mistakes.append(f"--command goes with --engine command, not with {values['engine']}")
     if values.get("live_mode", "auto") not in LIVE_MODES:
         mistakes.append(f"--live-mode {values['live_mode']} is not known; modes are {', '.join(LIVE_MODES)}")
+    if values.get("stage", "auto") not in STAGE_MODES:
+        mistakes.append(f"--stage {values['stage']} is not known; it is one of {', '.join(STAGE_MODES)}")
+    if values.get("profile", "nsys") not in PROFILERS:
+        mistakes.append(f"--profile {values['profile']} is not known; profilers are {', '.join(PROFILERS)}")
+    if "profile_chunks" in values and "profile" not in values:
+        mistakes.append("--profile-chunks goes with --profile")
     loose = [key for key in ("min_memory_mib", "max_utilization", "wait") if key in values and "free" not in values]
     if loose:
         mistakes.append(f"{', '.join('--' + key.replace('_', '-') for key in loose)} goes with --free")

@@ -5,6 +5,7 @@ What the answers mean is allocation/end_time.py's business; who stops is the tas
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import shutil
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _SQUEUE_PATIENCE_S = 10.0
 _RESERVE_S = 20.0  # for the last publication, the end of the engines and the recorder
-_MARGIN_S = 30.0  # Slurm looks at its limits every 30 s, and chunks differ
+_MARGIN_S = 5.0  # chunks differ
 _SMALL_SHARE = 0.1  # neither takes more than this of the whole: who has a minute is to get work done in it
 _LEARN_EVERY_S = 1.0
 _RECENT = 200  # chunks: many enough for a p95, few enough to follow a device that slows down
@@ -77,15 +78,20 @@ class Deadline:
         self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
         self._stop_at_s = clock.monotonic_s() + whole_s - self._reserve_s
 
+    def seconds_since(self, at_ms: int) -> float:
+        """Return how long ago a moment was."""
+        return (self._clock.now_ms() - at_ms) / 1000
+
     @property
     def left_s(self) -> float:
         """How long work may still go on: until the end, less what publishing takes."""
         return self._stop_at_s - self._clock.monotonic_s()
 
-    def may_start(self, expected_s: float | None) -> bool:
-        """Say whether work of this length would still finish; None: nobody knows, so any time at all will do."""
-        margin_s = 0.0 if expected_s is None else max(self._margin_s, _SMALL_SHARE * expected_s)
-        return self.left_s > 0 and (expected_s or 0.0) + margin_s <= self.left_s
+    def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
+        """Say whether work that takes ``expected_s`` would end in time; None: nobody knows, so any time will do."""
+        if ends_in_s is None or self.left_s <= 0:
+            return self.left_s > 0
+        return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
 
 
 class Rates:
@@ -112,6 +118,7 @@ class Pace:
 
     def __init__(self, deadline: Deadline | None) -> None:
         self.out_of_time = False  # whether anything was turned down
+        self._told = False
         self._deadline = deadline
         self._rates = Rates()  # replaced as a whole, so that threads need no lock
         self._learn_at_left_s = math.inf
@@ -123,26 +130,70 @@ class Pace:
         self._learn_at_left_s = self._deadline.left_s - _LEARN_EVERY_S
         self._rates = Rates(recent_work(_RECENT))
 
-    def may_start(self, device_id: int | None, chunks: Sequence[Chunk]) -> bool:
-        """Say whether a worker can finish all these, one after the other: what it has in hand and what comes next."""
+    def room(
+        self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int
+    ) -> Callable[[Chunk], bool]:
+        """Return what says of one chunk after the other whether a worker would still finish it.
+
+        ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
+        of them at a time. Whatever is allowed counts as in hand for the next.
+        """
         if self._deadline is None:
-            return True
-        each_s = [self._rates.expected_s(device_id, chunk.audio_s) for chunk in chunks]
-        known_s = [seconds for seconds in each_s if seconds is not None]
-        return self._may_start(self._deadline, math.fsum(known_s) if known_s else None)
+            return _always
+        return _Room(self, self._deadline, self._rates, device_id, in_hand, lanes)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether something was turned down for want of time, and nobody has asked since."""
+        news, self._told = self.out_of_time and not self._told, self.out_of_time
+        return news
 
     @property
     def over(self) -> bool:
-        """Whether not even one more chunk of the usual length would finish, wherever it ran."""
-        if self._deadline is None:
+        """Whether there is no time for anything."""
+        if self._deadline is None or self._deadline.left_s > 0:
             return False
-        return not self._may_start(self._deadline, self._rates.expected_s(None, None))
-
-    def _may_start(self, deadline: Deadline, expected_s: float | None) -> bool:
-        if deadline.may_start(expected_s):
-            return True
         self.out_of_time = True
-        return False
+        return True
+
+
+class _Room:
+    """The time of one worker until the end, lane by lane."""
+
+    def __init__(
+        self,
+        pace: Pace,
+        deadline: Deadline,
+        rates: Rates,
+        device_id: int | None,
+        in_hand: Sequence[tuple[Chunk, int | None]],
+        lanes: int,
+    ) -> None:
+        self._pace = pace
+        self._deadline = deadline
+        self._rates = rates
+        self._device_id = device_id
+        self._lanes = [0.0] * max(1, lanes)  # a heap: in how many seconds each is free
+        for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
+            heapq.heapreplace(self._lanes, self._lanes[0] + self._left_of(chunk, begun_at_ms))
+
+    def __call__(self, chunk: Chunk) -> bool:
+        expected_s = self._rates.expected_s(self._device_id, chunk.audio_s)
+        ends_in_s = None if expected_s is None else self._lanes[0] + expected_s
+        if not self._deadline.may_start(ends_in_s, expected_s or 0.0):
+            self._pace.out_of_time = True
+            return False
+        heapq.heapreplace(self._lanes, ends_in_s or self._lanes[0])
+        return True
+
+    def _left_of(self, chunk: Chunk, begun_at_ms: int | None) -> float:
+        """Return how long a chunk in hand still takes: one that has taken longer than expected may end at any time."""
+        expected_s = self._rates.expected_s(self._device_id, chunk.audio_s) or 0.0
+        return expected_s if begun_at_ms is None else max(0.0, expected_s - self._deadline.seconds_since(begun_at_ms))
+
+
+def _always(chunk: Chunk) -> bool:
+    return True
 
 
 def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:

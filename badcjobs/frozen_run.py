@@ -15,7 +15,8 @@ from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape
 
 _LONGEST_COMMAND = 4000  # letters; a terminal takes about as many in one line
-_OF_ONE_TASK = ("shard", "resume", "retry_failed", "time_left")  # they say what one task is to do, not how
+# They say what one task is to do, not how.
+_OF_ONE_TASK = ("shard", "resume", "retry_failed", "time_left", "profile", "profile_chunks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,6 +284,7 @@ class WorkerPlan:
     device: Device | None
     device_id: int | None
     threads: int
+    lean: bool = False  # with as little memory of the device as the engine can do with: one thread, one chunk
 
 
 @dataclass(frozen=True, slots=True)

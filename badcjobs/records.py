@@ -15,7 +15,7 @@ from badcjobs.model import AlertLimits, Allocation, Device, StandIn, TaskKey
 from badcjobs.recorder_half import RecorderHalf
 from badcjobs.store.live.halves import OwnHalf
 from badcjobs.store.live.publisher import Publisher
-from badcjobs.store.live.readings import Pulse, last_reading_ms, read_pulse
+from badcjobs.store.live.readings import Pulse, last_reading_ms, read_device_state, read_memory_peaks, read_pulse
 from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.followed import Followed
@@ -160,6 +160,14 @@ class Records:
     def pulse(self, last_s: float) -> Pulse:
         """Return how the machine has been lately."""
         return read_pulse(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
+
+    def device_state(self, device_id: int | None, before_ms: int) -> str | None:
+        """Return what a device said last before something failed on it; None: nobody knows."""
+        return None if device_id is None else read_device_state(self.readings_at_hand(), device_id, before_ms)
+
+    def memory_peaks(self, last_s: float) -> dict[int, int]:
+        """Return the most memory that was in use lately on each device that says so."""
+        return read_memory_peaks(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
     def close(self, *, exit_code: int, verdict: str) -> Closing:
         """Stop the recorder, write the end, publish a last time; what could not be published stays where it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Protocol
@@ -155,6 +155,36 @@ class Engine(Protocol):
         ...
 
 
+class CannotCut(Exception):
+    """No piece can be made of this audio; the text says why."""
+
+
+class Cutter(Protocol):
+    """Makes shorter audio of long audio."""
+
+    def length_s(self, path: Path) -> float | None:
+        """Return the seconds of audio that are in a file; None: nobody here can tell."""
+        ...
+
+    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+        """Write the audio between two moments as a WAV file; raise CannotCut, or OSError where a disk is full."""
+        ...
+
+
+class Timetable(Protocol):
+    """What is left of the time, for whoever hands out work."""
+
+    def room(
+        self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int
+    ) -> Callable[[Chunk], bool]:
+        """Return what says of one chunk after the other whether a worker would still finish it.
+
+        ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
+        of them at a time. Whatever is allowed counts as in hand for the next.
+        """
+        ...
+
+
 class Journal(Protocol):
     """Where the supervisor writes down what happens; the task database, seen from the workers."""
 
@@ -169,7 +199,14 @@ class Journal(Protocol):
     ) -> None: ...
 
     def attempt_ended(
-        self, result: ChunkResult, *, status: str, try_number: int, worker_id: int, device_id: int | None
+        self,
+        result: ChunkResult,
+        *,
+        status: str,
+        try_number: int,
+        worker_id: int,
+        device_id: int | None,
+        gpu_state: str | None = None,
     ) -> None: ...
 
     def next_pending(self, limit: int) -> Sequence[Chunk]: ...

@@ -21,10 +21,12 @@ from badcjobs.frozen_run import FrozenRun, check_against
 from badcjobs.manifest import Sources, open_sources, parse_shard
 from badcjobs.model import Allocation, StandIn
 from badcjobs.paths import RunFolder
-from badcjobs.seams import Engine
+from badcjobs.seams import Engine, Launcher
 from badcjobs.stop import StopRequest
 from badcjobs.workers.choose import choose_engine
 from badcjobs.workers.launch import SubprocessLauncher
+from badcjobs.workers.profiled_engine import ProfileOrder
+from badcjobs.workers.profiling import find_profiler
 from badcjobs.world import World
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Given:
     mark: str
     end: EndTime | None  # of our time; None: nobody says, or there is none
     locks: AbstractContextManager[object]  # of what --free picked: held until its exit, or the end of the process
+    profile: ProfileOrder | None = None
 
 
 def look_around(settings: RunSettings, world: World) -> Given:
@@ -71,6 +74,7 @@ def look_around(settings: RunSettings, world: World) -> Given:
             fix="ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2, or --simulate 2 to try it out",
         )
     mark = mark_of(allocation, world)
+    profile = order_profile(settings, world, mark, grant)
     engine = make_engine(settings, world, mark, grant)
     end = find_end(settings.time_left, allocation, world.environ, started_at_ms)
     locks: AbstractContextManager[object] = nullcontext()
@@ -78,7 +82,7 @@ def look_around(settings: RunSettings, world: World) -> Given:
         grant, locks = take_free_devices(settings, settings.free, world)
         started_at_ms = world.clock.now_ms()  # the wait was nobody's GPU time
         allocation = replace(allocation, started_at_ms=started_at_ms)
-    return Given(started_at_ms, allocation, mine, place, sources, grant, engine, mark, end, locks)
+    return Given(started_at_ms, allocation, mine, place, sources, grant, engine, mark, end, locks, profile)
 
 
 def read_allocation(world: World, started_at_ms: int) -> Allocation:
@@ -149,7 +153,27 @@ def _slurm_has_chosen(count: int) -> BadInput:
 
 def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:
     """Return the engine, checked: a missing program is found here, not by every chunk."""
-    engine = choose_engine(
+    engine = engine_behind(SubprocessLauncher(mark), settings, world, grant)
+    engine.check()
+    return engine
+
+
+def order_profile(settings: RunSettings, world: World, mark: str, grant: Grant) -> ProfileOrder | None:
+    """Return what --profile asks for; a missing profiler is found here."""
+    if settings.profile is None:
+        return None
+    profiler = find_profiler(settings.profile, world.environ.get("PATH"))
+    return ProfileOrder(
+        profiler,
+        settings.profile_chunks,
+        lambda launcher: engine_behind(launcher, settings, world, grant),
+        SubprocessLauncher(mark),
+    )
+
+
+def engine_behind(launcher: Launcher, settings: RunSettings, world: World, grant: Grant) -> Engine:
+    """Return the engine of this run, started by this launcher."""
+    return choose_engine(
         settings.engine,
         args=settings.engine_args,
         command=settings.command,
@@ -157,8 +181,6 @@ def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) ->
         hawkears_root=None if settings.hawkears_root is None else world.cwd / settings.hawkears_root,
         allow_cpu=not grant.devices,
         environ=world.environ,
-        launcher=SubprocessLauncher(mark),
+        launcher=launcher,
         clock=world.clock,
     )
-    engine.check()
-    return engine

@@ -16,12 +16,15 @@ from dataclasses import asdict, dataclass
 from badcjobs import __version__
 from badcjobs.allocation.end_time import end_words
 from badcjobs.config import RunSettings
+from badcjobs.crew import Crew, Terms
 from badcjobs.deadline import Deadline, Pace
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEarly
 from badcjobs.frozen_run import check_against, freeze
 from badcjobs.heartbeat import Progress, heartbeat_line
+from badcjobs.learned import Learned, learned_files
 from badcjobs.manifest import Shard
-from badcjobs.model import TaskKey, WorkerPlan
+from badcjobs.model import TaskKey
+from badcjobs.outfit import Outfit
 from badcjobs.paths import RunFolder
 from badcjobs.records import Recording, Records
 from badcjobs.store.live.task_writer import TaskWriter
@@ -29,7 +32,6 @@ from badcjobs.store.look_back import merged_files
 from badcjobs.surroundings import Given, look_around
 from badcjobs.telemetry.orphans import wait_for_orphans
 from badcjobs.workers.leftovers import end_leftovers
-from badcjobs.workers.plan import plan_workers
 from badcjobs.workers.supervise import RetryPolicy, Supervisor, Tally
 from badcjobs.world import World
 
@@ -45,13 +47,13 @@ def run_task(settings: RunSettings, world: World) -> TaskEnd:
     with given.locks, take_name(given, settings, world) as task:
         list_work(task)
         freeze_run(task)
-        plans = plan_work(task)
+        crew = plan_work(task)
         task.records.start_publishing(settings.publish_every_s)
-        if plans and settings.telemetry:
+        if crew.plans and settings.telemetry:
             how = Recording(settings.interval_s, settings.stand_in(task.world.cwd), settings.alerts)
             task.records.start_recorder(given.grant.devices, how)
         try:
-            verdict = judge(task, work_off(task, plans))
+            verdict = judge(task, work_off(task, crew))
         except sqlite3.Error as error:
             verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
         except BaseException:  # a bug: publish what there is, then let the CLI say so
@@ -71,10 +73,15 @@ class Task:
     key: TaskKey
     records: Records
     pace: Pace
+    learned: Learned
 
     @property
     def writer(self) -> TaskWriter:
         return self.records.writer
+
+    def note_decision(self, kind: str, subject: str | None, value: float | None, reason: str) -> None:
+        """Write down what we decided by ourselves."""
+        self.writer.add_decision(kind, subject, value, reason, self.world.clock.now_ms())
 
     @property
     def elapsed_s(self) -> float:
@@ -102,7 +109,8 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
         records.begin(engine=given.engine.name, telemetry=settings.telemetry)
         records.writer.write_meta({"settings": settings.to_json()})
         pace = Pace(None if given.end is None else Deadline(given.end, world.clock))
-        yield Task(settings, world, given, out, key, records, pace)
+        learned = Learned(given.engine.name, learned_files(out.path, world.environ))
+        yield Task(settings, world, given, out, key, records, pace, learned)
     except (BadcjobsError, sqlite3.Error) as error:
         if records is not None and not out.task_database(key).exists():  # else there may be more in it
             records.local.remove()
@@ -174,38 +182,47 @@ def freeze_run(task: Task) -> None:
     check_against(freeze(task.out.run_toml, task.given.run, __version__), task.given.run, task.out.run_toml)
 
 
-def plan_work(task: Task) -> list[WorkerPlan]:
-    """Write down our devices and plan one worker for each; none when there is nothing left to do."""
-    devices = task.given.grant.devices
-    task.writer.add_devices(devices)
-    settings, allocation = task.settings, task.given.allocation
-    plans = plan_workers(
-        [(task.writer.device_id(device), device) for device in devices],
-        max_gpus=settings.max_gpus,
-        per_gpu=settings.workers_per_gpu,
-        cpu_workers=settings.cpu_workers,
-        cpus=allocation.cpus or task.world.cores,
-    )
-    if task.writer.count_by_status().get("pending", 0) == 0:
-        plans = []
-    task.writer.set_plan(devices=len(devices), workers=len(plans))
+def plan_work(task: Task) -> Crew:
+    """Write down our devices and plan the workers of each; none when there is nothing left to do."""
+    settings, writer, devices = task.settings, task.writer, task.given.grant.devices
+    writer.add_devices(devices)
     log.info("devices: %s; %s", ", ".join(d.pin for d in devices) or "none", task.given.grant.why.replace("\n", "; "))
-    return plans
+    work = writer.count_by_status().get("pending", 0)
+    terms = Terms(
+        [(writer.device_id(device), device) for device in devices[: settings.max_gpus] if work],
+        cpus=task.given.allocation.cpus or task.world.cores,
+        per_gpu=settings.workers_wanted,
+        cpu_workers=settings.cpu_workers if work and not devices else 0,
+    )
+    crew = Crew(terms, task.learned, task.note_decision, task.world.clock)
+    writer.set_plan(devices=len(devices), workers=len(crew.plans))
+    return crew
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
 
 
-def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
+def work_off(task: Task, crew: Crew) -> Tally:
     """Feed the workers until the work or the time is over."""
-    settings, clock = task.settings, task.world.clock
-    supervisor = Supervisor(
+    settings, clock, plans = task.settings, task.world.clock, crew.plans
+    outfit = Outfit(
         task.given.engine,
+        task.given.profile,
+        stage=settings.stage,
+        keep=task.out.path / "profiles" / task.key.name,
+        local=task.records.local.path,
+        workers=len(plans),
+    )
+    outfit.cut_what_is_too_long(task.learned, plans, task.world.environ.get("PATH"), clock)
+    supervisor = Supervisor(
+        outfit.engine,
         plans,
         task.writer,
         clock=clock,
         policy=RetryPolicy(settings.retries, settings.backoff_s),
         scratch=task.records.local.scratch,
+        timetable=task.pace,
+        device_state=task.records.device_state,
     )
     if task.world.stop.requested or task.pace.over:
         return supervisor.tally  # the signal came, or the time ran out, while we were listing the work
@@ -215,12 +232,20 @@ def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
     supervisor.start()
     next_heartbeat_s = clock.monotonic_s() + settings.heartbeat_every_s
     try:
+        if plans:
+            choice = outfit.begin(supervisor.upcoming)
+            task.writer.write_meta(choice.to_meta())
+            task.note_decision("staging", None, float(choice.staged), choice.why)
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
             obey_signals(task, supervisor)
             obey_time(task, supervisor)
             task.records.look_after_recorder()
             left = pending - supervisor.tally.done - supervisor.tally.failed
+            for model, seconds, words in outfit.news():
+                log.warning("%s: %s", model, words)
+                task.note_decision("memory_limit", model, seconds, words)
+            crew.look(supervisor, left=left, memory_peaks=task.records.memory_peaks)
             task.records.tell_of_work(waits=left >= len(plans) and not supervisor.draining)  # enough for every worker
             if clock.monotonic_s() >= next_heartbeat_s:
                 next_heartbeat_s += settings.heartbeat_every_s
@@ -228,6 +253,8 @@ def work_off(task: Task, plans: list[WorkerPlan]) -> Tally:
     except BaseException:
         supervisor.kill()
         raise
+    finally:
+        outfit.end()
     return supervisor.tally
 
 
@@ -244,11 +271,12 @@ def obey_signals(task: Task, supervisor: Supervisor) -> None:
 
 
 def obey_time(task: Task, supervisor: Supervisor) -> None:
-    """Stop in order when one more chunk would not finish before the end."""
+    """Stop in order at the end of the time; what would not be finished by then is not even started."""
     task.pace.learn(task.writer.recent_work)
     if task.pace.over and not supervisor.draining:
-        log.warning("the time is nearly over: starting nothing new, finishing what is running")
         supervisor.drain()
+    if task.pace.is_news:
+        log.warning("the time is nearly over: starting nothing that would not finish")
         task.records.publish_soon()
 
 

@@ -42,7 +42,9 @@ def run(
     max_utilization: Annotated[float | None, typer.Option(help="With --free: at most so many percent busy.")] = None,
     wait: Annotated[float | None, typer.Option(help="With --free: wait so many seconds for them; default 0.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Use at most N of the granted devices.")] = None,
-    workers_per_gpu: Annotated[int | None, typer.Option(help="Engine processes per device; default 1.")] = None,
+    workers_per_gpu: Annotated[
+        str | None, typer.Option(help="Engine processes per device: N, or auto (as many as pay); default 1.")
+    ] = None,
     cpu_workers: Annotated[int | None, typer.Option(help="Without any GPU, go on with N workers on the CPU.")] = None,
     interval: Annotated[float | None, typer.Option(help="Seconds between samples; default 1.")] = None,
     retries: Annotated[int | None, typer.Option(help="How often a failed chunk is tried again; default 2.")] = None,
@@ -72,6 +74,14 @@ def run(
     live_mode: Annotated[
         str | None, typer.Option(help="Where live files lie: auto (default), local, or shared (no node-local disk).")
     ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="Copy audio to the node before it is needed: auto (default: from shared filesystems), always, never."
+        ),
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Put a profiler before one worker: nsys or ncu.")] = None,
+    profile_chunks: Annotated[int | None, typer.Option(help="With --profile: for so many chunks; default 20.")] = None,
     emit_gpu_telemetry: Annotated[
         bool | None,
         typer.Option("--emit-gpu-telemetry/--no-emit-gpu-telemetry", help="Record the devices; default: record."),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x42414443  # "BADC": tells our files from other people's SQLite files
 
 
@@ -216,9 +216,22 @@ TABLES = (
             Column("outcome", "TEXT", "done, failed or lost (with its batch); NULL: cut short"),
             Column("error_class", "TEXT", "why it failed, as a class"),
             Column("error", "TEXT", "why it failed, in the engine's words"),
+            Column("gpu_state", "TEXT", "JSON: the device's last sample before it failed; NULL: done, or none known"),
         ),
         key="task_id, attempt_id",
         parent=_OF_A_CHUNK,
+    ),
+    Table(
+        "decision",
+        "Something that the wrapper decided by itself, and why.",
+        (
+            _TASK_ID,
+            Column("at_ms", "INTEGER NOT NULL", "when"),
+            Column("kind", "TEXT NOT NULL", "workers_per_gpu, memory_limit or staging"),
+            Column("subject", "TEXT", "what it is about: the model of the device; NULL: the task"),
+            Column("value", "REAL", "workers, or seconds of audio; NULL: no number"),
+            Column("reason", "TEXT NOT NULL", "why, in words, with the figures it was judged by"),
+        ),
     ),
     Table(
         "detection",
@@ -365,7 +378,7 @@ TABLES = (
 DERIVED = ("device_total", "metric_summary", "utilization_count")
 
 # How many columns tables had in earlier versions: a row that salvage finds may be of one of them.
-EARLIER_WIDTHS = {"chunk": (17,), "device": (12,), "sample": (14,)}
+EARLIER_WIDTHS = {"attempt": (12,), "chunk": (17,), "device": (12,), "sample": (14,)}
 
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 

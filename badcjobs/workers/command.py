@@ -136,7 +136,7 @@ class CommandEngine:
             return CommandSession(place)
         from badcjobs.workers.command_batch import CommandBatchSession
 
-        return CommandBatchSession(place, most=self.wants)
+        return CommandBatchSession(place, most=1 if plan.lean else self.wants)
 
 
 class CommandPlace:
@@ -161,6 +161,8 @@ class CommandPlace:
         self._words = words
         self._device = plan.device
         self._env = worker_environment(environ, plan)
+        if plan.lean:  # what the program makes of it is its own business
+            self._env.update(BADCJOBS_LEAN="1", OMP_NUM_THREADS="1")
 
     def clear(self) -> None:
         """Make the folder anew."""

@@ -38,7 +38,7 @@ class DemoEngine:
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
         """Start the worker process."""
         return StreamSession(
-            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self._args],
+            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self._args, *(["--lean"] if plan.lean else [])],
             env=worker_environment(self._environ, plan),
             cwd=None,
             log_file=scratch / "demo.log",

@@ -30,7 +30,7 @@ from badcjobs.workers.failures import (
     signal_name,
     signal_of,
 )
-from badcjobs.workers.hawkears2 import hawkears_environment
+from badcjobs.workers.hawkears2 import hawkears_environment, sized_arguments
 from badcjobs.workers.hawkears2_staging import NotStaged, Staged, stage_batch
 from badcjobs.workers.launch import last_lines
 from badcjobs.workers.patience import Patience
@@ -91,11 +91,12 @@ class HawkEars1Engine:
     def open(self, plan: WorkerPlan, scratch: Path) -> HawkEars1Session:
         """Prepare a place; the process starts with the batch."""
         is_real = plan.device is not None and plan.device.backend != "simulated"
+        args = sized_arguments(self._extra_args, plan)
         merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in self._extra_args} else ["--merge", "0"]
         return HawkEars1Session(
-            [self._find_python(), "analyze.py", *merge, *self._extra_args],
+            [self._find_python(), "analyze.py", *merge, *args],
             root=(self._root or Path()).absolute(),
-            env=hawkears_environment(self._environ, plan, self._extra_args, scratch),
+            env=hawkears_environment(self._environ, plan, args, scratch),
             scratch=scratch.absolute(),
             launcher=self._launcher,
             clock=self._clock,

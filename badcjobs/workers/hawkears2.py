@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_THREADS = 3  # HawkEars' own
 _MOST_OMP_THREADS = 4  # more only fight over the cores
+_CORES_TO_SPARE = 3  # with fewer for each of its threads, helpers of theirs only get in each other's way
 _BATCH = 4096  # for a process per batch: long enough to forget its start, short enough to share what is left
 # --quiet hides the device, --top stops early, and a filelist means the recordings of one call, which we never make.
 _OURS = ("-i", "--input", "-o", "--output", "-r", "--rtype", "--quiet", "--top", "--filelist")
@@ -88,12 +89,13 @@ class HawkEarsEngine:
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
         """Start a worker, or prepare a place where a process starts with each batch."""
-        env = hawkears_environment(self._environ, plan, self._extra_args, scratch)
+        args = sized_arguments(self._extra_args, plan)
+        env = hawkears_environment(self._environ, plan, args, scratch)
         must_use_cuda = _is_real(plan) and not self._allow_cpu
         if self._python is None:
             return HawkEarsSession(
                 [*self._find(self._program), "analyze"],
-                self._extra_args,
+                args,
                 root=self._root,
                 env=env,
                 scratch=scratch,
@@ -105,7 +107,7 @@ class HawkEarsEngine:
         scratch = scratch.absolute()
         (scratch / "hawkears").mkdir(exist_ok=True)
         return StreamSession(
-            [*self._find([self._python]), str(WORKER), str(scratch / "hawkears"), *self._extra_args],
+            [*self._find([self._python]), str(WORKER), str(scratch / "hawkears"), *args],
             env=env,
             cwd=self._root,
             log_file=scratch / "hawkears.log",
@@ -168,7 +170,7 @@ def hawkears_environment(
         env.setdefault(name, str(caches / f"{folder}-cache"))
     if "OMP_NUM_THREADS" not in environ:
         share = plan.threads // _parse_threads(extra_args)
-        env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, max(1, share)))
+        env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, share) if share >= _CORES_TO_SPARE else 1)
     return env
 
 
@@ -184,6 +186,30 @@ def find_caches(environ: Mapping[str, str], scratch: Path) -> Path:
         if os.access(shared, os.W_OK):
             return shared
     return scratch.absolute().parent
+
+
+def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
+    """Return HawkEars' options with as many threads as the worker has cores for, unless the user has said how many.
+
+    A thread keeps two cores busy: while one waits for the device, the next recording is decoded. A lean worker has
+    one thread whatever was asked for: each has models of its own.
+    """
+    if plan.lean:
+        return _with_threads(extra_args, 1)
+    if any(word.split("=")[0] == "--threads" for word in extra_args):
+        return list(extra_args)
+    return _with_threads(extra_args, min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2)))
+
+
+def _with_threads(extra_args: Sequence[str], threads: int) -> list[str]:
+    kept: list[str] = []
+    words = iter(extra_args)
+    for word in words:
+        if word == "--threads":
+            next(words, None)
+        elif not word.startswith("--threads="):
+            kept.append(word)
+    return [*kept, "--threads", str(threads)]
 
 
 def _parse_threads(extra_args: Sequence[str]) -> int:

@@ -37,6 +37,7 @@ from badcjobs.workers.hawkears2_staging import NotStaged, Staged, stage_batch
 from badcjobs.workers.patience import Patience
 
 _SHORTEST_HEARD_S = 0.5
+_LOADING = "Failed to load model"  # what HawkEars says before the reason
 
 
 class HawkEarsSession:
@@ -210,6 +211,8 @@ class HawkEarsSession:
         if not unexplained or self._stopping:
             return
         error_class, error = explain_end(log, exit_code)
+        if error_class == OUT_OF_MEMORY and len(unexplained) == of and _LOADING in error:
+            raise SessionBroken(OUT_OF_MEMORY, error, at_start=True)  # no recording had anything to do with it
         if error_class == CONFIGURATION or error_class in RETIRING or len(unexplained) == of > 1:
             # Not one recording came through. Halving thousands of chunks would start HawkEars thousands of times.
             raise SessionBroken(error_class, error)

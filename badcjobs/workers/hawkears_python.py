@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("hawkears_worker.py")
+_TRIES = 3
 _ASKING_S = 300.0  # a cold import from a parallel file system takes its time
 
 
@@ -43,10 +44,13 @@ def python_of(script: Path) -> str | None:
 def probe_hawkears(python: str, options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None) -> Probe:
     """Start HawkEars' Python for a second, and let HawkEars' own command line read the options."""
     argv = [python, str(WORKER), "--probe", *options]
-    try:
-        done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_ASKING_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Probe(False, str(error))
+    for _ in range(_TRIES):
+        try:
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_ASKING_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Probe(False, str(error))
+        if done.returncode >= 0:
+            break  # else somebody has killed it, which says nothing of HawkEars
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     answer: dict[str, Any] = events[0] if events else {}
     if answer.get("event") == "probe":

@@ -11,6 +11,7 @@ from badcjobs.model import Chunk, ChunkResult
 from badcjobs.workers.failures import DEATHS, OUT_OF_MEMORY, TERMINATED, WORKER_DIED
 
 _DEATHS_OF_POISON = 2
+_MOST_STEPS_DOWN = 16  # as usual, lean, in 2, 4, 8, … pieces; more is a ladder that leads nowhere
 # Slurm's TERM reaches workers as well as us, and nobody but an outsider sends KILL: no chunk is guilty at once.
 _FORGIVEN = {TERMINATED: 3, WORKER_DIED: 2}
 
@@ -36,6 +37,7 @@ class Sentence:
     status: str
     rest_s: float = 0.0
     alone: bool = False
+    lean: bool = False  # with as little memory as can be
 
 
 @dataclass
@@ -46,6 +48,7 @@ class _Record:
     failures: int = 0
     deaths: int = 0
     forgiven: int = 0
+    steps_down: int = 0  # out of memory, each time with less than before
 
 
 class Judge:
@@ -60,8 +63,12 @@ class Judge:
         record = self._records.get(chunk.key)
         return 1 if record is None else record.total + 1
 
-    def sentence(self, result: ChunkResult) -> Sentence:
-        """Judge a result; uncharged ones are tried again in the company that the caller chooses."""
+    def sentence(self, result: ChunkResult, *, ways_left: bool | None = None) -> Sentence:
+        """Judge a result; uncharged ones are tried again in the company that the caller chooses.
+
+        ``ways_left``: whether a chunk that ran out of memory can be tried with less (None: nobody says). As long as it
+        can, that is a step forward and no retry; when it cannot, the same again would be the same again.
+        """
         if result.ok:
             self._records.pop(result.chunk.key, None)
             return Sentence("done")
@@ -69,6 +76,12 @@ class Judge:
         record.total += 1
         if not result.charged:
             return Sentence("pending")
+        if ways_left and record.steps_down < _MOST_STEPS_DOWN:
+            record.steps_down += 1
+            return Sentence("pending", alone=True, lean=True)
+        if ways_left is not None:
+            del self._records[result.chunk.key]
+            return Sentence("failed")
         record.failures += 1
         is_death = result.error_class in DEATHS
         record.deaths += is_death

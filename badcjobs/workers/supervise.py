@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, Journal, SessionBroken
+from badcjobs.seams import Clock, Engine, Journal, SessionBroken, Timetable
 from badcjobs.workers.failures import BATCH_LOST, CONFIGURATION, NO_OUTPUT, TERMINATED, WORKER_DIED
 from badcjobs.workers.judge import Judge
 from badcjobs.workers.judge import RetryPolicy as RetryPolicy
+from badcjobs.workers.pieces import ways_left
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_thread import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
 
@@ -45,8 +47,12 @@ class Supervisor:
         clock: Clock,
         policy: RetryPolicy,
         scratch: Path,
+        timetable: Timetable | None = None,
+        device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None,
     ) -> None:
         self.tally = Tally()
+        self._timetable = timetable
+        self._device_state = device_state  # what a device said last before a moment
         self._engine = engine
         self._journal = journal
         self._clock = clock
@@ -54,21 +60,13 @@ class Supervisor:
         self._judge = Judge(policy)
         self._queue = WorkQueue(clock, workers=len(plans), wants=engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
-        self._threads = [
-            WorkerThread(
-                plan,
-                engine,
-                self._queue,
-                lambda plan, event: self._events.put((plan, event)),
-                clock=clock,
-                scratch=scratch / f"worker-{plan.slot}",
-                openings=policy.retries + 1,
-            )
-            for plan in plans
-        ]
+        self._scratch = scratch
+        self._threads = [self._thread(plan) for plan in plans]
         self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
         self._failed_openings: dict[int, int] = {}
         self._started_ms: dict[tuple[str, str], int] = {}
+        self.finished: dict[int, int] = {}  # slot → chunks done
+        self.audio_done_s = 0.0
         self.draining = False
         self.killed = False
 
@@ -80,10 +78,37 @@ class Supervisor:
         for thread in self._threads:
             thread.start()
 
+    def hire(self, plan: WorkerPlan) -> None:
+        """Start one more worker."""
+        thread = self._thread(plan)
+        self._threads.append(thread)
+        self._queue.hire()
+        thread.start()
+        if self.draining:
+            thread.interrupt()
+
+    def retire(self, slot: int) -> None:
+        """Let one worker end when it has done what it has in hand."""
+        for thread in self._threads:
+            if thread.plan.slot == slot and thread.alive and not thread.retired:
+                thread.retire()
+                self._queue.hire(-1)
+
+    @property
+    def slots_at_work(self) -> dict[int, int | None]:
+        """The workers that take work, and the device of each."""
+        return {
+            thread.plan.slot: thread.plan.device_id for thread in self._threads if thread.alive and not thread.retired
+        }
+
     @property
     def busy(self) -> bool:
         """Whether a worker is still at it, or has news that are not yet written down."""
         return any(thread.alive for thread in self._threads) or not self._events.empty()
+
+    def upcoming(self, count: int) -> list[Chunk]:
+        """Return the chunks that the workers get next, without taking them; for any thread."""
+        return self._queue.upcoming(count)
 
     def handle_events(self, timeout_s: float) -> None:
         """Wait for news and write all there is in one transaction."""
@@ -113,6 +138,18 @@ class Supervisor:
             thread.kill()
 
     # --- in the task's thread -------------------------------------------------------------------------------------
+
+    def _thread(self, plan: WorkerPlan) -> WorkerThread:
+        return WorkerThread(
+            plan,
+            self._engine,
+            self._queue,
+            lambda plan, event: self._events.put((plan, event)),
+            clock=self._clock,
+            scratch=self._scratch / f"worker-{plan.slot}",
+            openings=self._policy.retries + 1,
+            timetable=self._timetable,
+        )
 
     def _top_up(self) -> None:
         room = self._queue.room
@@ -162,7 +199,7 @@ class Supervisor:
         """Write down what became of a chunk; uncharged ones are put back by the caller, who knows their company."""
         self._started_ms.pop(result.chunk.key, None)
         try_number = self._judge.try_number(result.chunk)
-        sentence = self._judge.sentence(result)
+        sentence = self._judge.sentence(result, ways_left=ways_left(self._engine, result))
         self.tally.tries += 1
         self._journal.attempt_ended(
             result,
@@ -170,14 +207,16 @@ class Supervisor:
             try_number=try_number,
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
+            gpu_state=None if result.ok else self._device_state(plan.device_id, result.ended_at_ms),
         )
+        if result.ok:
+            self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
+            self.audio_done_s += result.audio_s or result.chunk.audio_s or 0.0
         if sentence.status == "pending":
             if result.charged:
-                log.warning(
-                    "%s failed (%s), try %d; again in %.1f s",
-                    result.chunk.name, result.error_class, try_number, sentence.rest_s,
-                )  # fmt: skip
-                self._queue.put_back([result.chunk], rest_s=sentence.rest_s, alone=sentence.alone)
+                when = "with less memory" if sentence.lean else f"in {sentence.rest_s:.1f} s"
+                log.warning("%s failed (%s), try %d; again %s", result.chunk.name, result.error_class, try_number, when)
+                self._queue.put_back([result.chunk], rest_s=sentence.rest_s, alone=sentence.alone, lean=sentence.lean)
             return
         self._queue.finish()
         if sentence.status == "done":

@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from badcjobs.model import Chunk
@@ -20,6 +20,20 @@ class Batch:
 
     chunks: list[Chunk]
     alone: bool = False  # suspects: nothing else may be in the engine with them
+    lean: bool = False  # and the engine does with as little memory as it can
+
+
+Fits = Callable[[Chunk], bool]  # says whether one more chunk will be finished in time, and reckons with it if so
+
+
+def anything_fits(chunk: Chunk) -> bool:
+    """Be the ``fits`` of a task whose time has no end."""
+    return True
+
+
+def nothing_fits(chunk: Chunk) -> bool:
+    """Be the ``fits`` of a worker that is to end."""
+    return False
 
 
 class WorkQueue:
@@ -63,20 +77,36 @@ class WorkQueue:
                 self._shares_left = self._workers
             self._changed.notify_all()
 
-    def take(self) -> Batch | None:
-        """Return the next batch; block until there is one; None: no more work."""
+    def hire(self, workers: int = 1) -> None:
+        """Share out the work among so many workers more (or fewer)."""
         with self._changed:
-            while not self._draining:
-                batch = self._next_batch()
+            self._workers = max(1, self._workers + workers)
+
+    def take(
+        self, fits: Fits = anything_fits, over: Callable[[], bool] = lambda: False, *, lean: bool = False
+    ) -> Batch | None:
+        """Return the next batch; block until there is one; None: no more work, or none that fits into the time.
+
+        ``over``: whether this worker is to end; it is looked at whenever something changes. ``lean``: whether its
+        engine is so now, and would rather stay so than start anew.
+        """
+        with self._changed:
+            while not (self._draining or over()):
+                batch = self._next_batch(fits, lean)
                 if batch.chunks:
                     self._in_flight += len(batch.chunks)
                     return batch
-                if self._is_over():
-                    return None
+                if self._is_over() or self._waiting or self._suspects:
+                    return None  # what does not fit now never will: the time only gets shorter
                 self._changed.wait(self._rest_s())
             return None
 
-    def more(self, wanted: int, *, idle: int) -> list[Chunk] | None:
+    def wake(self) -> None:
+        """Let every worker that waits look again whether it is to end."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def more(self, wanted: int, *, idle: int, fits: Fits = anything_fits) -> list[Chunk] | None:
         """Return up to ``wanted`` chunks for a worker that holds some; None: come to an end, suspects wait.
 
         Near the end of the work nobody hoards: then there are only as many as the worker could begin now (``idle``).
@@ -90,9 +120,14 @@ class WorkQueue:
                 return None
             plenty = len(self._waiting) - self._workers * self._wants
             count = min(len(self._waiting), max(idle, min(wanted, plenty)))
-            fresh = [self._pop() for _ in range(count)]
+            fresh = self._pop_fitting(count, fits)
             self._in_flight += len(fresh)
             return fresh
+
+    def upcoming(self, count: int) -> list[Chunk]:
+        """Return the chunks that are handed out next, without taking them; none while the queue drains."""
+        with self._changed:
+            return [] if self._draining else [chunk for *_, chunk in self._smallest(count)]
 
     def finish(self, count: int = 1) -> None:
         """Take note that chunks in flight are settled."""
@@ -101,12 +136,15 @@ class WorkQueue:
             if self._in_flight == 0:  # nobody waits for less
                 self._changed.notify_all()
 
-    def put_back(self, chunks: list[Chunk], *, rest_s: float = 0.0, alone: bool = False) -> None:
-        """Return chunks in flight to the queue, to be tried again after a rest; ``alone``: together, without others."""
+    def put_back(self, chunks: list[Chunk], *, rest_s: float = 0.0, alone: bool = False, lean: bool = False) -> None:
+        """Return chunks in flight to the queue, to be tried again after a rest.
+
+        ``alone``: together, without others; ``lean``: so too, and with as little memory as can be.
+        """
         with self._changed:
             self._in_flight -= len(chunks)
             due_s = self._clock.monotonic_s() + rest_s
-            heapq.heappush(self._resting, (due_s, next(self._sequence), Batch(chunks, alone)))
+            heapq.heappush(self._resting, (due_s, next(self._sequence), Batch(chunks, alone or lean, lean)))
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -125,15 +163,53 @@ class WorkQueue:
     def _pop(self) -> Chunk:
         return heapq.heappop(self._waiting)[3]
 
-    def _next_batch(self) -> Batch:
+    def _smallest(self, count: int) -> Iterator[tuple[bool, float, int, Chunk]]:
+        """Yield the first of the heap in order: a few steps each, where sorting all that wait would be thousands."""
+        frontier = [(entry, index) for index, entry in enumerate(self._waiting[:1])]
+        for _ in range(min(count, len(self._waiting))):
+            entry, index = heapq.heappop(frontier)
+            yield entry
+            below = range(2 * index + 1, min(2 * index + 3, len(self._waiting)))
+            for child in below:
+                heapq.heappush(frontier, (self._waiting[child], child))
+
+    def _pop_fitting(self, count: int, fits: Fits) -> list[Chunk]:
+        """Take the next chunks that fit: where the longest does not, a shorter one may."""
+        taken: list[Chunk] = []
+        while len(taken) < count and self._waiting:
+            if not fits(self._waiting[0][3]):
+                shorter = self._longest_that_fits(fits)
+                if shorter is None:
+                    break
+                self._waiting.remove(shorter)
+                heapq.heapify(self._waiting)
+                taken.append(shorter[3])
+            else:
+                taken.append(self._pop())
+        return taken
+
+    def _longest_that_fits(self, fits: Fits) -> tuple[bool, float, int, Chunk] | None:
+        """Return the entry to take instead of the first; chunks of one length fit all or not at all."""
+        first_of = {entry[1]: entry for entry in reversed(self._waiting)}
+        return next((first_of[length] for length in sorted(first_of) if fits(first_of[length][3])), None)
+
+    def _next_batch(self, fits: Fits, lean: bool) -> Batch:
         self._end_rests()
-        if self._suspects:
+        self._bring_forward(lean)
+        if self._suspects and fits(self._suspects[0].chunks[0]):
             self._summoned = max(0, self._summoned - 1)
             return self._suspects.popleft()
         size = min(self._wants, math.ceil(len(self._waiting) / self._shares_left))
         if size:
             self._shares_left = self._shares_left - 1 or self._workers
-        return Batch([self._pop() for _ in range(size)])
+        return Batch(self._pop_fitting(size, fits))
+
+    def _bring_forward(self, lean: bool) -> None:
+        """Put the suspects first for which a worker need not start its engine anew."""
+        for number, batch in enumerate(self._suspects):
+            if batch.lean == lean:
+                self._suspects.rotate(-number)
+                return
 
     def _end_rests(self) -> None:
         now_s = self._clock.monotonic_s()

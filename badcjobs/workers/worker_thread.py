@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, Session, SessionBroken
-from badcjobs.workers.failures import GPU_ERROR, GPU_LOST, RETIRING, TERMINATED, WORKER_DIED
-from badcjobs.workers.work_queue import Batch, WorkQueue
+from badcjobs.seams import Clock, Engine, Session, SessionBroken, Timetable
+from badcjobs.workers.failures import GPU_ERROR, GPU_LOST, OUT_OF_MEMORY, RETIRING, TERMINATED, WORKER_DIED
+from badcjobs.workers.pieces import needs_lean
+from badcjobs.workers.work_queue import Batch, Fits, WorkQueue, anything_fits, nothing_fits
 
 _PATIENCE_WITH_KILLERS = 5  # an engine that somebody else ends while it starts is started that much more often
 _GPU_ERRORS = 3  # so many in a row, with nothing done between them, and it is not the chunks
@@ -66,19 +67,23 @@ class _Held:
 
     queue: WorkQueue
     alone: bool
+    room: Callable[[_Held], Fits]
     unanswered: dict[tuple[str, str], Chunk] = field(default_factory=dict)
     begun: dict[tuple[str, str], Chunk] = field(default_factory=dict)
+    begun_at_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     lost: list[ChunkResult] = field(default_factory=list)
     done: int = 0
+    sort_out: Callable[[list[Chunk]], list[Chunk]] = list  # returns those that this session can do
 
     def more(self, wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
         """Get further chunks for the session at work (seams.More)."""
         if self.alone or (wanted <= 0 and idle <= 0):
             return ()
-        fresh = self.queue.more(wanted, idle=idle)
+        fresh = self.queue.more(wanted, idle=idle, fits=self.room(self))
         if fresh is None:
             self.alone = True  # suspects wait for a worker with nothing else in hand
             return ()
+        fresh = self.sort_out(fresh)
         self.unanswered.update((chunk.key, chunk) for chunk in fresh)
         return fresh
 
@@ -86,9 +91,11 @@ class _Held:
         """Keep account of what the session says."""
         if isinstance(news, ChunkStarted):
             self.begun[news.chunk.key] = news.chunk
+            self.begun_at_ms[news.chunk.key] = news.at_ms
             return
         self.unanswered.pop(news.chunk.key, None)
         self.begun.pop(news.chunk.key, None)
+        self.begun_at_ms.pop(news.chunk.key, None)
         self.done += news.ok
         if not news.charged:
             self.lost.append(news)
@@ -110,8 +117,12 @@ class WorkerThread:
         clock: Clock,
         scratch: Path,
         openings: int,
+        timetable: Timetable | None = None,
     ) -> None:
         self.plan = plan
+        self.retired = False
+        self._timetable = timetable
+        self._lanes = 1  # so many chunks were in progress at once
         self._engine = engine
         self._queue = queue
         self._send = report
@@ -119,6 +130,8 @@ class WorkerThread:
         self._scratch = scratch
         self._openings = openings  # how often in a row the engine may fail to start
         self._session: Session | None = None
+        self._is_lean = False  # the session
+        self._must_be_lean = False  # whatever comes: its models did not fit as usual
         self._interrupted = False
         self._killed = False
         self._gpu_errors = 0  # in a row
@@ -134,6 +147,11 @@ class WorkerThread:
     def alive(self) -> bool:
         """Whether it is still at work."""
         return self._thread.is_alive()
+
+    def retire(self) -> None:
+        """End when what is in hand is done; others do the rest."""
+        self.retired = True
+        self._queue.wake()
 
     def interrupt(self) -> None:
         """Let what is running come to its end."""
@@ -160,9 +178,11 @@ class WorkerThread:
 
     def _work_off(self) -> None:
         failed_openings = 0
-        while (batch := self._queue.take()) is not None:
+        while (batch := self._take()) is not None:
+            if not batch.chunks:
+                continue
             try:
-                session = self._session or self._open()
+                session = self._session_for(batch)
             except (BadcjobsError, OSError) as error:
                 failed_openings += 1
                 self._report(NotOpened(batch.chunks, error))
@@ -178,9 +198,41 @@ class WorkerThread:
                 break  # a new process would do the same; the other workers go on
         self._close()
 
-    def _open(self) -> Session:
+    def _take(self) -> Batch | None:
+        """Return the next batch, without those that have to be done with less memory: their turn comes, alone."""
+        batch = self._queue.take(self._room(None), lambda: self.retired, lean=self._is_lean)
+        if batch is None or batch.lean or self._must_be_lean:
+            return batch
+        if batch.alone:
+            return replace(batch, lean=any(needs_lean(self._engine, self.plan, chunk) for chunk in batch.chunks))
+        usual = self._sort_out(batch.chunks)
+        if len(usual) < len(batch.chunks) and (self._session is None or self._is_lean):
+            self._queue.put_back(usual)  # those that were sorted out first: it saves a start of the engine
+            usual = []
+        return replace(batch, chunks=usual)
+
+    def _sort_out(self, chunks: list[Chunk]) -> list[Chunk]:
+        if self._must_be_lean:
+            return chunks
+        usual = []
+        for chunk in chunks:
+            if needs_lean(self._engine, self.plan, chunk):
+                self._queue.put_back([chunk], lean=True)
+            else:
+                usual.append(chunk)
+        return usual
+
+    def _session_for(self, batch: Batch) -> Session:
+        """Return a session of the wanted kind; the one that is open if it is, for a new one takes its time."""
+        lean = batch.lean or self._must_be_lean
+        if self._session is not None and self._is_lean != lean:
+            self._close()
+        return self._session or self._open(lean)
+
+    def _open(self, lean: bool) -> Session:
         self._scratch.mkdir(parents=True, exist_ok=True)
-        self._session = session = self._engine.open(self.plan, self._scratch)
+        self._is_lean = lean
+        self._session = session = self._engine.open(replace(self.plan, lean=lean), self._scratch)
         self._report(Opened(session.pid, self._clock.now_ms()))
         if self._interrupted:  # the stop came while we were starting
             session.interrupt()
@@ -190,7 +242,8 @@ class WorkerThread:
 
     def _process(self, session: Session, batch: Batch, failed_openings: int) -> BatchOver:
         """Feed one batch, and what comes after it, to the session; report and return how it ended."""
-        held = _Held(self._queue, batch.alone, {chunk.key: chunk for chunk in batch.chunks})
+        in_hand = {chunk.key: chunk for chunk in batch.chunks}
+        held = _Held(self._queue, batch.alone, self._room, in_hand, sort_out=self._sort_out)
         broken: SessionBroken | None = None
         try:
             for news in session.process(batch.chunks, held.more):
@@ -216,6 +269,16 @@ class WorkerThread:
         self._report(over)
         return over
 
+    def _room(self, held: _Held | None) -> Fits:
+        """Return what says which chunks there is still time for; a worker that is to end has time for none."""
+        if self.retired:
+            return nothing_fits
+        if self._timetable is None:
+            return anything_fits
+        in_hand = [] if held is None else [(c, held.begun_at_ms.get(key)) for key, c in held.unanswered.items()]
+        self._lanes = max(self._lanes, len(held.begun) if held else 1)
+        return self._timetable.room(self.plan.device_id, in_hand, self._lanes)
+
     def _judge_end(self, broken: SessionBroken | None, failed_openings: int) -> tuple[SessionBroken | None, bool]:
         """Say whether what broke the session is a reason to go; errors of one GPU without end mean that it is lost."""
         if broken is None:
@@ -223,6 +286,9 @@ class WorkerThread:
         if self._gpu_errors >= _GPU_ERRORS:
             why = f"{_GPU_ERRORS} errors in a row on this device; the last one: {broken}"
             return SessionBroken(GPU_LOST, why), True
+        if broken.error_class == OUT_OF_MEMORY and broken.at_start:  # somebody else's work fills the device
+            self._must_be_lean = True
+            return broken, failed_openings > 0
         limit = self._openings * (_PATIENCE_WITH_KILLERS if broken.error_class in (WORKER_DIED, TERMINATED) else 1)
         return broken, broken.error_class in RETIRING or (broken.at_start and failed_openings + 1 >= limit)
 

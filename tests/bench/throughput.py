@@ -3,8 +3,10 @@
     python tests/bench/throughput.py --hawkears-python PYTHON --hawkears-root ROOT --audio FOLDER
 
 FOLDER holds the chunks, equally long WAV files (960 of 30 s, say). All in one run on one machine: HawkEars started anew
-for each of a few chunks; sets of ``hawkears analyze`` processes that share the folder, tuned by hand; ``badcjobs run``.
-Prints a table and whether the promises were kept; exits with 1 when one was not. Start-up counts everywhere.
+for each of a few chunks; sets of ``hawkears analyze`` processes that share the folder, tuned by hand; ``badcjobs run
+--workers-per-gpu auto`` that knows nothing yet and finds out (over the same chunks several times, under other names),
+then with the number of workers that it has learned. Prints a table and whether the promises were kept; exits with 1
+when one was not. Start-up counts everywhere.
 """
 
 from __future__ import annotations
@@ -80,23 +82,45 @@ class Bench:
         return self._recorded(name, len(self.files), [sys.executable, "-c", script, repr(words)], 1)
 
     def badcjobs(self, workers: int, threads: int) -> Figure:
-        """Run one task over all chunks."""
-        out = self._folder / f"run{workers}x{threads}"
-        listed = self._folder / "chunks.txt"
-        listed.write_text("".join(f"{path}\n" for path in self.files))
+        """Run one task over all chunks with so many workers."""
+        options = (f"--workers-per-gpu={workers}", f"--engine-arg=--threads={threads}")
+        return self._run(f"badcjobs, {workers} workers × {threads} threads", self.files, options)
+
+    def find_out(self, passes: int) -> Figure:
+        """Run one task that knows nothing over the chunks several times, so that it can find out."""
+        files = []
+        for number in range(passes):
+            again = self._folder / f"pass{number}"
+            again.mkdir()
+            for path in self.files:
+                files.append(again / path.name)
+                files[-1].symlink_to(path.absolute())
+        return self._run("badcjobs auto, finding out", files, ("--workers-per-gpu=auto",), say=True)
+
+    def learned(self) -> Figure:
+        """Run one task over all chunks with what was found out."""
+        return self._run("badcjobs auto, as learned", self.files, ("--workers-per-gpu=auto",), say=True)
+
+    def _run(self, name: str, files: Sequence[Path], options: Sequence[str], *, say: bool = False) -> Figure:
+        out = self._folder / f"run{len(list(self._folder.glob('run*')))}"
+        listed = self._folder / f"{out.name}.txt"
+        listed.write_text("".join(f"{path}\n" for path in files))
         command = [
             sys.executable, "-m", "badcjobs", "run", str(listed), f"--out={out}", "--engine=hawkears",
-            f"--hawkears-python={self._python}", f"--hawkears-root={self._root}", f"--workers-per-gpu={workers}",
-            f"--engine-arg=--threads={threads}",
+            f"--hawkears-python={self._python}", f"--hawkears-root={self._root}", *options,
         ]  # fmt: skip
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self._folder / "cache")}
         started_s = time.monotonic()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=env)
         wall_s = time.monotonic() - started_s
         (database,) = (out / "tasks").glob("*.sqlite")
         with closing(sqlite3.connect(f"file:{database}?immutable=1", uri=True)) as db:
             ((done,),) = db.execute("SELECT count(*) FROM chunk WHERE status = 'done'").fetchall()
-        assert done == len(self.files), f"{done} of {len(self.files)} chunks are done"
-        return Figure(f"badcjobs, {workers} workers × {threads} threads", done, wall_s, *telemetry(database))
+            decisions = db.execute("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
+            for workers, reason in decisions if say else ():
+                print(f"    {workers:.0f} workers: {reason}")
+        assert done == len(files), f"{done} of {len(files)} chunks are done"
+        return Figure(name, done, wall_s, *telemetry(database))
 
     def _analyze(self, source: Path, out: Path) -> list[str]:
         return [self._python, "-c", CLI, "analyze", str(source), "-o", str(out), "--rtype", "csv+audacity"]
@@ -136,7 +160,8 @@ def main() -> int:
     parser.add_argument("--chunks", type=int, default=960)
     parser.add_argument("--single", type=int, default=6, help="how many chunks get a process each")
     parser.add_argument("--by-hand", type=parse_pair, nargs="*", default=[(4, 2)], help="PROCESSESxTHREADS")
-    parser.add_argument("--badcjobs", type=parse_pair, nargs="*", default=[(4, 2)], help="WORKERSxTHREADS")
+    parser.add_argument("--badcjobs", type=parse_pair, nargs="*", default=[], help="WORKERSxTHREADS, beside auto")
+    parser.add_argument("--passes", type=int, default=3, help="how often auto goes over the chunks to find out")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="badcjobs-bench-"))
     try:
@@ -151,12 +176,15 @@ def run(args: argparse.Namespace, bench: Bench) -> int:
     print(f"  {'':<52} {'chunks':>6} {'s/chunk':>9} {'real time':>11} {'busy':>7} {'J/chunk':>7}")
     single = bench.one_process_per_chunk(args.single)
     print(single.line(chunk_s), flush=True)
-    hand, ours = [], []
+    hand: list[Figure] = []
+    ours: list[Figure] = []
     for figures, ways, work in ((hand, args.by_hand, bench.by_hand), (ours, args.badcjobs, bench.badcjobs)):
         for pair in ways:
             figures.append(work(*pair))
             print(figures[-1].line(chunk_s), flush=True)
-    best = min(ours, key=lambda figure: figure.s_per_chunk)
+    print(bench.find_out(args.passes).line(chunk_s), flush=True)
+    best = bench.learned()
+    print(best.line(chunk_s), flush=True)
     best_hand = min(hand, key=lambda figure: figure.s_per_chunk)
     faster, share = single.s_per_chunk / best.s_per_chunk, best_hand.s_per_chunk / best.s_per_chunk
     for words, kept in (

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,16 +22,24 @@ from support.audio import make_wav
 from support.fake_hawkears import hear, install_fake_hawkears, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
+from support.fake_profiler import install_fake_profiler
 
+from badcjobs.audio.cutter import AudioCutter
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from badcjobs.seams import Engine, More, Session, SessionBroken, nothing_more
+from badcjobs.seams import Engine, Launcher, More, Session, SessionBroken, nothing_more
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo import DemoEngine
 from badcjobs.workers.hawkears1 import HawkEars1Engine
 from badcjobs.workers.hawkears2 import HawkEarsEngine
 from badcjobs.workers.launch import TASK_MARK, SubprocessLauncher
+from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
+from badcjobs.workers.pieces import PiecewiseEngine
+from badcjobs.workers.profiled_engine import ProfiledEngine, ProfileOrder
+from badcjobs.workers.profiling import find_profiler
+from badcjobs.workers.staged_engine import StagedEngine, StagedSession
+from badcjobs.workers.staging import Stager
 
 CLOCK = SystemClock()
 DEVICE = Device("1", "test", index=1, uuid="GPU-1b2c", name="Tesla V100", backend="nvml")
@@ -70,9 +78,9 @@ class Bench(Protocol):
 
     bad_class: str
 
-    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine: ...
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine: ...
 
-    def broken_engine(self, launcher: SubprocessLauncher) -> Engine: ...
+    def broken_engine(self, launcher: Launcher) -> Engine: ...
 
     def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         """Return (start_ms, end_ms) of what there is to hear."""
@@ -86,10 +94,10 @@ def environment(**others: str) -> dict[str, str]:
 class DemoBench:
     bad_class = "bad_audio"
 
-    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         return DemoEngine([f"--burn-s={slow_s}"], environ=environment(), launcher=launcher, clock=CLOCK)
 
-    def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
+    def broken_engine(self, launcher: Launcher) -> Engine:
         return DemoEngine(["--no-such-option"], environ=environment(), launcher=launcher, clock=CLOCK)
 
     def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
@@ -103,11 +111,11 @@ class CommandBench:
         self._program = folder / "listen.py"
         self._program.write_text(PROGRAM)
 
-    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{input}} {{output}}"
         return CommandEngine(template, environ=environment(SLOW_S=str(slow_s)), launcher=launcher, clock=CLOCK)
 
-    def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
+    def broken_engine(self, launcher: Launcher) -> Engine:
         template = "/no/such/program {input} {output}"
         return CommandEngine(template, environ=environment(), launcher=launcher, clock=CLOCK)
 
@@ -122,7 +130,7 @@ class CommandBatchBench(CommandBench):
         super().__init__(folder)
         self._program.write_text(PROGRAM_FOR_MANY)
 
-    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{inputs}} {{outputs}}"
         environ = environment(SLOW_S=str(slow_s))
         return CommandEngine(template, args=["--batch=4"], environ=environ, launcher=launcher, clock=CLOCK)
@@ -138,10 +146,10 @@ class HawkEarsBench:
         self._program = install_fake_hawkears(folder / "bin")
         self._root = make_fake_root(folder / "root")
 
-    def engine(self, launcher: SubprocessLauncher, *, slow_s: float = 0.0) -> Engine:
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         return self._make(self._root, launcher, slow_s)
 
-    def broken_engine(self, launcher: SubprocessLauncher) -> Engine:
+    def broken_engine(self, launcher: Launcher) -> Engine:
         (self._root / "empty").mkdir()
         return self._make(self._root / "empty", launcher, 0.0)
 
@@ -149,7 +157,7 @@ class HawkEarsBench:
     def python(self) -> str | None:
         return sys.executable
 
-    def _make(self, root: Path, launcher: SubprocessLauncher, slow_s: float) -> Engine:
+    def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
         return HawkEarsEngine(
             [str(self._program)],
             python=self.python,
@@ -182,7 +190,7 @@ class HawkEars1Bench(HawkEarsBench):
     def __init__(self, folder: Path) -> None:
         self._root = make_fake_hawkears1(folder / "HawkEars")
 
-    def _make(self, root: Path, launcher: SubprocessLauncher, slow_s: float) -> Engine:
+    def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
         return HawkEars1Engine(
             sys.executable,
             root=root,
@@ -195,6 +203,85 @@ class HawkEars1Bench(HawkEarsBench):
         )
 
 
+class Announced:
+    """A staged session whose batches are known before they come, as a queue knows them."""
+
+    def __init__(self, session: StagedSession, stager: Stager, coming: list[Chunk]) -> None:
+        self.pid, self.interrupt, self.kill, self.close = session.pid, session.interrupt, session.kill, session.close
+        self._session, self._stager, self._coming = session, stager, coming
+
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
+        self._coming[:] = batch
+        there, end_s = sum(Path(chunk.audio_path).exists() for chunk in batch), time.monotonic() + 1
+        while self._stager.ready < there and time.monotonic() < end_s:  # what has failed before is not copied again
+            time.sleep(0.01)
+        yield from self._session.process(batch, more)
+
+
+class StagedBench:
+    """An engine that reads copies of the audio."""
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        self.bad_class = bench.bad_class
+        self.expected = bench.expected
+        self._bench = bench
+        self._coming: list[Chunk] = []
+        self._stager = Stager(folder / "staged", ahead=100)
+        self._stager.start(lambda count: self._coming[:count], most_bytes=10**9)
+
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
+        engine = StagedEngine(self._bench.engine(launcher, slow_s=slow_s), self._stager)
+        opened = engine.open
+        engine.open = lambda plan, scratch: Announced(opened(plan, scratch), self._stager, self._coming)  # type: ignore
+        return engine
+
+    def broken_engine(self, launcher: Launcher) -> Engine:
+        return StagedEngine(self._bench.broken_engine(launcher), self._stager)
+
+    def close(self) -> None:
+        self._stager.stop()
+
+
+class ProfiledBench:
+    """An engine whose first three chunks are profiled."""
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        self.bad_class = bench.bad_class
+        self.expected = bench.expected
+        self._bench = bench
+        self._keep = folder / "profiles" / "4821_7"
+        self._profiler = find_profiler("nsys", str(install_fake_profiler(folder / "bin").parent))
+
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
+        def make(behind: Launcher) -> Engine:
+            return self._bench.engine(behind, slow_s=slow_s)
+
+        return ProfiledEngine(make(launcher), ProfileOrder(self._profiler, 3, make, launcher), keep=self._keep)
+
+    def broken_engine(self, launcher: Launcher) -> Engine:
+        order = ProfileOrder(self._profiler, 3, self._bench.broken_engine, launcher)
+        return ProfiledEngine(self._bench.broken_engine(launcher), order, keep=self._keep)
+
+
+class PiecewiseBench:
+    """An engine that can be given chunks in pieces, on devices whose limits are known."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bad_class = bench.bad_class
+        self.expected = bench.expected
+        self._bench = bench
+
+    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
+        return self._around(self._bench.engine(launcher, slow_s=slow_s))
+
+    def broken_engine(self, launcher: Launcher) -> Engine:
+        return self._around(self._bench.broken_engine(launcher))
+
+    def _around(self, engine: Engine) -> Engine:
+        limits = MemoryLimits({model: MemoryLimit(20.0, 40.0) for model in ("cpu", "Tesla V100")})
+        return PiecewiseEngine(engine, AudioCutter(None), limits, clock=CLOCK)
+
+
 BENCHES: dict[str, Callable[[Path], Bench]] = {
     "demo": lambda folder: DemoBench(),
     "command": CommandBench,
@@ -203,12 +290,21 @@ BENCHES: dict[str, Callable[[Path], Bench]] = {
     "hawkears in lists": HawkEarsInListsBench,
     "hawkears as it comes": HawkEarsProgramBench,
     "hawkears1": HawkEars1Bench,
+    "demo, piecewise": lambda folder: PiecewiseBench(DemoBench()),
+    "hawkears as it comes, piecewise": lambda folder: PiecewiseBench(HawkEarsProgramBench(folder)),
+    "demo, staged": lambda folder: StagedBench(DemoBench(), folder),
+    "hawkears1, staged": lambda folder: StagedBench(HawkEars1Bench(folder), folder),
+    "demo, profiled": lambda folder: ProfiledBench(DemoBench(), folder),
+    "command, profiled": lambda folder: ProfiledBench(CommandBench(folder), folder),
 }
 
 
 @pytest.fixture(params=BENCHES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    return BENCHES[request.param](tmp_path)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made = BENCHES[request.param](tmp_path)
+    yield made
+    if isinstance(made, StagedBench):
+        made.close()
 
 
 @dataclass
@@ -260,7 +356,9 @@ class Workplace:
 @pytest.fixture
 def work(bench: Bench, tmp_path: Path) -> Iterator[Workplace]:
     place = Workplace(tmp_path, bench, f"contract-{os.getpid()}-{tmp_path.name}")
+    Feeding.over = threading.Event()
     yield place
+    Feeding.over.set()
     for session in place.sessions:
         session.kill()
         session.close()
@@ -272,7 +370,12 @@ def chunk(name: str, path: Path) -> Chunk:
 
 
 class Feeding(threading.Thread):
-    """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
+    """Feeds a batch to a session as a worker's thread does, and keeps what comes.
+
+    The thread stays until its test is over: a process dies with the thread that has started it.
+    """
+
+    over = threading.Event()
 
     def __init__(self, session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> None:
         super().__init__(daemon=True)
@@ -283,9 +386,16 @@ class Feeding(threading.Thread):
         self.results: list[ChunkResult] = []
         self.broken: SessionBroken | None = None
         self.bug: BaseException | None = None
+        self._ended = threading.Event()
         self.start()
 
     def run(self) -> None:
+        over = Feeding.over
+        self._feed()
+        self._ended.set()
+        over.wait()
+
+    def _feed(self) -> None:
         try:
             for news in self._session.process(self._batch, self._more):
                 if isinstance(news, ChunkStarted):
@@ -298,8 +408,7 @@ class Feeding(threading.Thread):
             self.bug = error
 
     def end(self, within_s: float) -> Feeding:
-        self.join(within_s)
-        assert not self.is_alive(), f"still at it after {within_s} s"
+        assert self._ended.wait(within_s), f"still at it after {within_s} s"
         assert self.bug is None, self.bug
         return self
 
@@ -411,6 +520,14 @@ def test_names_with_anything_in_them_come_back_as_they_went_in(work: Workplace) 
     results = feed(work.open(), work.good(*names))
     assert sorted(result.chunk.chunk_id for result in results) == sorted(names)
     assert all(result.ok for result in results), [result.error for result in results]
+
+
+def test_a_lean_session_does_as_well(work: Workplace) -> None:
+    batch = [*work.good("a", "b"), work.bad("x")]
+    results = {result.chunk.chunk_id: result for result in feed(work.open(replace(ON_GPU, lean=True)), batch)}
+    assert set(results) == {"a", "b", "x"}
+    assert results["x"].error_class == work.bench.bad_class
+    assert {(d.start_ms, d.end_ms) for d in results["a"].detections} <= work.bench.expected(batch[0])
 
 
 # --- the device -------------------------------------------------------------------------------------------------------

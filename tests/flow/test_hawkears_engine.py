@@ -295,7 +295,7 @@ def test_worker_sees_its_device_and_its_share_of_the_cores(tmp_path: Path):
     env = hawkears_environment({"CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/bin"}, GPU, (), tmp_path / "scratch")
     assert env["CUDA_VISIBLE_DEVICES"] == env["BADCJOBS_DEVICE_UUID"] == "GPU-1"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert env["OMP_NUM_THREADS"] == "2"  # 6 cores for 3 threads
+    assert env["OMP_NUM_THREADS"] == "1"  # 6 cores for 3 threads
     assert env["NUMBA_CACHE_DIR"] == str(tmp_path / "numba-cache"), "there is no home that could keep it"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import psutil
-from support.badcjobs_program import Site, wait_for
+from support.badcjobs_program import QUICK, Site, wait_for
 from support.fake_nvml import fake_nvml_folder
 
 # As in the contract; what nobody knows yet is a question mark.
@@ -139,3 +140,19 @@ def test_a_recorder_that_was_killed_and_its_successor_each_write_their_cost(site
 def kind(process: psutil.Process) -> str:
     words = " ".join(process.cmdline())
     return "worker" if "demo_worker" in words else "recorder" if "badcjobs.recording" in words else "wrapper"
+
+
+def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site: Site) -> None:
+    command = "sh -c 'sleep 0.6; exit 1' {input} {output}"
+    outcome = site.run(
+        site.manifest(1), "--engine", "command", "--command", command, "--retries", "0", "--simulate", "1", *QUICK
+    )
+    assert outcome.exit_code == 1
+    ((state, ended_at_ms, device_id),) = site.rows("SELECT gpu_state, ended_at_ms, device_id FROM attempt")
+    found = json.loads(state)
+    assert ended_at_ms - 2000 < found["at_ms"] <= ended_at_ms
+    ((memory, power),) = site.rows(
+        "SELECT memory_used_bytes, power_w FROM sample WHERE device_id = ? AND at_ms = ?", device_id, found["at_ms"]
+    )
+    assert (found["memory_used_bytes"], found["power_w"]) == (memory, power)
+    assert "fan_percent" not in found or found["fan_percent"] is not None

@@ -34,6 +34,7 @@ QUICK = ("--interval", "0.1", "--publish-every", "0.1", "--backoff", "0.05")
 ON_CPU = ("--engine", "demo", "--cpu-workers", "1", "--no-emit-gpu-telemetry")  # the quickest way through a task
 NOT_LATE = "reason NOT LIKE 'the recorder was late%'"  # as it is on a machine too busy for ten readings a second
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
+_NUMBA_CACHE = Path.home() / ".cache" / "badcjobs" / "numba-cache"
 
 
 def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 30) -> Found:
@@ -112,7 +113,10 @@ class Site:
 
     def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        return {**kept, "LANG": "C.UTF-8", "TMPDIR": str(self.local), MARK: self._mark, **(changes or {})}
+        # What runs learn from each other stays within a test; what takes half a minute to compile does not.
+        caches = {"XDG_CACHE_HOME": str(self.folder / "cache"), "NUMBA_CACHE_DIR": str(_NUMBA_CACHE)}
+        place = {"LANG": "C.UTF-8", "TMPDIR": str(self.local), MARK: self._mark}
+        return {**kept, **place, **caches, **(changes or {})}
 
     def start(self, *args: object, env: dict[str, str] | None = None) -> Program:
         argv = [sys.executable, "-m", "badcjobs", *map(str, args)]

@@ -3,7 +3,8 @@
 Modelled on the real program as observed; ``tests/flow/test_hawkears_engine.py`` runs the same core tests on both.
 A file that begins with ``#fake WORD`` makes it misbehave at that recording; the environment sets its pace:
 FAKE_HAWKEARS_START_S (before the device line), FAKE_HAWKEARS_S (per recording), FAKE_HAWKEARS_CUDA=0 (a GPU that
-PyTorch cannot use), FAKE_HAWKEARS_OOM=load, FAKE_HAWKEARS_NO_TORCH=1.
+PyTorch cannot use), FAKE_HAWKEARS_OOM=load, FAKE_HAWKEARS_NO_TORCH=1. FAKE_HAWKEARS_ROOM_S is how many seconds of
+audio times threads fit into its memory; with FAKE_HAWKEARS_EARS=loud it hears what is loud, when it is loud.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 import traceback
 import wave
 import zlib
+from array import array
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,6 +71,29 @@ def hear(content: bytes) -> list[tuple[float, float, str, float]]:
             start_s = (chance % 80) / 4
             found.append((start_s, start_s + 0.75, code, 0.7 + (chance % 300) / 1000))
     return found
+
+
+def hear_loud(path: str | Path, window_s: float = 0.25) -> list[tuple[float, float, str, float]]:
+    """Make a detection of each loud stretch of a 16-bit WAV file."""
+    with wave.open(str(path)) as audio:
+        samples = array("h", audio.readframes(audio.getnframes()))
+        window = round(window_s * audio.getframerate()) * audio.getnchannels()
+    is_loud = [max(samples[start : start + window]) > 8000 for start in range(0, len(samples), window)]
+    found, since = [], None
+    for number, loud in enumerate([*is_loud, False]):
+        if loud and since is None:
+            since = number
+        elif not loud and since is not None:
+            found.append((since * window_s, number * window_s, "ROPT", 0.9))
+            since = None
+    return found
+
+
+def check_room(audio_s: float, threads: int, environ: Mapping[str, str]) -> None:
+    """Raise what torch raises when audio of this length is too much for so many threads."""
+    room_s = float(environ.get("FAKE_HAWKEARS_ROOM_S", "inf"))
+    if audio_s * threads > room_s:
+        raise OutOfMemoryError(OUT_OF_MEMORY)
 
 
 class FakeHawkEars:
@@ -166,13 +192,16 @@ class FakeHawkEars:
         if self.options.region and self.options.region not in KNOWN_REGIONS and not self.location_error_said:
             self.location_error_said = True
             log(f"Error: location {self.options.region} not found")
-        self.write_labels(self.out / f"{self.names[path]}_scores.txt", self.hear(self.names[path], content, word), word)
+        found = hear_loud(path) if self.environ.get("FAKE_HAWKEARS_EARS") == "loud" else hear(content)
+        labels = self.label(self.names[path], [] if word == "silence" else found)
+        self.write_labels(self.out / f"{self.names[path]}_scores.txt", labels, word)
 
     def can_be_heard(self, path: Path) -> bool:
         """Read the length as the real one does: raise on a broken file, pass over one that is too short."""
         try:
             with wave.open(str(path)) as audio:
                 length_s = audio.getnframes() / audio.getframerate()
+                check_room(length_s, self.options.threads, self.environ)
                 problem = None if length_s else f"No audio samples found in {path}"
         except (wave.Error, EOFError):
             length_s, problem = 0.0, f"[Errno 1094995529] Invalid data found when processing input: '{path}'"
@@ -185,9 +214,9 @@ class FakeHawkEars:
             raise InferenceError(f'Could not load recording "{path}": {problem}')
         return length_s >= 0.5
 
-    def hear(self, name: str, content: bytes, word: str) -> list[str]:
+    def label(self, name: str, found: list[tuple[float, float, str, float]]) -> list[str]:
         labels = []
-        for start_s, end_s, code, score in [] if word == "silence" else hear(content):
+        for start_s, end_s, code, score in found:
             labels.append(f"{start_s:.2f}\t{end_s:.2f}\t{code};{score:.3f}\n")
             self.rows.append(f"{name},{code},{start_s:.3f},{end_s:.3f},{score:.3f}\n")
         return labels

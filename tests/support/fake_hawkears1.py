@@ -1,7 +1,7 @@
 """A stand-in for HawkEars 1's ``analyze.py``: its options, files, words and lies, and no models.
 
 It is run from its own folder, which ``make_fake_hawkears1`` makes. Files that begin with ``#fake WORD`` and the
-variables FAKE_HAWKEARS_S and FAKE_HAWKEARS_CUDA mean what they mean for ``fake_hawkears``.
+variables FAKE_HAWKEARS_S, _CUDA, _ROOM_S and _EARS mean what they mean for ``fake_hawkears``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import wave
 from pathlib import Path
 
-from support.fake_hawkears import AUDIO_ENDINGS, KNOWN_REGIONS, OUT_OF_MEMORY, hear
+from support.fake_hawkears import AUDIO_ENDINGS, KNOWN_REGIONS, OUT_OF_MEMORY, check_room, hear, hear_loud
 
 NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
 HEADER = "filename,start_time,end_time,class_name,class_code,score\n"
@@ -40,8 +40,9 @@ def log(text: str) -> None:
 class Lane(threading.Thread):
     """One thread and its labels; an exception ends it, and nobody else notices."""
 
-    def __init__(self, number: int, paths: list[Path], out: Path, both: bool) -> None:
+    def __init__(self, number: int, paths: list[Path], out: Path, both: bool, of: int) -> None:
         super().__init__()
+        self.of = of
         self.number, self.paths, self.out, self.both = number, paths, out, both
         self.rows: list[str] = []
 
@@ -61,11 +62,13 @@ class Lane(threading.Thread):
             time.sleep(60)  # it may reach another thread first
         if not word:
             try:
-                wave.open(str(path)).close()
+                with wave.open(str(path)) as audio:
+                    check_room(audio.getnframes() / audio.getframerate(), self.of, os.environ)
             except (wave.Error, EOFError) as error:
                 log(f"Caught exception in audio load of {path}: {error}")
                 return
-        found = [] if word == "silence" else hear(content)
+        found = hear_loud(path) if os.environ.get("FAKE_HAWKEARS_EARS") == "loud" else hear(content)
+        found = [] if word == "silence" else found
         if self.both:
             labels = [f"{start:.2f}\t{end:.2f}\t{code};{score:.3f}\n" for start, end, code, score in found]
             (self.out / f"{path.stem}_HawkEars.txt").write_text("".join(labels))
@@ -102,7 +105,7 @@ def main() -> None:
         return
     paths = sorted(path for path in Path(options.input).iterdir() if path.suffix.lower() in AUDIO_ENDINGS)
     lanes = max(1, min(options.threads, len(paths)))
-    threads = [Lane(n + 1, paths[n::lanes], out, options.rtype == "both") for n in range(lanes)]
+    threads = [Lane(n + 1, paths[n::lanes], out, options.rtype == "both", options.threads) for n in range(lanes)]
     for thread in threads:
         thread.start()
     for thread in threads:

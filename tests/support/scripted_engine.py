@@ -99,6 +99,7 @@ class Attempt:
     started_at_s: float
     status: str | None = None  # the chunk's state after it; None: cut short
     error_class: str | None = None
+    gpu_state: str | None = None
 
 
 class Notebook:
@@ -130,13 +131,20 @@ class Notebook:
         self._open[chunk.chunk_id] = attempt
 
     def attempt_ended(
-        self, result: ChunkResult, *, status: str, try_number: int, worker_id: int, device_id: int | None
+        self,
+        result: ChunkResult,
+        *,
+        status: str,
+        try_number: int,
+        worker_id: int,
+        device_id: int | None,
+        gpu_state: str | None = None,
     ) -> None:
         chunk_id = result.chunk.chunk_id
         if chunk_id not in self._open:
             self.attempt_started(result.chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=0)
         attempt = self._open.pop(chunk_id)
-        attempt.status, attempt.error_class = status, result.error_class
+        attempt.status, attempt.error_class, attempt.gpu_state = status, result.error_class, gpu_state
         assert self.status[chunk_id] == "pending", f"{chunk_id} was settled already"
         self.status[chunk_id] = status
 

@@ -104,20 +104,20 @@ def test_publishing_has_its_share_of_the_time() -> None:
 
 @pytest.mark.parametrize(
     ("expected_s", "may"),
-    [(0.1, True), (3550, False), (3254, True), (3255, False), (10_000, False)],
+    [(0.1, True), (3576, False), (3254, True), (3255, False), (10_000, False)],
     ids=["short", "no margin", "a tenth fits", "a tenth does not", "longer than all"],
 )
-def test_a_chunk_may_start_if_it_fits_with_a_margin_of_30_s_or_a_tenth(expected_s: float, may: bool) -> None:
+def test_a_chunk_may_start_if_it_fits_with_a_margin_of_5_s_or_a_tenth(expected_s: float, may: bool) -> None:
     deadline, _ = deadline_in(3600)
-    assert deadline.may_start(expected_s) is may
+    assert deadline.may_start(expected_s, expected_s) is may
 
 
-def test_short_work_may_start_until_30_s_before_publishing() -> None:
+def test_short_work_may_start_until_5_s_before_publishing() -> None:
     deadline, clock = deadline_in(3600)
-    clock.sleep(3549)
-    assert deadline.may_start(1.0)
+    clock.sleep(3574)
+    assert deadline.may_start(1.0, 1.0)
     clock.sleep(1)
-    assert not deadline.may_start(1.0)
+    assert not deadline.may_start(1.0, 1.0)
 
 
 def test_work_of_unknown_length_may_start_while_there_is_any_time() -> None:
@@ -172,36 +172,64 @@ def test_where_the_length_of_the_audio_is_not_known_chunks_are_compared_as_they_
 def test_without_a_deadline_there_is_always_time_and_nobody_is_asked_for_rates() -> None:
     pace = Pace(None)
     pace.learn(lambda limit: pytest.fail("nobody needs to know"))
-    assert pace.may_start(1, [make_chunk("a", seconds=1e9)])
+    assert pace.room(1, [], 1)(make_chunk("a", seconds=1e9))
     assert (pace.over, pace.out_of_time) == (False, False)
 
 
 def test_a_chunk_too_long_for_the_rest_is_turned_down_and_a_short_one_is_not() -> None:
     pace = Pace(deadline_in(3600)[0])
     pace.learn(lambda limit: [(1, 30.0, 3.0)])
-    assert pace.may_start(1, [make_chunk("short", seconds=300)])
+    assert pace.room(1, [], 1)(make_chunk("short", seconds=300))
     assert not pace.out_of_time
-    assert not pace.may_start(1, [make_chunk("long", seconds=36_000)])
+    assert not pace.room(1, [], 1)(make_chunk("long", seconds=36_000))
     assert pace.out_of_time
 
 
-def test_what_a_worker_has_in_hand_comes_first() -> None:
+def test_what_a_worker_has_in_hand_comes_first_and_what_it_gets_then_is_in_hand() -> None:
     pace = Pace(deadline_in(3600)[0])
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     hand = [make_chunk(name, seconds=1200) for name in "abc"]
-    assert pace.may_start(1, hand[:2])
-    assert not pace.may_start(1, hand)
+    room = pace.room(1, [(hand[0], None)], 1)
+    assert room(hand[1])
+    assert not room(hand[2])
 
 
-def test_the_time_is_over_when_one_more_chunk_of_the_usual_length_would_not_finish() -> None:
+def test_a_worker_of_two_lanes_has_time_for_twice_as_much() -> None:
+    pace = Pace(deadline_in(3600)[0])
+    pace.learn(lambda limit: [(1, 1.0, 1.0)])
+    room = pace.room(1, [], 2)
+    assert [room(make_chunk(name, seconds=1700)) for name in "abcde"] == [True, True, True, True, False]
+
+
+def test_of_a_chunk_that_was_begun_only_the_rest_counts() -> None:
     deadline, clock = deadline_in(3600)
     pace = Pace(deadline)
-    pace.learn(lambda limit: [(1, 30.0, 100.0)])
-    clock.sleep(3400)
-    assert not pace.over
-    clock.sleep(60)
-    assert pace.over
-    assert pace.out_of_time
+    pace.learn(lambda limit: [(1, 1.0, 1.0)])
+    begun, wanted, at_ms = make_chunk("a", seconds=1500), make_chunk("b", seconds=1500), clock.now_ms()
+    clock.sleep(1000)
+    assert not pace.room(1, [(begun, None)], 1)(wanted)
+    assert pace.room(1, [(begun, at_ms)], 1)(wanted)
+    clock.sleep(800)  # the one in progress is late, and may end at any time
+    assert pace.room(1, [(begun, at_ms)], 1)(wanted)
+
+
+def test_where_nobody_knows_how_long_a_chunk_takes_any_time_will_do() -> None:
+    deadline, clock = deadline_in(3600)
+    pace = Pace(deadline)
+    clock.sleep(3570)
+    room = pace.room(1, [(make_chunk("a"), None)], 1)
+    assert [room(make_chunk(name)) for name in "bc"] == [True, True]
+    clock.sleep(20)
+    assert not room(make_chunk("d"))
+
+
+def test_the_time_is_over_when_nothing_is_left_but_what_publishing_takes() -> None:
+    deadline, clock = deadline_in(3600)
+    pace = Pace(deadline)
+    clock.sleep(3579)
+    assert (pace.over, pace.out_of_time) == (False, False)
+    clock.sleep(1)
+    assert (pace.over, pace.out_of_time) == (True, True)
 
 
 def test_rates_are_looked_up_no_more_than_once_a_second() -> None:

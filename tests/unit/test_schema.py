@@ -27,7 +27,7 @@ from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.schema import SCHEMA_VERSION, columns_of
 
 # As version 0.1.0 wrote them, each before the schema changed.
-EARLIER = {version: Path(__file__).parents[1] / "data" / f"schema{version}" for version in (1, 2)}
+EARLIER = {version: Path(__file__).parents[1] / "data" / f"schema{version}" for version in (1, 2, 3)}
 of_every_earlier_schema = pytest.mark.parametrize(
     "earlier", list(EARLIER.values()), ids=[f"schema{n}" for n in EARLIER]
 )
@@ -133,7 +133,7 @@ def test_columns_carry_their_unit() -> None:
     plain = {  # what has no unit: names, numbers, counts, texts
         "exit_code", "cpus", "devices", "workers", "telemetry", "restart", "array_index", "shard_index", "shard_count",
         "procid", "pid", "attempts", "try_number", "detections", "score", "device_index", "throttle_reasons", "peak",
-        "threshold", "samples", "rows", "rows_lost", "ticks", "ecc_errors", "ours",
+        "threshold", "samples", "rows", "rows_lost", "ticks", "ecc_errors", "ours", "value",
         "minimum", "mean", "p50", "p95", "maximum",  # those of a metric, which has its own unit
     }  # fmt: skip
     for table in JOB_TABLES:

@@ -410,7 +410,8 @@ def test_when_no_engine_gets_ready_everything_stays_pending_and_the_reason_is_ke
     bench = Bench(tmp_path, script, workers=2).run()
     assert len(bench.with_status("pending")) == 4
     assert bench.supervisor.tally.retired == ["no room for the models"] * 2
-    assert len(bench.engine.sessions) == 6
+    tried = sorted((session.plan.slot, session.plan.lean) for session in bench.engine.sessions)
+    assert tried == [(0, False), (0, True), (1, False), (1, True)], "once as usual, once with less, and no third time"
 
 
 def test_an_engine_that_never_works_is_given_up_after_a_number_of_chunks(tmp_path: Path) -> None:
@@ -605,3 +606,57 @@ def test_an_engine_that_opens_at_the_second_try_is_given_its_chance(tmp_path: Pa
 
     assert len(Bench(tmp_path, all_well, on_open=refuse_once).run().with_status("done")) == 4
     assert len(openings) == 2
+
+
+# --- more workers, and fewer ------------------------------------------------------------------------------------------
+
+
+def slowly(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    for chunk in batch:
+        yield ChunkStarted(chunk, 0)
+        time.sleep(0.01)
+        yield done(chunk)
+
+
+def test_a_worker_that_is_hired_later_takes_its_share(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slowly, chunks=60)
+    bench.run(until=lambda: bench.supervisor.tally.done >= 5)
+    bench.supervisor.hire(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
+    assert bench.supervisor.slots_at_work == {0: 100, 1: 101}
+    bench.run()
+    assert len(bench.with_status("done")) == 60
+    assert bench.supervisor.finished[1] >= 10
+    assert sum(bench.supervisor.finished.values()) == 60
+
+
+def test_a_worker_that_retires_finishes_what_it_has_and_the_others_do_the_rest(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, slowly, chunks=60, workers=2)
+    bench.run(until=lambda: bench.supervisor.tally.done >= 10)
+    bench.supervisor.retire(1)
+    assert bench.supervisor.slots_at_work == {0: 100}
+    at_most = bench.supervisor.finished.get(1, 0) + 2  # in hand, or finished and not yet told
+    bench.run()
+    assert len(bench.with_status("done")) == 60
+    assert bench.supervisor.finished[1] <= at_most
+    assert len(bench.notes.attempts) == 60
+
+
+def test_a_failed_try_has_the_state_of_its_device_and_a_good_one_has_none(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield from (failed(chunk) if chunk.chunk_id == "c1" else done(chunk) for chunk in batch)
+
+    engine = ScriptedEngine(script)
+    notes = Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(2)])
+    supervisor = Supervisor(
+        engine,
+        [WorkerPlan(0, Device("0", "test", uuid="GPU-0"), 100, 1)],
+        notes,
+        clock=CLOCK,
+        policy=RetryPolicy(retries=0),
+        scratch=tmp_path,
+        device_state=lambda device_id, at_ms: f"{device_id} before {at_ms > 0}",
+    )
+    supervisor.start()
+    while supervisor.busy:
+        supervisor.handle_events(timeout_s=0.02)
+    assert [(a.chunk_id, a.gpu_state) for a in notes.attempts] == [("c0", None), ("c1", "100 before True")]

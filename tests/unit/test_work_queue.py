@@ -69,6 +69,72 @@ class Taker(threading.Thread):
         return None if self.batch is None else self.batch.chunks
 
 
+# --- what there is time for -------------------------------------------------------------------------------------------
+
+
+def of_lengths(*lengths_s: int) -> WorkQueue:
+    queue = WorkQueue(SystemClock(), workers=1, wants=100)
+    queue.add([Chunk("r", f"{s}s", "a.wav", "/a.wav", 0, 1000 * s) for s in lengths_s], complete=True)
+    return queue
+
+
+class Hours:
+    """Room for so many seconds of audio in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left_s = seconds
+
+    def __call__(self, chunk: Chunk) -> bool:
+        assert chunk.audio_s is not None
+        if chunk.audio_s > self.left_s:
+            return False
+        self.left_s -= chunk.audio_s
+        return True
+
+
+def test_where_the_longest_does_not_fit_the_longest_that_does_is_taken() -> None:
+    queue = of_lengths(90, 60, 50, 30, 30, 10)
+    batch = queue.take(Hours(95))
+    assert batch is not None
+    assert [chunk.chunk_id for chunk in batch.chunks] == ["90s"]
+    assert [chunk.chunk_id for chunk in queue.more(9, idle=9, fits=Hours(75)) or ()] == ["60s", "10s"]
+
+
+def test_a_worker_with_no_time_for_anything_goes_home_and_what_is_left_stays() -> None:
+    queue = of_lengths(60, 50)
+    assert queue.more(9, idle=9, fits=Hours(40)) == []
+    assert queue.take(Hours(40)) is None
+    assert [chunk.chunk_id for chunk in taken(queue)] == ["60s", "50s"]
+
+
+def test_suspects_for_whom_there_is_no_time_keep_nobody_waiting() -> None:
+    queue = of_lengths(60)
+    queue.put_back(taken(queue), alone=True)
+    assert queue.take(Hours(40)) is None
+    assert queue.take(Hours(60)) is not None
+
+
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 300))
+def test_nothing_that_fits_is_left_when_a_worker_goes_home(lengths_s: list[int], seconds: int) -> None:
+    queue, room, got = of_lengths(*lengths_s), Hours(seconds), 0
+    while (batch := queue.take(room)) is not None:
+        got += len(batch.chunks)
+        queue.finish(len(batch.chunks))
+    rest = [chunk.audio_s or 0 for chunk in queue.upcoming(99)]
+    assert got + len(rest) == len(lengths_s)
+    assert all(length_s > room.left_s for length_s in rest)
+
+
+def test_a_worker_that_waits_goes_home_when_it_is_told_to() -> None:
+    queue, over = filled(1), threading.Event()
+    taken(queue)
+    waiting = Taker(lambda: queue.take(over=over.is_set))
+    assert waiting.waits
+    over.set()
+    queue.wake()
+    assert waiting.answer() is None
+
+
 # --- one after the other ----------------------------------------------------------------------------------------------
 
 
@@ -189,6 +255,45 @@ def test_a_queue_that_drains_gives_no_more() -> None:
     assert queue.more(5, idle=5) == []
 
 
+# --- looking ahead ----------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_next_can_be_seen_and_is_not_taken() -> None:
+    queue = filled(5, wants=2)
+    assert queue.upcoming(3) == chunks(3)
+    assert queue.upcoming(99) == chunks(5)
+    assert taken(queue) == chunks(2)
+    assert queue.upcoming(2) == chunks(2, first=2)
+    assert queue.upcoming(0) == []
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(1, 9)), max_size=60), st.integers(0, 70))
+def test_what_is_seen_ahead_is_what_comes_in_the_same_order(lengths: list[int | None], count: int) -> None:
+    queue = WorkQueue(SystemClock(), workers=1, wants=1000)
+    ends = [None if length is None else length * 1000 for length in lengths]
+    queue.add([Chunk("r", f"c{n}", "a.wav", "/a.wav", 0, end) for n, end in enumerate(ends)], complete=True)
+    seen = queue.upcoming(count)
+    assert seen == (taken(queue) if lengths else [])[:count]
+
+
+def test_a_look_ahead_costs_no_more_in_a_full_queue_than_in_a_small_one() -> None:
+    def best_s(queue: WorkQueue) -> float:
+        times = []
+        for _ in range(20):
+            start_s = time.perf_counter()
+            assert len(queue.upcoming(64)) == 64
+            times.append(time.perf_counter() - start_s)
+        return min(times)
+
+    assert best_s(filled(WorkQueue.WINDOW)) < 4 * best_s(filled(100)) + 0.0002
+
+
+def test_of_a_queue_that_drains_nothing_comes_next() -> None:
+    queue = filled(5)
+    queue.drain()
+    assert queue.upcoming(5) == []
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +351,19 @@ def test_suspects_that_are_put_back_stay_together_and_alone() -> None:
     queue.finish(5)
     assert [queue.take(), queue.take()] == [Batch(batch[:3], True), Batch(batch[3:4], True)]
     assert queue.take() == Batch(chunks(2, first=9))
+
+
+def test_a_worker_whose_engine_is_lean_gets_what_wants_it_so_first_and_others_the_other() -> None:
+    queue = filled(4, workers=1, wants=1000)
+    one, two, three, four = taken(queue)
+    queue.put_back([one], alone=True)
+    queue.put_back([two], lean=True)
+    queue.put_back([three], alone=True)
+    queue.put_back([four], lean=True)
+    assert queue.take(lean=True) == Batch([two], alone=True, lean=True)
+    assert queue.take(lean=True) == Batch([four], alone=True, lean=True)
+    assert queue.take(lean=True) == Batch([one], alone=True)
+    assert queue.take() == Batch([three], alone=True)
 
 
 def test_draining_hands_out_nothing_more_and_wakes_everybody() -> None:

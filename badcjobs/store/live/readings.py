@@ -1,7 +1,8 @@
-"""Reads the newest telemetry that the recorder lets us see, for the heartbeat line and the gap after its death."""
+"""Reads the newest telemetry that the recorder lets us see: for the heartbeat, for failures, for more workers."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +30,42 @@ def last_reading_ms(uri: str | None) -> int | None:
     except sqlite3.Error:
         return None
     return None if at_ms is None else int(at_ms)
+
+
+def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | None:
+    """Return the last sample of a device up to a moment, as JSON without what it did not say; None: there is none."""
+    if uri is None:
+        return None
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as db:
+            db.row_factory = sqlite3.Row
+            row = db.execute(
+                "SELECT * FROM sample WHERE device_id = ? AND at_ms <= ? ORDER BY rowid DESC LIMIT 1",
+                (device_id, before_ms),
+            ).fetchone()
+    except sqlite3.Error:
+        return None
+    if row is None:
+        return None
+    known = {name: row[name] for name in row.keys() if row[name] is not None}  # noqa: SIM118 - a Row is no dict
+    return json.dumps({name: value for name, value in known.items() if name not in ("task_id", "device_id")})
+
+
+def read_memory_peaks(uri: str | None, since_ms: int) -> dict[int, int]:
+    """Return the most memory in use on each device since a moment; empty where nobody knows."""
+    if uri is None:
+        return {}
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as db:
+            return dict(
+                db.execute(
+                    """SELECT device_id, max(memory_used_bytes) FROM sample
+                       WHERE at_ms >= ? AND memory_used_bytes IS NOT NULL GROUP BY device_id""",
+                    (since_ms,),
+                ).fetchall()
+            )
+    except sqlite3.Error:
+        return {}
 
 
 def read_pulse(uri: str | None, since_ms: int) -> Pulse:

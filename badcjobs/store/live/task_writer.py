@@ -97,6 +97,12 @@ class TaskWriter:
         """Write a stretch without readings that only the wrapper knows of."""
         self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
 
+    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None:
+        """Write what the wrapper decided by itself, and why."""
+        self._insert(
+            "decision", task_id=self.task_id, at_ms=at_ms, kind=kind, subject=subject, value=value, reason=reason
+        )
+
     def begin_mark(self, name: str, at_ms: int) -> int:
         """Write the begin of a stretch that somebody named, and return its number."""
         self._marks += 1
@@ -244,7 +250,14 @@ class TaskWriter:
         )  # fmt: skip
 
     def attempt_ended(
-        self, result: ChunkResult, *, status: str, try_number: int, worker_id: int, device_id: int | None
+        self,
+        result: ChunkResult,
+        *,
+        status: str,
+        try_number: int,
+        worker_id: int,
+        device_id: int | None,
+        gpu_state: str | None = None,
     ) -> None:
         """Write the end of a try, the chunk's new state, and what was heard."""
         chunk = result.chunk
@@ -254,9 +267,9 @@ class TaskWriter:
             )
         outcome = "done" if result.ok else "failed" if result.charged else "lost"
         self._write(
-            """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?
-               WHERE task_id = ? AND attempt_id = ?""",
-            (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error,
+            """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?,
+                   gpu_state = ? WHERE task_id = ? AND attempt_id = ?""",
+            (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error, gpu_state,
              self.task_id, self._open_attempts.pop(chunk.key)),
         )  # fmt: skip
         self._write(

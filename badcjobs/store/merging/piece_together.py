@@ -19,6 +19,7 @@ _SAME = {
     "alert": ("device_id", "kind", "started_at_ms"),
     "process_sample": ("device_id", "at_ms", "pid"),
     "mark": ("name", "started_at_ms"),
+    "decision": ("at_ms", "kind", "subject"),
 }
 # When the other's row tells more than ours: the same story, further on.
 _FURTHER = {

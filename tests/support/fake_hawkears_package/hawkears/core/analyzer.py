@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 import wave
 from collections.abc import Callable, Iterable
@@ -15,9 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support.fake_hawkears import KNOWN_REGIONS, OUT_OF_MEMORY, hear
+from support.fake_hawkears import KNOWN_REGIONS, OUT_OF_MEMORY, OutOfMemoryError, check_room, hear, hear_loud
 
 NOT_IN_BC = ("RUGR", "STGR")  # by our own decree: a location must make a difference
+_LOADING = threading.Lock()
 util = SimpleNamespace(get_device=lambda: "cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -82,10 +84,11 @@ class Predictor:
             raise InferenceError(f'No models loaded from "{model_path}"')
         time.sleep(float(os.environ.get("FAKE_HAWKEARS_LOAD_S", "0")))
         if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
-            with Path(loads).open("a") as file:
-                file.write(f"{os.getpid()}\n")
-            room = int(os.environ.get("FAKE_HAWKEARS_ROOM", "99"))
-            if len(Path(loads).read_text().splitlines()) > room:
+            with _LOADING:  # the third of three threads finds no room, not all of them
+                with Path(loads).open("a") as file:
+                    file.write(f"{os.getpid()}\n")
+                number = len(Path(loads).read_text().splitlines())
+            if number > int(os.environ.get("FAKE_HAWKEARS_ROOM", "99")):
                 raise InferenceError(f"Failed to load model from {model_path}: {OUT_OF_MEMORY}")
         if os.environ.get("FAKE_HAWKEARS_OOM") == "load":
             raise InferenceError(f"Failed to load model from {model_path}: {OUT_OF_MEMORY}")
@@ -100,8 +103,14 @@ class Predictor:
         word = content[6:].split()[0].decode() if content.startswith(b"#fake ") else ""
         time.sleep(float(os.environ.get("FAKE_HAWKEARS_S", "0.01")))
         misbehave(word)
+        try:
+            check_room(self.audio.seconds(), self.cfg.infer.num_threads, os.environ)
+        except OutOfMemoryError as problem:
+            raise torch.OutOfMemoryError(str(problem)) from None
         if self.audio.load_error or self.audio.seconds() < 0.5:
             return None
+        if os.environ.get("FAKE_HAWKEARS_EARS") == "loud":
+            return hear_loud(recording_path)
         return [] if word == "silence" else hear(content)
 
 

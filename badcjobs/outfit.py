@@ -1,0 +1,93 @@
+"""Puts around the engine what a run asks for.
+
+A profiler before its first worker, copies of the audio on the node, and pieces of what is too long for a device.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from badcjobs.audio.cutter import AudioCutter
+from badcjobs.learned import Learned
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Clock, Engine
+from badcjobs.staging_choice import StagingChoice, choose_staging
+from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
+from badcjobs.workers.pieces import PiecewiseEngine
+from badcjobs.workers.piecewise_session import model_of
+from badcjobs.workers.profiled_engine import ProfiledEngine, ProfileOrder
+from badcjobs.workers.staged_engine import StagedEngine
+from badcjobs.workers.staging import Stager, Upcoming
+
+log = logging.getLogger(__name__)
+
+_LOOKED_AT = 32  # chunks, to learn where the audio lies
+_LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks with a copy
+
+
+class Outfit:
+    """The engine as the workers get it.
+
+    Parameters
+    ----------
+    stage: one of config.STAGE_MODES.
+    keep: where a profile goes, without its ending.
+    local: the task's own folder on the node.
+    """
+
+    def __init__(
+        self, engine: Engine, profile: ProfileOrder | None, *, stage: str, keep: Path, local: Path, workers: int
+    ) -> None:
+        self.engine: Engine = engine if profile is None else ProfiledEngine(engine, profile, keep=keep)
+        self._stage = stage
+        self._local = local
+        self._stager: Stager | None = None
+        self._begun = False
+        self._lessons: queue.SimpleQueue[tuple[str, MemoryLimit]] = queue.SimpleQueue()
+        if stage != "never":
+            ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * workers * engine.wants))
+            self._stager = Stager(local / "staged", ahead=ahead)
+            self.engine = StagedEngine(self.engine, self._stager)
+
+    def cut_what_is_too_long(
+        self, learned: Learned, plans: Sequence[WorkerPlan], search_path: str | None, clock: Clock
+    ) -> None:
+        """Analyse in pieces what does not fit into a device, as earlier tasks have learned and as we learn now."""
+        lessons = {model: learned.about(model) for model in {model_of(plan) for plan in plans}}
+        known = {model: MemoryLimit(lesson.crowded_s, lesson.alone_s) for model, lesson in lessons.items()}
+
+        def learn(model: str, limit: MemoryLimit) -> None:  # in a worker's thread
+            learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+            self._lessons.put((model, limit))
+
+        limits = MemoryLimits(known, learn)
+        self.engine = PiecewiseEngine(self.engine, AudioCutter(search_path), limits, clock=clock)
+
+    def news(self) -> Iterator[tuple[str, float | None, str]]:
+        """Yield what was learned about the memory of a model since the last time: model, seconds of audio, in words."""
+        while not self._lessons.empty():
+            model, limit = self._lessons.get()
+            if limit.alone_s is not None:
+                words = f"{limit.alone_s:g} s of audio ran out of memory even with one thread; cut from now on"
+                yield model, limit.alone_s, words
+            else:
+                words = f"{limit.crowded_s:g} s of audio ran out of memory; done with one thread from now on"
+                yield model, limit.crowded_s, words
+
+    def begin(self, upcoming: Upcoming) -> StagingChoice:
+        """Decide about staging once there is work in the queue, say so, and begin with it."""
+        choice = choose_staging(self._stage, upcoming(_LOOKED_AT), self._local)
+        log.info("%s", choice.words)
+        if self._stager is not None and choice.staged:
+            self._begun = True
+            self._stager.start(upcoming, most_bytes=choice.most_bytes)
+        return choice
+
+    def end(self) -> None:
+        """Leave no copies behind, and say what they were good for; the workers have ended."""
+        if self._stager is not None and self._begun:
+            self._stager.stop()
+            log.info("%s", self._stager.tally.words)

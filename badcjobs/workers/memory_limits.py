@@ -1,0 +1,168 @@
+"""What fits into the memory of a GPU model: learned from what did not, kept for later chunks, tasks and runs. Pure.
+
+A chunk that runs out of memory climbs down a ladder: as usual → lean (one thread, nothing beside it) → in 2 pieces,
+lean → in 4 → … Others of its length follow it at once, but the limit is believed, and kept, only when a step down has
+worked, and only if nothing as long had ever fitted: a GPU that somebody else fills up teaches nothing about its model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from badcjobs.workers.joints import longest_piece_s, pieces_shorter_than
+
+ChunkKey: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The shortest audio that did not fit into a GPU model; None: everything did."""
+
+    crowded_s: float | None = None  # with the usual threads
+    alone_s: float | None = None  # even lean
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Way:
+    """How a chunk is given to an engine; a greater way needs less memory."""
+
+    lean: bool = False
+    pieces: int = 1
+
+
+USUAL, LEAN = Way(), Way(lean=True)
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A chunk that ran out of memory: where, its next way (None: there is none), and what was too long."""
+
+    model: str
+    way: Way | None = None
+    crowded_s: float | None = None
+    alone_s: float | None = None
+
+
+class MemoryLimits:
+    """Knows which way each chunk is to go on each GPU model; for all threads of a task.
+
+    Parameters
+    ----------
+    known: what earlier tasks have learned, by the device's name (``cpu`` where there is no device).
+    learned: is told every time that a limit falls; it must not raise.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, MemoryLimit] | None = None,
+        learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None,
+    ) -> None:
+        self._limits = dict(known or {})
+        self._heeded = dict(self._limits)  # and what chunks in trouble suggest
+        self._learned = learned
+        self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest in one piece
+        self._troubles: dict[ChunkKey, _Trouble] = {}
+        self._lock = threading.Lock()
+
+    def how(self, model: str, audio_s: float | None) -> Way:
+        """Return the way for audio of this length, from what is known of the model."""
+        limit = self._heeded.get(model)
+        if limit is None or audio_s is None:
+            return USUAL
+        if limit.alone_s is not None and audio_s >= limit.alone_s:
+            pieces = pieces_shorter_than(audio_s, limit.alone_s)
+            return LEAN if pieces is None else Way(True, pieces)
+        return LEAN if limit.crowded_s is not None and audio_s >= limit.crowded_s else USUAL
+
+    def way_of(self, model: str, key: ChunkKey, audio_s: float | None) -> Way:
+        """Return the way for this chunk: as its length says, or one step below the way that it failed."""
+        trouble = self._troubles.get(key)
+        way = self.how(model, audio_s)
+        return way if trouble is None or trouble.way is None else max(way, trouble.way)
+
+    def has_failed(self, key: ChunkKey) -> bool:
+        """Say whether this very chunk has run out of memory."""
+        return key in self._troubles
+
+    def ways_left(self, key: ChunkKey) -> bool | None:
+        """Say whether a chunk that ran out of memory can go another way; None: it is not known that it did."""
+        trouble = self._troubles.get(key)
+        return None if trouble is None else trouble.way is not None
+
+    def ran_out(
+        self, model: str, key: ChunkKey, audio_s: float | None, way: Way, *, beside_s: float | None = None
+    ) -> None:
+        """Take note that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment."""
+        with self._lock:
+            trouble = self._troubles.setdefault(key, _Trouble(model))
+            trouble.model = model
+            if not way.lean:
+                trouble.crowded_s = _least(trouble.crowded_s, _most(audio_s, beside_s))
+                trouble.way = LEAN
+            elif audio_s is None:
+                trouble.way = None
+            else:
+                piece_s = longest_piece_s(audio_s, way.pieces)
+                trouble.alone_s = _least(trouble.alone_s, piece_s)
+                pieces = pieces_shorter_than(audio_s, piece_s)
+                trouble.way = None if pieces is None else Way(True, pieces)
+            self._heed(model)
+
+    def cannot_be_cut(self, model: str, key: ChunkKey) -> None:
+        """Take note that a chunk has no smaller pieces."""
+        with self._lock:
+            self._troubles.setdefault(key, _Trouble(model)).way = None
+            self._heed(model)
+
+    def failed_otherwise(self, key: ChunkKey) -> None:
+        """Take note that a chunk has other troubles as well: it goes on as it does, but teaches nothing."""
+        trouble = self._troubles.get(key)
+        if trouble is not None:
+            with self._lock:
+                trouble.crowded_s = trouble.alone_s = None
+                self._heed(trouble.model)
+
+    def came_through(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+        """Take note that a chunk was done; if it was a step down, believe what the steps above it taught."""
+        if way.pieces == 1 and audio_s is not None and audio_s > self._fitted.get((model, way.lean), 0.0):
+            with self._lock:
+                self._fitted[model, way.lean] = audio_s
+                self._heed(model)
+        if key in self._troubles:
+            with self._lock:
+                before = self._limits.get(model, MemoryLimit())
+                after = self._limits[model] = self._lower(before, self._troubles.pop(key), way)
+                self._heed(model)
+            if after != before:
+                self._learned(model, after)
+
+    # --- with the lock held ---------------------------------------------------------------------------------------
+
+    def _heed(self, model: str) -> None:
+        """Let chunks that wait follow those in trouble, as long as these have a way left."""
+        limit = self._limits.get(model, MemoryLimit())
+        for trouble in self._troubles.values():
+            if trouble.model == model and trouble.way is not None:
+                limit = self._lower(limit, trouble, trouble.way)
+        self._heeded[model] = limit
+
+    def _lower(self, limit: MemoryLimit, trouble: _Trouble, way: Way) -> MemoryLimit:
+        """Return the limit as it is after a trouble that ended this way."""
+        crowded_s, alone_s = limit.crowded_s, limit.alone_s
+        usual_s, lean_s = (self._fitted.get((trouble.model, lean), 0.0) for lean in (False, True))
+        if way.lean and trouble.crowded_s is not None and trouble.crowded_s > usual_s:
+            crowded_s = _least(crowded_s, trouble.crowded_s)
+        if way.pieces > 1 and trouble.alone_s is not None and trouble.alone_s > max(usual_s, lean_s):
+            alone_s = _least(alone_s, trouble.alone_s)
+        return MemoryLimit(crowded_s, alone_s)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+def _most(one: float | None, other: float | None) -> float | None:
+    return max((value for value in (one, other) if value is not None), default=None)

@@ -1,0 +1,233 @@
+"""Copies the audio of the chunks that come next to the node's own disk, by a few reader threads.
+
+A copy is a favour, never a condition: what is not ready when an engine wants it is read where it lies. Who hands the
+copies to an engine is ``staged_engine``; whether any of this is worth while is decided above (``staging_choice``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from badcjobs.model import Chunk
+from badcjobs.workers.staged_copy import Copy, copy_file, free_bytes
+
+log = logging.getLogger(__name__)
+
+Upcoming = Callable[[int], list[Chunk]]  # so many of the chunks that are handed out next, and none of them taken
+
+_READERS = 3
+_SHARE = 0.25  # of what is free: workers, databases and other people's jobs need the disk too
+_LOOK_AGAIN_S = 0.2  # fresh chunks come to the queue, and room to the disk, without a word to us
+_GOODBYE_S = 1.0  # a reader that hangs in a dead filesystem is not waited for
+_MOST_FAILURES = 20  # in a row
+_PASSED_OVER = 3  # so often, and a copy makes room
+
+
+@dataclass
+class StagingTally:
+    """What came of it."""
+
+    staged: int = 0
+    staged_bytes: int = 0
+    from_source: int = 0
+    failed_copies: int = 0
+    last_failure: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The same for the log."""
+        text = f"staging: {self.staged} chunks were read from copies on this node ({self.staged_bytes / 1e6:.1f} MB),"
+        text += f" {self.from_source} where they lie"
+        return text + (f"; {self.failed_copies} copies failed: {self.last_failure}" if self.failed_copies else "")
+
+
+class Stager:
+    """Keeps copies of the next chunks ready; ``take`` hands one out, ``release`` removes it.
+
+    Parameters
+    ----------
+    folder: made by ``start``, gone after ``stop``; nothing else may lie in it.
+    ahead: so many chunks that nobody works on yet have a copy at most.
+    """
+
+    def __init__(self, folder: Path, *, ahead: int) -> None:
+        self.tally = StagingTally()
+        self._folder = folder
+        self._ahead = max(1, ahead)
+        self._most_bytes = 0
+        self._upcoming: Upcoming = lambda count: []
+        self._changed = threading.Condition()
+        self._planned: dict[tuple[str, str], Chunk] = {}
+        self._copies: dict[tuple[str, str], Copy] = {}
+        self._hopeless: set[tuple[str, str]] = set()  # no copy, or one that did not serve: read where they lie
+        self._astray = False  # engines take other chunks than those that are ready
+        self._failures = 0  # in a row
+        self._number = 0
+        self._stopped = False
+        self._readers = [threading.Thread(target=self._run, name=f"reader-{n}", daemon=True) for n in range(_READERS)]
+
+    # --- for the task ---------------------------------------------------------------------------------------------
+
+    def start(self, upcoming: Upcoming, *, most_bytes: int) -> None:
+        """Begin to copy what comes next; all copies together take ``most_bytes`` or a quarter of what is free."""
+        self._upcoming = upcoming
+        self._most_bytes = most_bytes
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("audio is not staged: %s", error)
+            return
+        for reader in self._readers:
+            reader.start()
+
+    def stop(self) -> None:
+        """Leave nothing behind."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for reader in self._readers:
+            if reader.ident is not None:
+                reader.join(_GOODBYE_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def ready(self) -> int:
+        """How many copies wait for an engine."""
+        with self._changed:
+            return sum(copy.ready for copy in self._waiting())
+
+    # --- for the engines ------------------------------------------------------------------------------------------
+
+    def take(self, chunk: Chunk) -> Chunk:
+        """Return the chunk with the path of its copy, or as it is when there is none yet."""
+        with self._changed:
+            self._planned.pop(chunk.key, None)
+            copy = self._copies.get(chunk.key)
+            self._changed.notify_all()
+            if copy is not None and copy.serves(chunk):
+                copy.taken = True
+                self.tally.staged += 1
+                self.tally.staged_bytes += copy.size_bytes
+                return replace(chunk, audio_path=str(copy.path))
+            if copy is not None:
+                copy.unwanted = True
+            self._astray = True
+            self.tally.from_source += 1
+            return chunk
+
+    def release(self, chunk: Chunk, *, failed: bool = False) -> bool:
+        """Remove a chunk's copy; return whether it was sound to the end. What has failed is not copied again."""
+        with self._changed:
+            copy = self._copies.get(chunk.key)
+            if copy is None or not (copy.taken or copy.ready):
+                return True
+            del self._copies[chunk.key]
+            if failed:
+                self._hopeless.add(chunk.key)
+            self._changed.notify_all()
+        sound = copy.is_sound or not copy.taken
+        copy.remove()
+        return sound
+
+    # --- in a reader's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (copy := self._next()) is not None:
+            try:
+                ready = self._wait_for_room(copy) and copy_file(copy.chunk.audio_path, copy.path)
+                why = None
+            except OSError as error:
+                ready, why = False, f"{copy.chunk.audio_path}: {error.strerror or error}"
+            self._settle(copy, ready=ready, why=why)
+
+    def _next(self) -> Copy | None:
+        """Wait for something to copy; None: the end."""
+        with self._changed:
+            while not self._stopped:
+                self._plan()
+                if self._planned:
+                    return self._begin(self._planned.pop(next(iter(self._planned))))
+                self._changed.wait(_LOOK_AGAIN_S)
+            return None
+
+    def _plan(self) -> None:
+        """Ask what comes next when half of what was ready is gone, or when others are taken than were expected."""
+        if self._planned or not (self._astray or len(self._waiting()) <= self._ahead // 2):
+            return
+        coming = {chunk.key: chunk for chunk in self._upcoming(self._ahead)}
+        if self._astray:
+            self._drop_all_but(coming)
+        fresh = [key for key in coming if key not in self._copies and key not in self._hopeless]
+        self._planned.update((key, coming[key]) for key in fresh[: max(0, self._ahead - len(self._waiting()))])
+
+    def _drop_all_but(self, coming: dict[tuple[str, str], Chunk]) -> None:
+        """Make room: longer chunks may have come to the queue since, and go first.
+
+        Once is no proof: between queue and engine a chunk is in neither for a moment.
+        """
+        self._astray = False
+        for copy in self._waiting():
+            copy.passed_over = 0 if copy.chunk.key in coming else copy.passed_over + 1
+            if copy.ready and copy.passed_over >= _PASSED_OVER:
+                del self._copies[copy.chunk.key]
+                copy.remove()
+
+    def _waiting(self) -> list[Copy]:
+        return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]
+
+    def _begin(self, chunk: Chunk) -> Copy:
+        self._number += 1
+        copy = Copy(chunk, self._folder / str(self._number) / Path(chunk.audio_path).name)
+        self._copies[chunk.key] = copy
+        return copy
+
+    def _wait_for_room(self, copy: Copy) -> bool:
+        """Wait until the copy has its place on the disk; return False when it is too large or no longer wanted."""
+        size_bytes = os.stat(copy.chunk.audio_path).st_size  # noqa: PTH116 - a path as it came, in a shared place
+        with self._changed:
+            copy.waits = True
+            try:
+                while not (self._stopped or copy.unwanted):
+                    held = sum(other.size_bytes for other in self._copies.values())
+                    limit = min(self._most_bytes, int(_SHARE * (free_bytes(self._folder) + held)))
+                    if size_bytes > limit:
+                        return False
+                    if held + size_bytes <= limit and self._is_first(copy):
+                        copy.size_bytes = size_bytes
+                        return True
+                    self._changed.wait(_LOOK_AGAIN_S)
+                return False
+            finally:
+                copy.waits = False
+                self._changed.notify_all()
+
+    def _is_first(self, copy: Copy) -> bool:
+        """Say whether nobody else waits for room whose chunk is needed before."""
+        return next(other for other in self._copies.values() if other.waits) is copy
+
+    def _settle(self, copy: Copy, *, ready: bool, why: str | None) -> None:
+        with self._changed:
+            copy.ready = ready and not (copy.unwanted or self._stopped)
+            self._failures = self._failures + 1 if why else 0
+            if not copy.ready:
+                del self._copies[copy.chunk.key]
+                if not copy.unwanted:
+                    self._hopeless.add(copy.chunk.key)
+            if why is not None:
+                self.tally.failed_copies += 1
+                self.tally.last_failure = why
+            self._give_up_if_hopeless()
+            self._changed.notify_all()
+        if not copy.ready:
+            copy.remove()
+
+    def _give_up_if_hopeless(self) -> None:
+        if self._failures >= _MOST_FAILURES and not self._stopped:
+            self._stopped = True
+            log.warning("staging ends, %d copies in a row failed: %s", self._failures, self.tally.last_failure)
