@@ -131,6 +131,10 @@ class LocalFolder:
         return self.path / "wrapper.sqlite"
 
     @property
+    def owner_file(self) -> Path:
+        return self.path / "owner.json"
+
+    @property
     def recorder_file(self) -> Path:
         return self.path / "recorder.sqlite"
 

@@ -41,6 +41,7 @@ from badcjobs.workers.launch import TASK_MARK
 log = logging.getLogger(__name__)
 
 _LAST_PUBLICATION_TRIES = 3
+_TAKE_OVER_PATIENCE_S = 30.0
 _EARLIER_THAN_OTHERS = -5  # niceness
 
 
@@ -153,6 +154,8 @@ def finish_for_the_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritt
     # Imported now: few recorders ever come here, and all would carry them.
     import shutil
 
+    from badcjobs.left_behind import take_over
+    from badcjobs.paths import LocalFolder
     from badcjobs.store.into_place import remove_unfinished
     from badcjobs.store.live.halves import left_behind, work_left_behind
     from badcjobs.store.live.publish import publish
@@ -160,6 +163,8 @@ def finish_for_the_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritt
 
     log.warning("the wrapper is gone: ending its workers and publishing what there is")
     end_leftovers(order.mark)
+    if not take_over(LocalFolder(Path(order.local_folder)), _TAKE_OVER_PATIENCE_S, clock):
+        return  # the next task was quicker
     ended_at_ms = clock.now_ms()
     target = Path(order.publish_to)
     for number in range(_LAST_PUBLICATION_TRIES):

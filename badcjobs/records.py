@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs import __version__
+from badcjobs.left_behind import Owner, hold
 from badcjobs.live_folder import choose_live_folder
 from badcjobs.model import AlertLimits, Allocation, Device, StandIn, TaskKey
 from badcjobs.recorder_half import RecorderHalf
@@ -64,6 +65,8 @@ class Records:
     ) -> None:
         self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
         self.local = self._live.folder
+        owner = Owner.of(target, mark, shared=self._live.shared, hostname=world.hostname)
+        self._lock = hold(self.local, owner)  # for as long as we live
         try:
             self.writer = TaskWriter(self.local.wrapper_file, key, shared=self._live.shared)
         except BaseException:

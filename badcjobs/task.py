@@ -22,6 +22,7 @@ from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEar
 from badcjobs.frozen_run import check_against, freeze
 from badcjobs.heartbeat import Progress, heartbeat_line
 from badcjobs.learned import Learned, learned_files
+from badcjobs.left_behind import publish_left_behind
 from badcjobs.manifest import Shard
 from badcjobs.model import TaskKey
 from badcjobs.outfit import Outfit
@@ -156,6 +157,7 @@ def keep_listing(task: Task, rows: int) -> None:
 def skip_what_is_done(task: Task) -> None:
     """Look into job.sqlite and the task databases it does not hold."""
     wait_for_orphans(task.out.tasks, task.world.clock, _ORPHAN_PATIENCE_S)
+    publish_left_behind(task.out, task.records.local, task.key, hostname=task.world.hostname)
     databases = [task.out.job_database] if task.out.job_database.exists() else []
     databases += task.out.earlier_databases(task.key, merged_files(task.out.job_database))
     for database in databases:

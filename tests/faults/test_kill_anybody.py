@@ -1,0 +1,322 @@
+"""A fault campaign over one run: kill -9 of whoever is there, at any moment, until the run says that it is done.
+
+By hand: pytest tests/faults --count 100 -s
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.audio import make_wav
+from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows, wait_for
+from support.fake_hawkears import make_fake_root
+from support.fake_hawkears_package import fake_package_environ
+from support.live_files import committed, live_folders
+
+from badcjobs.workers.launch import TASK_MARK
+
+DEVICES = 2
+CHUNKS_PER_KILL = 9
+CHUNK_S, WINDOWS = 1.2, 12
+LONGEST_PAUSE_S = 1.0  # between two kills
+ALONE_SHARE = 0.05  # of the moments at which a wrapper has nobody beside it
+FINISHED = "SELECT recording_id, chunk_id, ended_at_ms FROM chunk WHERE status = 'done'"
+BEGUN = "SELECT t.pid, w.pid FROM attempt a JOIN worker w USING (worker_id), task t WHERE a.outcome IS NULL"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine, slow enough to be killed; ``options`` gets the seconds that a chunk is to take."""
+
+    options: Callable[[Site, float], tuple[object, ...]]
+    lanes: int  # chunks that a worker has begun at the same time
+    chunk_s: float
+    share: float  # of --count
+
+
+def demo(site: Site, chunk_s: float) -> tuple[object, ...]:
+    return ("--engine", "demo", f"--engine-arg=--burn-s={chunk_s}")
+
+
+def hawkears(site: Site, chunk_s: float) -> tuple[object, ...]:
+    """The stand-in package, fed by our worker, two recordings at a time."""
+    root = site.folder / "root"
+    if not root.exists():
+        make_fake_root(root)
+    options = ("--hawkears-python", sys.executable, "--hawkears-root", root, "--engine-arg=--threads=2")
+    return ("--engine", "hawkears", *options)
+
+
+def command(site: Site, chunk_s: float) -> tuple[object, ...]:
+    """A program per chunk that has a child of its own, and fails when that is killed."""
+    heard = 'label=$(cksum < "$1" | cut -d" " -f1)\nprintf "start_time,end_time,label,score\\n0,1,$label,0.5\\n" > "$2"'
+    script = site.script("slow.sh", f"set -e\nsleep $3\n{heard}")
+    return ("--command", f"{script} {{input}} {{output}} {chunk_s}")
+
+
+VARIANTS = {
+    "demo": Variant(demo, lanes=1, chunk_s=0.08, share=1.0),
+    "hawkears": Variant(hawkears, lanes=2, chunk_s=0.15, share=0.3),
+    "command": Variant(command, lanes=1, chunk_s=0.1, share=0.2),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A site with a manifest, and the one command that is run on it again and again."""
+
+    site: Site
+    manifest: Path
+    chunks: int
+    variant: Variant
+
+    @property
+    def at_a_time(self) -> int:
+        """How many chunks are in flight when nobody is dead."""
+        return DEVICES * self.variant.lanes
+
+    def start(self, out: Path, *, chunk_s: float, env: dict[str, str] | None = None) -> Program:
+        options = self.variant.options(self.site, chunk_s)
+        paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
+        stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
+        env = {**stand_in, "HOME": "/nonexistent", **(env or {})}
+        quick = ("--interval", 0.1, "--publish-every", 0.5, "--backoff", 0.05, "--simulate", DEVICES)
+        return self.site.start("run", self.manifest, "--out", out, *quick, *options, env=env)
+
+    def undisturbed(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Return what comes of it when nobody is killed."""
+        out = self.site.folder / "undisturbed"
+        done = self.start(out, chunk_s=0).wait()
+        assert done.exit_code == 0, done.stderr
+        return self.result(out)
+
+    def result(self, out: Path) -> dict[str, list[tuple[Any, ...]]]:
+        """Merge, and return the science in it, whoever did it and when."""
+        merged = self.site.badcjobs("merge", out)
+        assert merged.exit_code == 0, merged.stderr
+        job = out / "job.sqlite"
+        assert rows(job, "PRAGMA integrity_check") == [("ok",)]
+        chunk, detection = "recording_id, chunk_id, status, detections, audio_s", "start_ms, end_ms, label, score"
+        return {
+            "chunk": sorted(rows(job, f"SELECT {chunk} FROM chunk")),
+            "detection": sorted(rows(job, f"SELECT recording_id, chunk_id, {detection} FROM detection")),
+        }
+
+
+def make_work(site: Site, chunks: int, variant: Variant) -> Work:
+    """Write audio that differs from chunk to chunk: which tenths of a second are loud tells its number."""
+    lines = [MANIFEST_HEADER]
+    for number in range(chunks):
+        pattern = number * 37 % 2**WINDOWS
+        loud = [(n / 10, (n + 1) / 10) for n in range(WINDOWS) if pattern >> n & 1]
+        path = make_wav(site.folder / "audio" / f"c{number:04d}.wav", CHUNK_S, 1000, loud=loud, tone_hz=100)
+        start_ms = number % 5 * 1200
+        lines.append(f"rec{number // 5},c{number:04d},{path},{start_ms},{start_ms + 1200},0,,")
+    manifest = site.folder / "manifest.csv"
+    manifest.write_text("\n".join(lines) + "\n")
+    return Work(site, manifest, chunks, variant)
+
+
+class Campaign:
+    """One run, whoever is killed in it, and the account of that."""
+
+    def __init__(self, work: Work, kills: int, seed: int) -> None:
+        self.work, self.site, self.wanted = work, work.site, kills
+        self.chance = random.Random(seed)
+        self.kills: Counter[str] = Counter()
+        self.finished: set[tuple[Any, ...]] = set()  # what was committed as done when somebody was killed
+        self.in_flight = 0  # begun, not done, and in the hands of those who were killed
+        self.at_most_in_flight = 0
+        self.wrappers: list[int] = []
+        self.program = self._start()
+
+    def _start(self) -> Program:
+        program = self.work.start(self.site.out, chunk_s=self.work.variant.chunk_s)
+        self.wrappers.append(program.pid)
+        return program
+
+    def is_over(self) -> bool:
+        """Start the same command again if its wrapper was killed; whatever else ends it, but success, is a failure."""
+        if self.program.running:
+            return False
+        ended = self.program.wait()
+        assert ended.exit_code in (0, -9), ended.stderr
+        if ended.exit_code == 0:
+            return True
+        self.program = self._start()
+        return False
+
+    def strike(self) -> None:
+        """Kill one of those who are there, each kind as likely as any other."""
+        while True:
+            time.sleep(self._pause_s())  # the moment itself is what is tried here
+            assert not self.is_over(), f"the work is over after {self.kills.total()} kills: it needs more chunks"
+            with everybody_standing_still(self.site) as everybody:
+                kinds = self._by_kind(everybody)
+                # A wrapper that has started nobody yet is let live most of the time, or there would never be others.
+                if len(kinds) > 1 or (kinds and self.chance.random() < ALONE_SHARE):
+                    kind = self.chance.choice(sorted(kinds))
+                    self._kill(kind, self.chance.choice(sorted(kinds[kind], key=lambda process: process.pid)))
+                    return
+
+    def _pause_s(self) -> float:
+        """Return a random time, short enough that there is work left for the last of the kills."""
+        left_s = (self.work.chunks - len(self.finished)) * self.work.variant.chunk_s / self.work.at_a_time
+        share_s = left_s / (self.wanted - self.kills.total() + 1)
+        return self.chance.uniform(0, min(LONGEST_PAUSE_S, 1.5 * share_s))
+
+    def _by_kind(self, everybody: list[psutil.Process]) -> dict[str, list[psutil.Process]]:
+        kinds: dict[str, list[psutil.Process]] = {}
+        for process in everybody:
+            try:
+                kinds.setdefault(self._kind(process), []).append(process)
+            except psutil.Error:
+                continue
+        return kinds
+
+    def _kind(self, process: psutil.Process) -> str:
+        if process.pid in self.wrappers:
+            return "wrapper"
+        if "badcjobs.recording" in process.cmdline():
+            return "recorder" if process.ppid() in self.wrappers else "recorder of a dead wrapper"
+        return "worker" if process.ppid() in self.wrappers else "child of a worker"
+
+    def _kill(self, kind: str, victim: psutil.Process) -> None:
+        self.kills[kind] += 1
+        begun = Counter[int]()
+        for live in (folder / "wrapper.sqlite" for folder in live_folders(self.site)):
+            if live.exists():
+                self.finished |= set(committed(live, FINISHED))
+                begun.update(pid for wrapper, pid in committed(live, BEGUN) if wrapper == self.program.pid)
+        victim.kill()
+        if kind == "wrapper":
+            self.in_flight += begun.total()
+            self.at_most_in_flight += self.work.at_a_time
+        elif "recorder" not in kind:
+            self.in_flight += begun[victim.pid] if kind == "worker" else 1
+            self.at_most_in_flight += self.work.variant.lanes
+
+    def finish(self) -> None:
+        wait_for(self.is_over, "it is done", timeout_s=120)
+        wait_for(lambda: not marked(self.wrappers), "no process of ours survives", timeout_s=20)
+
+    def account(self, job: Path) -> str:
+        """Compare what was finished and begun with what is in the job database."""
+        done = Counter(rows(job, "SELECT recording_id, chunk_id FROM attempt WHERE outcome = 'done'"))
+        kept = set(rows(job, "SELECT recording_id, chunk_id, ended_at_ms FROM attempt WHERE outcome = 'done'"))
+        ((attempts, chunks, tasks),) = rows(
+            job, "SELECT count(*), (SELECT count(*) FROM chunk), (SELECT count(*) FROM task) FROM attempt"
+        )
+        lost, twice = self.finished - kept, {key: many for key, many in done.items() if many > 1}
+        text = "\n".join(
+            [
+                *(f"{many:6d} × {kind}" for kind, many in sorted(self.kills.items())),
+                f"{chunks} chunks in {tasks} tasks ({len(self.wrappers)} starts), {attempts} attempts",
+                f"finished chunks seen at a kill: {len(self.finished)}, lost {len(lost)}; done twice: {len(twice)}",
+                f"begun again: {attempts - chunks}; in flight at the kills: {self.in_flight} written down,"
+                f" at most {self.at_most_in_flight}",
+            ]
+        )
+        assert not lost, f"{text}\nlost: {sorted(lost)[:5]}"
+        assert not twice, f"{text}\ndone twice: {sorted(twice)[:5]}"
+        assert attempts - chunks <= self.at_most_in_flight, text
+        return text
+
+
+class everybody_standing_still:  # noqa: N801
+    """Stop the time for all processes of a site, so that what is committed at this moment can be seen."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._stopped: list[psutil.Process] = []
+
+    def __enter__(self) -> list[psutil.Process]:
+        for process in self._site.processes():
+            try:
+                process.suspend()
+                self._stopped.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return self._stopped
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._stopped:
+            try:
+                process.resume()
+            except psutil.NoSuchProcess:
+                continue
+
+
+def marked(wrappers: list[int]) -> list[psutil.Process]:
+    """Return every process of the machine that carries the mark of one of these wrappers' tasks."""
+    ends = tuple(f"-{pid}" for pid in wrappers)
+    return [process for process in psutil.process_iter() if mark_of(process).endswith(ends)]
+
+
+def mark_of(process: psutil.Process) -> str:
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else process.environ().get(TASK_MARK, "")
+    except psutil.Error:
+        return ""  # gone meanwhile, or somebody else's
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path / "site")
+    yield site
+    site.close()
+    shutil.rmtree(site.folder)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(
+    place: Site, name: str, pytestconfig: pytest.Config
+) -> None:
+    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+    variant = VARIANTS[name]
+    kills = max(1, round(variant.share * pytestconfig.getoption("--count")))
+    print(f"\n{name}: {kills} kills; BADCJOBS_TEST_SEED={seed} repeats this campaign")
+    work = make_work(place, round(30 + kills * CHUNKS_PER_KILL), variant)
+    expected = work.undisturbed()
+    start_s = time.monotonic()
+    campaign = Campaign(work, kills, seed)
+    for _ in range(kills):
+        campaign.strike()
+    campaign.finish()
+    result = work.result(place.out)
+    print(campaign.account(place.out / "job.sqlite"))
+    print(f"{campaign.kills.total()} kills in {time.monotonic() - start_s:.0f} s")
+    for table, wanted in expected.items():
+        assert result[table] == wanted, f"{table} differs from the undisturbed run"
+    assert campaign.kills.total() == kills
+
+
+def test_two_live_copies_of_the_same_array_task_do_no_harm(place: Site) -> None:
+    """A node is thought dead and its task started elsewhere, while the old one goes on: the same index, twice."""
+    work = make_work(place, 40, VARIANTS["demo"])
+    expected = work.undisturbed()
+    granted = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1"}
+    first = work.start(place.out, chunk_s=0.08, env=granted)
+    wait_for(lambda: place.count_now("chunk", "status = 'done'") >= 4, "the first copy is at work")
+    elsewhere = {"SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "gpu-02"}
+    second = work.start(place.out, chunk_s=0.08, env={**granted, **elsewhere})
+    ends = [first.wait(), second.wait()]
+    assert [end.exit_code for end in ends] == [0, 0], "\n".join(end.stderr for end in ends)
+    assert work.result(place.out) == expected
+    job = place.out / "job.sqlite"
+    assert rows(job, "SELECT verdict, node FROM task ORDER BY node") == [("done", "gpu-01"), ("done", "gpu-02")]
+    twice = rows(job, "SELECT count(*) - count(DISTINCT chunk_id) FROM attempt WHERE outcome = 'done'")
+    assert twice[0][0] > 0, "they never did the same chunk, so this proved nothing"
+    assert not marked([first.pid, second.pid])
