@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from badcjobs.seams import Clock
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -25,6 +27,23 @@ class Progress:
         if self.chunks_settled == 0:
             return None
         return self.elapsed_s * (self.chunks_total - self.chunks_settled) / self.chunks_settled
+
+
+class Beat:
+    """Says when the next line is due."""
+
+    def __init__(self, every_s: float, clock: Clock) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._next_s = clock.monotonic_s() + every_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a line; the next one is due after this."""
+        if self._clock.monotonic_s() < self._next_s:
+            return False
+        self._next_s += self._every_s
+        return True
 
 
 def heartbeat_line(

@@ -14,7 +14,7 @@ from badcjobs.audio.cutter import AudioCutter
 from badcjobs.learned import Learned
 from badcjobs.model import WorkerPlan
 from badcjobs.seams import Clock, Engine
-from badcjobs.staging_choice import StagingChoice, choose_staging
+from badcjobs.staging_choice import choose_staging
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
 from badcjobs.workers.pieces import PiecewiseEngine
 from badcjobs.workers.piecewise_session import model_of
@@ -23,6 +23,8 @@ from badcjobs.workers.staged_engine import StagedEngine
 from badcjobs.workers.staging import Stager, Upcoming
 
 log = logging.getLogger(__name__)
+
+Decision = tuple[str, str | None, float | None, str]  # kind, subject, value, reason: a row of ``decision``
 
 _LOOKED_AT = 32  # chunks, to learn where the audio lies
 _LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks with a copy
@@ -46,7 +48,7 @@ class Outfit:
         self._local = local
         self._stager: Stager | None = None
         self._begun = False
-        self._lessons: queue.SimpleQueue[tuple[str, MemoryLimit]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         if stage != "never":
             ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * workers * engine.wants))
             self._stager = Stager(local / "staged", ahead=ahead)
@@ -61,33 +63,35 @@ class Outfit:
 
         def learn(model: str, limit: MemoryLimit) -> None:  # in a worker's thread
             learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
-            self._lessons.put((model, limit))
+            self._news.put(_limit_words(model, limit))
 
         limits = MemoryLimits(known, learn)
         self.engine = PiecewiseEngine(self.engine, AudioCutter(search_path), limits, clock=clock)
 
-    def news(self) -> Iterator[tuple[str, float | None, str]]:
-        """Yield what was learned about the memory of a model since the last time: model, seconds of audio, in words."""
-        while not self._lessons.empty():
-            model, limit = self._lessons.get()
-            if limit.alone_s is not None:
-                words = f"{limit.alone_s:g} s of audio ran out of memory even with one thread; cut from now on"
-                yield model, limit.alone_s, words
-            else:
-                words = f"{limit.crowded_s:g} s of audio ran out of memory; done with one thread from now on"
-                yield model, limit.crowded_s, words
+    def news(self) -> Iterator[Decision]:
+        """Yield what was decided since the last time."""
+        while not self._news.empty():
+            yield self._news.get()
 
-    def begin(self, upcoming: Upcoming) -> StagingChoice:
+    def begin(self, upcoming: Upcoming) -> None:
         """Decide about staging once there is work in the queue, say so, and begin with it."""
         choice = choose_staging(self._stage, upcoming(_LOOKED_AT), self._local)
         log.info("%s", choice.words)
         if self._stager is not None and choice.staged:
             self._begun = True
             self._stager.start(upcoming, most_bytes=choice.most_bytes)
-        return choice
+        self._news.put(("staging", None, float(choice.staged), choice.why))
 
     def end(self) -> None:
         """Leave no copies behind, and say what they were good for; the workers have ended."""
         if self._stager is not None and self._begun:
             self._stager.stop()
             log.info("%s", self._stager.tally.words)
+
+
+def _limit_words(model: str, limit: MemoryLimit) -> Decision:
+    seconds = limit.crowded_s if limit.alone_s is None else limit.alone_s
+    how = "; done with one thread" if limit.alone_s is None else " even with one thread; cut"
+    words = f"{seconds:g} s of audio ran out of memory{how} from now on"
+    log.warning("%s: %s", model, words)
+    return "memory_limit", model, seconds, words

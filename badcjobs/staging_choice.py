@@ -28,10 +28,6 @@ class StagingChoice:
         what = "is copied to this node before it is needed" if self.staged else "is read where it lies"
         return f"audio {what}: {self.why}"
 
-    def to_meta(self) -> dict[str, str]:
-        """Return the same for the database."""
-        return {"staging": "on" if self.staged else "off", "staging_why": self.why}
-
 
 def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
     """Look at the filesystems of some chunks and of the node's own folder; ``wanted`` is one of config.STAGE_MODES."""

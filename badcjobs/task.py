@@ -11,7 +11,7 @@ import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from badcjobs import __version__
 from badcjobs.allocation.end_time import end_words
@@ -20,18 +20,17 @@ from badcjobs.crew import Crew, Terms
 from badcjobs.deadline import Deadline, Pace
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEarly
 from badcjobs.frozen_run import check_against, freeze
-from badcjobs.heartbeat import Progress, heartbeat_line
+from badcjobs.heartbeat import Beat, Progress, heartbeat_line
 from badcjobs.learned import Learned, learned_files
-from badcjobs.left_behind import publish_left_behind
 from badcjobs.manifest import Shard
 from badcjobs.model import TaskKey
 from badcjobs.outfit import Outfit
 from badcjobs.paths import RunFolder
 from badcjobs.records import Recording, Records
+from badcjobs.resume import skip_what_is_done
 from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.look_back import merged_files
 from badcjobs.surroundings import Given, look_around
-from badcjobs.telemetry.orphans import wait_for_orphans
+from badcjobs.task_end import TaskEnd, Verdict
 from badcjobs.workers.leftovers import end_leftovers
 from badcjobs.workers.supervise import RetryPolicy, Supervisor, Tally
 from badcjobs.world import World
@@ -39,7 +38,6 @@ from badcjobs.world import World
 log = logging.getLogger(__name__)
 
 _NAMED_FAILURES = 20
-_ORPHAN_PATIENCE_S = 10.0
 
 
 def run_task(settings: RunSettings, world: World) -> TaskEnd:
@@ -143,7 +141,14 @@ def list_work(task: Task) -> None:
     log.info("source: %s; part %s: %d chunks", ", ".join(sources.descriptions), shard, rows)
     task.writer.set_shard(shard.index, shard.count)
     if task.settings.resume:
-        skip_what_is_done(task)
+        skip_what_is_done(
+            task.out,
+            task.key,
+            task.records,
+            retry_failed=task.settings.retry_failed,
+            hostname=task.world.hostname,
+            clock=task.world.clock,
+        )
 
 
 def keep_listing(task: Task, rows: int) -> None:
@@ -152,31 +157,6 @@ def keep_listing(task: Task, rows: int) -> None:
     if stop.requested:
         raise StoppedEarly(stop.name, 128 + stop.ended_by if stop.ended_by is signal.SIGINT else ExitCode.RUN_ME_AGAIN)
     task.world.progress(rows)
-
-
-def skip_what_is_done(task: Task) -> None:
-    """Look into job.sqlite and the task databases it does not hold."""
-    wait_for_orphans(task.out.tasks, task.world.clock, _ORPHAN_PATIENCE_S)
-    publish_left_behind(task.out, task.records.local, task.key, hostname=task.world.hostname)
-    databases = [task.out.job_database] if task.out.job_database.exists() else []
-    databases += task.out.earlier_databases(task.key, merged_files(task.out.job_database))
-    for database in databases:
-        try:
-            task.writer.skip_done_in(database, retry_failed=task.settings.retry_failed)
-        except DatabaseProblem as problem:
-            log.warning("%s", problem.what)
-    tell_what_was_found(task.writer)
-
-
-def tell_what_was_found(writer: TaskWriter) -> None:
-    """Say how much of our part earlier tasks have settled."""
-    skipped, failed = writer.count_by_status().get("skipped", 0), writer.count_failed_before()
-    if skipped - failed:
-        log.info("%d chunks are done already and are skipped", skipped - failed)
-    if failed:
-        log.warning("%d chunks failed in earlier tasks and are not tried again (--no-retry-failed)", failed)
-    if writer.changed:
-        log.warning("%d chunks were done with other audio than now lies there; they are done again", writer.changed)
 
 
 def freeze_run(task: Task) -> None:
@@ -206,58 +186,65 @@ def plan_work(task: Task) -> Crew:
 
 def work_off(task: Task, crew: Crew) -> Tally:
     """Feed the workers until the work or the time is over."""
-    settings, clock, plans = task.settings, task.world.clock, crew.plans
-    outfit = Outfit(
-        task.given.engine,
-        task.given.profile,
-        stage=settings.stage,
-        keep=task.out.path / "profiles" / task.key.name,
-        local=task.records.local.path,
-        workers=len(plans),
-    )
-    outfit.cut_what_is_too_long(task.learned, plans, task.world.environ.get("PATH"), clock)
+    if task.world.stop.requested or task.pace.over:
+        return Tally()  # the signal came, or the time ran out, while we were listing the work
+    outfit = equip(task, crew)
     supervisor = Supervisor(
         outfit.engine,
-        plans,
+        crew.plans,
         task.writer,
-        clock=clock,
-        policy=RetryPolicy(settings.retries, settings.backoff_s),
+        clock=task.world.clock,
+        policy=RetryPolicy(task.settings.retries, task.settings.backoff_s),
         scratch=task.records.local.scratch,
         timetable=task.pace,
         device_state=task.records.device_state,
     )
-    if task.world.stop.requested or task.pace.over:
-        return supervisor.tally  # the signal came, or the time ran out, while we were listing the work
-    if plans:
-        log.info("workers: %d, engine %s", len(plans), task.given.engine.name)
     pending = task.writer.count_by_status().get("pending", 0)
+    beat = Beat(task.settings.heartbeat_every_s, task.world.clock)
     supervisor.start()
-    next_heartbeat_s = clock.monotonic_s() + settings.heartbeat_every_s
     try:
-        if plans:
-            choice = outfit.begin(supervisor.upcoming)
-            task.writer.write_meta(choice.to_meta())
-            task.note_decision("staging", None, float(choice.staged), choice.why)
+        if crew.plans:
+            log.info("workers: %d, engine %s", len(crew.plans), task.given.engine.name)
+            outfit.begin(supervisor.upcoming)
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
             obey_signals(task, supervisor)
             obey_time(task, supervisor)
             task.records.look_after_recorder()
             left = pending - supervisor.tally.done - supervisor.tally.failed
-            for model, seconds, words in outfit.news():
-                log.warning("%s: %s", model, words)
-                task.note_decision("memory_limit", model, seconds, words)
             crew.look(supervisor, left=left, memory_peaks=task.records.memory_peaks)
-            task.records.tell_of_work(waits=left >= len(plans) and not supervisor.draining)  # enough for every worker
-            if clock.monotonic_s() >= next_heartbeat_s:
-                next_heartbeat_s += settings.heartbeat_every_s
+            waits = left >= len(crew.plans) and not supervisor.draining  # enough for every worker
+            task.records.tell_of_work(waits=waits)
+            write_decisions(task, outfit)
+            if beat.is_due:
                 log.info("%s", heartbeat(task))
+        write_decisions(task, outfit)
     except BaseException:
         supervisor.kill()
         raise
     finally:
         outfit.end()
     return supervisor.tally
+
+
+def equip(task: Task, crew: Crew) -> Outfit:
+    """Put around the engine what the settings ask for, and what earlier tasks have learned about our devices."""
+    outfit = Outfit(
+        task.given.engine,
+        task.given.profile,
+        stage=task.settings.stage,
+        keep=task.out.path / "profiles" / task.key.name,
+        local=task.records.local.path,
+        workers=len(crew.plans),
+    )
+    outfit.cut_what_is_too_long(task.learned, crew.plans, task.world.environ.get("PATH"), task.world.clock)
+    return outfit
+
+
+def write_decisions(task: Task, outfit: Outfit) -> None:
+    """Write down what was decided beside the work, by threads that may not write themselves."""
+    for decision in outfit.news():
+        task.note_decision(*decision)
 
 
 def obey_signals(task: Task, supervisor: Supervisor) -> None:
@@ -297,38 +284,6 @@ def heartbeat(task: Task) -> str:
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a task says of itself."""
-
-    exit_code: int
-    verdict: str
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class TaskEnd:
-    """How a task ended, for people and for scripts."""
-
-    exit_code: int
-    verdict: str
-    task: str
-    out: str
-    database: str
-    chunks: dict[str, int]
-    audio_s: float
-    wall_s: float
-    devices: int
-    workers: int
-    telemetry: str
-    failed: list[dict[str, str]]
-    note: str | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON document of ``badcjobs run --json``."""
-        return asdict(self)
 
 
 def judge(task: Task, tally: Tally) -> Verdict:

@@ -32,9 +32,8 @@ def test_a_staged_run_finds_the_same_says_so_and_leaves_nothing_on_the_node(site
     counts = re.search(r"staging: (\d+) chunks were read from copies on this node \(.* MB\), (\d+) where", log_of(site))
     assert counts is not None, log_of(site)
     assert int(counts[1]) + int(counts[2]) == 30 and int(counts[1]) >= 10
-    assert dict(site.rows("SELECT key, value FROM meta WHERE key LIKE 'staging%'")) == {
-        "staging": "on", "staging_why": "--stage always",
-    }  # fmt: skip
+    decisions = site.rows("SELECT value, reason FROM decision WHERE kind = 'staging'")
+    assert decisions == [(1.0, "--stage always")]
     assert {Path(path).parent for (path,) in site.rows("SELECT audio_path FROM chunk")} == {site.folder / "audio"}
     assert list(site.local.iterdir()) == []
 

@@ -251,7 +251,10 @@ def test_nothing_is_left_in_the_scratch_space(run: Path, tmp_path: Path, monkeyp
 def test_the_views_answer_the_common_questions(run: Path) -> None:
     TaskFile(
         run, index=0, states={"a": "done", "b": "failed", "c": "poison"}, devices=2, samples=5,
-        reading=Reading(utilization_percent=60, memory_used_bytes=2**30, temperature_c=55, power_w=100.0, energy_j=9.0),
+        reading=Reading(
+            utilization_percent=60, memory_used_bytes=2**30, temperature_c=55, power_w=100.0, energy_j=9.0,
+            busy_percent=12.5,
+        ),
         gaps=[(1000, 3000, "the recorder was late")],
     ).write()  # fmt: skip
     TaskFile(run, index=1, states={"d": "done", "e": "pending"}, ended_at_ms=None, samples=0).write()
@@ -263,11 +266,12 @@ def test_the_views_answer_the_common_questions(run: Path) -> None:
         (1, None, 1, 5.0, 1, 0, 1, 30.0),  # killed: until the last word that was heard of it
     ]
     columns = (
-        "device_index, samples, utilization_mean_percent, utilization_max_percent, memory_peak_bytes, span_s, gap_s"
+        "device_index, samples, utilization_mean_percent, utilization_max_percent, busy_mean_percent,"
+        " memory_peak_bytes, span_s, gap_s"
     )
     assert query(job, f"SELECT {columns} FROM device_summary WHERE samples > 0 ORDER BY device_index") == [
-        (0, 5, 60.0, 60, 2**30, 4.0, 2.0),
-        (1, 5, 60.0, 60, 2**30, 4.0, 2.0),
+        (0, 5, 60.0, 60, 12.5, 2**30, 4.0, 2.0),
+        (1, 5, 60.0, 60, 12.5, 2**30, 4.0, 2.0),
     ]
     assert query(job, "SELECT status, error_class, chunks, audio_s, detections FROM chunk_summary ORDER BY 1, 2") == [
         ("done", None, 2, 60.0, 2),
