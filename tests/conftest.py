@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+
+_ONE_CLUSTER = Path(__file__).parent / "slurm"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together what shares a fixture: the tests of a file, and all that run on the one Slurm cluster."""
+    for item in items:
+        group = "slurm" if _ONE_CLUSTER in item.path.parents else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
