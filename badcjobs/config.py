@@ -22,6 +22,7 @@ else:
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
 LIVE_MODES = ("auto", "local", "shared")
 AUTO = "auto"  # of --workers-per-gpu: as many as pay
+_MOST_WORKERS = 64  # per device; each has a process, and models of its own
 STAGE_MODES = ("auto", "always", "never")
 PROFILERS = ("nsys", "ncu")
 
@@ -193,6 +194,10 @@ def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[
 def _complaint(key: str, kind: type, value: Any) -> str | None:
     """Return what is wrong with a value; None: nothing."""
     is_a = type(value)
+    if key == "workers_per_gpu" and not _is_worker_count(value):
+        return f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
+    if key == "time_left" and (is_a is not str or not _is_time(value)):
+        return "must be seconds, M:S or H:M:S, such as 5400 or 1:30:00; in TOML in quotes"
     if is_a is not (tuple if kind is list else kind):
         return f"must be {_KIND_NAMES[kind]}"
     if kind is float and not math.isfinite(value):
@@ -201,11 +206,13 @@ def _complaint(key: str, kind: type, value: Any) -> str | None:
         return f"must be at least {_SMALLEST[key]}"
     if kind in (str, list) and not _is_utf8(value):
         return "is not UTF-8"  # neither TOML nor SQLite could hold it
-    if key == "workers_per_gpu" and value != AUTO and not (value.isascii() and value.isdecimal() and int(value) > 0):
-        return "must be a whole number, at least 1, or auto"
-    if key == "time_left" and not _is_time(value):
-        return "must be seconds or H:M:S, such as 5400 or 1:30:00"
     return None
+
+
+def _is_worker_count(value: Any) -> bool:
+    if value == AUTO:
+        return True
+    return isinstance(value, str) and value.isascii() and value.isdecimal() and 1 <= int(value) <= _MOST_WORKERS
 
 
 def _is_time(text: str) -> bool:

@@ -6,6 +6,7 @@ What pays is workers/ramp.py's business; here it is measured, done, written down
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,8 @@ class Crew:
         per_gpu = terms.per_gpu
         if per_gpu is None and terms.devices:
             per_gpu = self._begin().workers
+        elif per_gpu is None and terms.cpu_workers:
+            log.info("workers per device: there is no device; %d workers on the CPU, as asked for", terms.cpu_workers)
         self.plans = plan_workers(
             terms.devices, max_gpus=None, per_gpu=per_gpu or 1, cpu_workers=terms.cpu_workers, cpus=terms.cpus
         )
@@ -85,7 +88,8 @@ class Crew:
             return
         self._next_s = now_s + _EVERY_S
         at_work = supervisor.slots_at_work
-        if len(at_work) < self._ramp.workers * len(self._terms.devices):
+        on_device = Counter(at_work.values())  # a device that is lost has none, and tells nothing about the others
+        if on_device and min(on_device.values()) < self._ramp.workers:
             self._obey(self._ramp.too_much("a worker has ended"), supervisor)
             return
         tally = supervisor.tally
@@ -112,7 +116,7 @@ class Crew:
                 supervisor.retire(slot)
             if slots and len(slots) < step.workers and not step.settled:
                 supervisor.hire(self._plan_one(device_id, device, step.workers))
-        if self._ramp is not None and self._ramp.settled:
+        if self._ramp is not None and self._ramp.settled and step.workers in self._ramp.rates:
             self._learned.note(self._terms.model, workers=step.workers, cores=self._terms.cores, settled=step.settled)
 
     def _plan_one(self, device_id: int, device: Device, per_gpu: int) -> WorkerPlan:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import math
 import random
-import sys
 import wave
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from badcjobs.emulating import LocalWish, emulate_order
 from badcjobs.errors import BadcjobsError
-from badcjobs.job import FinishedJob, finish_job
+from badcjobs.job import FinishedJob
+from badcjobs.model import ArrayOrder, StandIn
 from badcjobs.paths import RunFolder
-from badcjobs.scheduler.local import EmulatedTask, run_array
-from badcjobs.seams import Clock
-from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.world import World
 
 _RATE = 8000
 _CHUNK_S = 30
@@ -31,36 +30,30 @@ class Demo:
     """What the demo did."""
 
     command: str
-    tasks: Sequence[EmulatedTask]
+    exit_code: int
     job: FinishedJob
 
 
-def run_demo(out: Path, environ: Mapping[str, str], clock: Clock) -> Demo:
+def run_demo(out: Path, world: World, tell: Callable[[str], None] = lambda line: None) -> Demo:
     """Make audio, run a small array over it on simulated GPUs, merge and report."""
+    out = world.cwd / out
     RunFolder(out).create()
     manifest = make_audio(out / "audio")
-    arguments = [
+    arguments = (
         "run", str(manifest), "--out", str(out), "--engine", "demo", f"--engine-arg=--burn-s={_BURN_S}",
         "--simulate", str(_GPUS), "--interval", "0.5",
-    ]  # fmt: skip
-    sets = [[str(i) for i in range(first, first + _GPUS_PER_TASK)] for first in range(0, _GPUS, _GPUS_PER_TASK)]
-    tasks = run_array(
-        [sys.executable, "-m", "badcjobs", *arguments],
-        environ=environ,
-        job_id=clock.now_ms() // 1000,
-        tasks=_TASKS,
-        device_sets=sets,
-        logs=out / "logs",
-    )
-    for task in tasks:
-        if task.exit_code != 0:
-            raise BadcjobsError(
-                f"demo task {task.index} ended with exit code {task.exit_code}",
-                why=task.log.read_text(errors="replace").strip()[-2000:],
-                fix=f"cat {task.log}",
-            )
-    job = finish_job(MergeOrder([out], RunFolder(out).job_database), clock)
-    return Demo("badcjobs " + " ".join(arguments), tasks, job)
+    )  # fmt: skip
+    order = ArrayOrder(out, arguments, _TASKS, gpus_per_task=_GPUS_PER_TASK, time_min=10, name="demo")
+    # Its devices are nobody's but its own: it waits for no other run, and keeps none off.
+    done = emulate_order(order, LocalWish(StandIn(simulate=_GPUS), lock=False), world, tell)
+    if done.job is None or done.exit_code not in (0, 130):
+        bad = next(row for row in done.rows if row.exit_code != 0)
+        raise BadcjobsError(
+            f"demo task {bad.index} ended with exit code {bad.exit_code}",
+            why=bad.log.read_text(errors="replace").strip()[-2000:] if bad.log.exists() else bad.note,
+            fix=f"cat {bad.log}",
+        )
+    return Demo("badcjobs " + " ".join(arguments), done.exit_code, done.job)
 
 
 def make_audio(folder: Path) -> Path:

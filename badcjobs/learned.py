@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from badcjobs.config import RunSettings
+
 log = logging.getLogger(__name__)
 
 _VERSION = 1
@@ -47,17 +49,17 @@ class Lesson:
 
 
 class Learned:
-    """The lessons about one engine; files nearer to the run come first, and all of them are written."""
+    """The lessons about one engine and its options; files nearer to the run come first, all of them are written."""
 
-    def __init__(self, engine: str, files: Iterable[Path]) -> None:
-        self._engine = engine
+    def __init__(self, subject: str, files: Iterable[Path]) -> None:
+        self._subject = subject
         self._files = list(files)
 
     def about(self, model: str) -> Lesson:
         """Return what is known about a model of device, each fact from the first file that has it."""
         facts: dict[str, Any] = {}
         for file in self._files:
-            entry = _read(file).get(self._engine, {})
+            entry = _read(file).get(self._subject, {})
             known = entry.get(model, {}) if isinstance(entry, dict) else {}
             facts = {**(known if isinstance(known, dict) else {}), **facts}
         return Lesson.parse(facts)
@@ -66,9 +68,15 @@ class Learned:
         """Add facts to every file that can be written; who writes at the same moment may win, and that is no harm."""
         for file in self._files:
             try:
-                _change(file, lambda lessons: lessons.setdefault(self._engine, {}).setdefault(model, {}).update(facts))
+                _change(file, lambda lessons: lessons.setdefault(self._subject, {}).setdefault(model, {}).update(facts))
             except (OSError, AttributeError) as error:
                 log.debug("what was learned is not kept in %s: %s", file, error)
+
+
+def subject_of(settings: RunSettings) -> str:
+    """Return what lessons are about: the engine with all that decides how much memory and time it takes."""
+    words = [settings.engine, settings.command, *settings.engine_args, settings.hawkears_root]
+    return " ".join(word for word in words if word)
 
 
 def learned_files(out: Path, environ: Mapping[str, str]) -> list[Path]:

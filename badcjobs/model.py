@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 # What a sample holds; the `sample` table has a column for each. None: the device did not say.
@@ -251,6 +252,7 @@ class Chunk:
     end_ms: int | None = None
     # Only from the source to the task database, where resume compares it: a worker gets its chunks without.
     fingerprint: Fingerprint = field(default=Fingerprint(), compare=False)
+    piece_of: str | None = None  # the chunk_id of the chunk that this is a piece of
 
     @property
     def key(self) -> tuple[str, str]:
@@ -308,6 +310,7 @@ class ChunkResult:
     error: str | None = None
     # False: lost together with others and not proven guilty; tried again in smaller company, at no charge.
     charged: bool = True
+    pieces: int | None = None  # it was cut into so many; None: analysed whole
 
     @property
     def ok(self) -> bool:
@@ -475,3 +478,71 @@ class Completeness:
     @property
     def complete(self) -> bool:
         return self.expected is not None and self.done == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOrder:
+    """A job array and its merge job, as somebody wants them; a scheduler makes them so."""
+
+    out: Path  # absolute
+    run_arguments: tuple[str, ...]  # what follows `badcjobs`: run SOURCE… --out DIR …, with absolute paths
+    tasks: int
+    first: int = 0
+    step: int = 1
+    only: tuple[int, ...] = ()  # of the array's indices just these, where a part is submitted again; empty: all
+    parallel: int | None = None  # how many tasks at a time; None: as many as there is room for
+    gpus_per_task: int = 1
+    cpus: int | None = None  # of each task; None: whatever the site gives
+    mem: str | None = None  # of each task, as sbatch takes it
+    time_min: int = 720
+    warning_s: int = 180  # how long before the time limit a task is told to stop in order
+    requeues: int = 10  # how often a task that has stopped in order, with work left, is started again
+    account: str | None = None
+    partition: str | None = None
+    constraint: str | None = None
+    extra_sbatch: tuple[str, ...] = ()  # more options of sbatch for the array: "--qos=high"
+    name: str = "badcjobs"
+    setup: tuple[str, ...] = ()  # lines of shell before the work: "module load gcc cuda"
+    merge_account: str | None = None  # None: as the array
+    merge_mem: str = "4G"
+    merge_time_min: int = 60
+
+    @property
+    def shape(self) -> ArrayShape:
+        return ArrayShape(self.first, self.step, self.tasks)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The array indices that are submitted now."""
+        return self.only or tuple(range(self.first, self.first + self.tasks * self.step, self.step))
+
+    @property
+    def spec(self) -> str:
+        """What ``sbatch --array=`` takes."""
+        indices = ",".join(map(str, self.only)) or str(self.shape)
+        return indices if self.parallel is None else f"{indices}%{self.parallel}"
+
+    @property
+    def logs(self) -> Path:
+        """Where the scheduler writes what the tasks say, and keeps its own files."""
+        return self.out / "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An array that was handed in."""
+
+    job_id: str
+    merge_job_id: str | None  # None: there is no merge job; whoever waits merges
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStates:
+    """Where a submitted array stands, in Slurm's words.
+
+    An index that is not there has ended and is forgotten; ``merge`` is None when there is no merge job, or no more.
+    """
+
+    array: Mapping[int, str]
+    merge: str | None = None

@@ -60,6 +60,9 @@ class Outfit:
         """Analyse in pieces what does not fit into a device, as earlier tasks have learned and as we learn now."""
         lessons = {model: learned.about(model) for model in {model_of(plan) for plan in plans}}
         known = {model: MemoryLimit(lesson.crowded_s, lesson.alone_s) for model, lesson in lessons.items()}
+        for model, limit in known.items():
+            if limit != MemoryLimit():
+                self._news.put(_limit_words(model, limit, "as an earlier task has learned: "))
 
         def learn(model: str, limit: MemoryLimit) -> None:  # in a worker's thread
             learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
@@ -89,9 +92,9 @@ class Outfit:
             log.info("%s", self._stager.tally.words)
 
 
-def _limit_words(model: str, limit: MemoryLimit) -> Decision:
+def _limit_words(model: str, limit: MemoryLimit, since: str = "") -> Decision:
     seconds = limit.crowded_s if limit.alone_s is None else limit.alone_s
     how = "; done with one thread" if limit.alone_s is None else " even with one thread; cut"
-    words = f"{seconds:g} s of audio ran out of memory{how} from now on"
+    words = f"{since}{seconds:g} s of audio ran out of memory{how} from now on"
     log.warning("%s: %s", model, words)
     return "memory_limit", model, seconds, words

@@ -7,7 +7,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Protocol
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, InventoryDevice, Reading, WorkerPlan
+from badcjobs.model import (
+    ArrayOrder,
+    Chunk,
+    ChunkResult,
+    ChunkStarted,
+    InventoryDevice,
+    JobStates,
+    Reading,
+    Submitted,
+    WorkerPlan,
+)
 
 
 class Clock(Protocol):
@@ -210,3 +220,38 @@ class Journal(Protocol):
     ) -> None: ...
 
     def next_pending(self, limit: int) -> Sequence[Chunk]: ...
+
+
+class Scheduler(Protocol):
+    """Where arrays run: under Slurm, or emulated on this machine."""
+
+    name: str
+    poll_s: float  # nobody is asked for states more often than this
+
+    def script(self, order: ArrayOrder) -> str:
+        """Return the text that ``submit`` would hand in for the array, byte for byte; do nothing."""
+        ...
+
+    def merge_script(self, order: ArrayOrder) -> str:
+        """Return the text of the job that merges, once the array has ended in whatever way."""
+        ...
+
+    def submit(self, order: ArrayOrder) -> Submitted:
+        """Hand in the array and its merge job; raise NotHere without a scheduler, its own words when it refuses."""
+        ...
+
+    def states(self, job: Submitted) -> JobStates:
+        """Ask once where the whole array stands, its merge job included; raise Unanswered when nobody answers now."""
+        ...
+
+    def cancel_line(self, job: Submitted) -> str:
+        """Return the line that ends the job, for people to paste."""
+        ...
+
+    def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
+        """Return the commands to follow the job with, for people to paste."""
+        ...
+
+
+class Unanswered(Exception):
+    """The scheduler did not say where a job stands; ask again later."""

@@ -37,6 +37,8 @@ class StopRequest:
     def install(self) -> None:
         """Receive the signals of this process."""
         for number in (*WARNINGS, *ENDINGS):
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the work is to outlive the terminal
             signal.signal(number, self.receive)
 
     @property

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from badcjobs import __version__
 from badcjobs.allocation.end_time import end_words
+from badcjobs.announcement import announce
 from badcjobs.config import RunSettings
 from badcjobs.crew import Crew, Terms
 from badcjobs.deadline import Deadline, Pace
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEarly
 from badcjobs.frozen_run import check_against, freeze
 from badcjobs.heartbeat import Beat, Progress, heartbeat_line
-from badcjobs.learned import Learned, learned_files
+from badcjobs.learned import Learned, learned_files, subject_of
 from badcjobs.manifest import Shard
 from badcjobs.model import TaskKey
 from badcjobs.outfit import Outfit
@@ -107,8 +108,9 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
         world.log_to(out.task_log(key))
         records.begin(engine=given.engine.name, telemetry=settings.telemetry)
         records.writer.write_meta({"settings": settings.to_json()})
+        records.writer.write_meta(announce(world.environ, key, out.task_database(key)))
         pace = Pace(None if given.end is None else Deadline(given.end, world.clock))
-        learned = Learned(given.engine.name, learned_files(out.path, world.environ))
+        learned = Learned(subject_of(settings), learned_files(out.path, world.environ))
         yield Task(settings, world, given, out, key, records, pace, learned)
     except (BadcjobsError, sqlite3.Error) as error:
         if records is not None and not out.task_database(key).exists():  # else there may be more in it
@@ -304,9 +306,11 @@ def judge(task: Task, tally: Tally) -> Verdict:
     if left:
         no_worker = tally.retired[0] if tally.retired else "no worker could be started; the log says why"
         return Verdict(ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker)
+    early = len(tally.retired)
+    note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
     if failed:
-        return Verdict(ExitCode.CHUNKS_FAILED, "failed")
-    return Verdict(ExitCode.DONE, "done")
+        return Verdict(ExitCode.CHUNKS_FAILED, "failed", note)
+    return Verdict(ExitCode.DONE, "done", note)
 
 
 def finish(task: Task, end: Verdict) -> TaskEnd:

@@ -16,7 +16,7 @@ END_VARIABLE = "SLURM_JOB_END_TIME"  # set by newer versions of Slurm only
 _LONGEST_S = 100 * 366 * 86_400  # what is further away is no date, but a number that stands for "no limit"
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 _CLOCK = re.compile(
-    r"(?:(?:(?P<days>[0-9]{1,5})-)?(?P<hours>[0-9]{1,7}):)?(?P<minutes>[0-9]{1,7}):(?P<seconds>[0-9]{1,2})"
+    r"(?:(?:(?P<days>[0-9]{1,5})-)?(?P<hours>[0-9]{1,7}):)?(?P<minutes>[0-9]{1,7}):(?P<seconds>[0-5]?[0-9])"
 )
 
 
@@ -45,7 +45,7 @@ def parse_time_left(text: str) -> float:
     if _SECONDS.fullmatch(text):
         return float(text)
     parts = _CLOCK.fullmatch(text)
-    if parts is None:
+    if parts is None or (parts["hours"] is not None and int(parts["minutes"]) > 59):
         raise ValueError(text)
     days, hours, minutes, seconds = (int(part or 0) for part in parts.group("days", "hours", "minutes", "seconds"))
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -23,21 +23,20 @@ def demo(
 ) -> int:
     """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html."""
     from badcjobs.cli.output import print_json, say, shown
-    from badcjobs.cli.world import environ
-    from badcjobs.clock import SystemClock
+    from badcjobs.cli.world import read_world
     from badcjobs.demo import run_demo
     from badcjobs.report.as_text import summary_text
 
     folder = out or _new_folder()
     typer.echo("badcjobs: making audio, then an array of 4 tasks on 4 simulated GPUs (about 10 s) …", err=True)
-    done = run_demo(folder, environ(), SystemClock())
+    done = run_demo(folder, read_world())
     if json_wanted:
         print_json(done.job.summary.to_dict())
-        return 0
+        return done.exit_code
     say(summary_text(done.job.summary, folder.name))
     say(f"\n  each task   {done.command}")
     say(f"  database    {shown(done.job.database)}\n  report      {shown(done.job.report)}")
-    return 0
+    return done.exit_code
 
 
 def _new_folder() -> Path:

@@ -12,6 +12,8 @@ import typer
 
 from badcjobs import __version__
 from badcjobs.cli import (
+    check,
+    cluster,
     demo,
     export,
     gpus,
@@ -20,6 +22,8 @@ from badcjobs.cli import (
     record,
     report,
     run,
+    submit,
+    template,
 )
 from badcjobs.errors import BadcjobsError, ExitCode
 
@@ -35,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, gpus, run, record, merge, report, export, guide):
+for module in (demo, gpus, run, submit, template, record, merge, report, export, check, cluster, guide):
     module.add_to(app)
 
 

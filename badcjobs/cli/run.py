@@ -69,7 +69,7 @@ def run(
     ] = None,
     time_left: Annotated[
         str | None,
-        typer.Option(help="Stop in order within this time, S or H:M:S; default: what Slurm gives the job."),
+        typer.Option(help="Stop in order within this time: seconds, M:S or H:M:S; default: what Slurm gives the job."),
     ] = None,
     live_mode: Annotated[
         str | None, typer.Option(help="Where live files lie: auto (default), local, or shared (no node-local disk).")

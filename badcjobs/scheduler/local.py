@@ -1,66 +1,177 @@
-"""A small job array on this machine: each emulated task has its own devices and Slurm's own variables."""
+"""The scheduler of a machine without Slurm: an array of emulated tasks, run to its end by the process that submits it.
+
+Whether the work is wrapped in a job script of ours or in somebody's own makes no difference: both are read as sbatch
+reads them. Who keeps the machine's devices apart, and what counts as progress, comes in as an argument.
+"""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, JobStates, Submitted
+from badcjobs.scheduler.device_pool import DevicePool
+from badcjobs.scheduler.job_script import JobRequest, read_request
+from badcjobs.scheduler.local_array import LocalArray
+from badcjobs.scheduler.local_environment import Node
+from badcjobs.scheduler.local_job import LocalJob, StopSignals, Terms
+from badcjobs.scheduler.local_state import TaskRow, read_pid, read_states
+from badcjobs.scheduler.local_text import array_text, merge_text
+from badcjobs.seams import Clock
+
+_FOLDER = "slurm-emulation-"
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatedTask:
-    """One element of the array and how it ended."""
+class Machine:
+    """Where the emulation runs, and what it takes from outside."""
 
-    index: int
-    devices: tuple[str, ...]
-    exit_code: int
-    log: Path
-
-
-def array_environment(environ: Mapping[str, str], *, job_id: int, index: int, count: int) -> dict[str, str]:
-    """Return the variables that Slurm would set for one element of ``--array=0-<count - 1>``."""
-    clean = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-    return {
-        **clean,
-        "SLURM_JOB_ID": str(job_id + index),
-        "SLURM_ARRAY_JOB_ID": str(job_id),
-        "SLURM_ARRAY_TASK_ID": str(index),
-        "SLURM_ARRAY_TASK_MIN": "0",
-        "SLURM_ARRAY_TASK_MAX": str(count - 1),
-        "SLURM_ARRAY_TASK_STEP": "1",
-        "SLURM_ARRAY_TASK_COUNT": str(count),
-    }
+    environ: Mapping[str, str]
+    clock: Clock
+    stop: StopSignals
+    node: Node
+    open_pool: Callable[[int], DevicePool]  # given how many devices a task asks for
+    tell: Callable[[str], None]
 
 
-def run_array(
-    argv: Sequence[str],
-    *,
-    environ: Mapping[str, str],
-    job_id: int,
-    tasks: int,
-    device_sets: Sequence[Sequence[str]],
-    logs: Path,
-) -> list[EmulatedTask]:
-    """Run ``tasks`` copies of a command, one at a time per set of devices, and wait for all of them."""
-    free: SimpleQueue[tuple[str, ...]] = SimpleQueue()
-    for devices in device_sets:
-        free.put(tuple(devices))
-    logs.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """An emulated job that is over."""
 
-    def run_one(index: int) -> EmulatedTask:
-        devices = free.get()
-        log = logs / f"{job_id}_{index}.out"
-        env = array_environment(environ, job_id=job_id, index=index, count=tasks)
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    job_id: str
+    request: JobRequest
+    rows: tuple[TaskRow, ...]
+
+
+class LocalScheduler:
+    """Runs arrays on this machine; ``submit`` returns when the array has ended."""
+
+    name = "local"
+    poll_s = 0.5
+
+    def __init__(self, machine: Machine, terms: Terms) -> None:
+        self._machine = machine
+        self._terms = terms
+        self._state_files: dict[str, Path] = {}
+
+    def script(self, order: ArrayOrder) -> str:
+        """Return the text of the array's script."""
+        return array_text(order)
+
+    def merge_script(self, order: ArrayOrder) -> str:
+        """Return the text of a script that would merge; here whoever submits merges."""
+        return merge_text(order)
+
+    def submit(self, order: ArrayOrder) -> Submitted:
+        """Run the array to its end."""
+        order.logs.mkdir(parents=True, exist_ok=True)
+        terms = replace(self._terms, max_requeues=order.requeues)
+        done = self.run_script(self.script(order), name=order.name, state_folder=order.logs, terms=terms)
+        return Submitted(done.job_id, None, order.indices)
+
+    def run_script(
+        self,
+        script: str,
+        *,
+        name: str,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        state_folder: Path | None = None,
+        terms: Terms | None = None,
+    ) -> JobEnd:
+        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT ARGUMENTS`` would."""
+        machine, request = self._machine, read_request(script, options)
+        pool = machine.open_pool(request.gpus)
+        job_id, folder = self._claim()
+        job = LocalJob(
+            job_id=job_id,
+            name=request.name or name,
+            request=request,
+            script=script,
+            arguments=tuple(arguments),
+            node=machine.node,
+            environ=machine.environ,
+            folder=folder,
+            state_file=None if state_folder is None else state_folder / f"{job_id}.json",
+        )
+        if job.state_file is not None:
+            self._state_files[str(job_id)] = job.state_file
         try:
-            with log.open("wb") as out:
-                code = subprocess.run(argv, env=env, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
-        finally:
-            free.put(devices)
-        return EmulatedTask(index, devices, code, log)
+            array = LocalArray(
+                job, pool, terms or self._terms, clock=machine.clock, stop=machine.stop, tell=machine.tell
+            )
+            check_log_folder(array.rows[0].log)
+            tell_limits(job, machine.tell)
+        except BaseException:
+            folder.rmdir()
+            raise
+        return JobEnd(str(job_id), request, tuple(array.run()))
 
-    with ThreadPoolExecutor(max_workers=len(device_sets)) as pool:
-        return list(pool.map(run_one, range(tasks)))
+    def states(self, job: Submitted) -> JobStates:
+        """Return how the tasks of an array stand; of one that this machine has forgotten, nothing."""
+        try:
+            return JobStates(read_states(self._state_files[job.job_id]))
+        except (KeyError, OSError, ValueError):
+            return JobStates({})
+
+    def cancel_line(self, job: Submitted) -> str:
+        """Return how to end the job: it is the process that submitted it."""
+        try:
+            return f"kill {read_pid(self._state_files[job.job_id])}"
+        except (KeyError, OSError, ValueError):
+            return f"Ctrl-C where job {job.job_id} runs"
+
+    def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
+        """Return the commands to look at the job with."""
+        return (
+            f"tail -f {order.logs}/{job.job_id}_{order.indices[0]}.out",
+            f"badcjobs merge {order.out}",
+            f"badcjobs report {order.out}",
+        )
+
+    def _claim(self) -> tuple[int, Path]:
+        """Take a number that no other emulation of this machine has, and a folder of that name."""
+        parent = Path(self._machine.environ.get("TMPDIR") or tempfile.gettempdir())
+        number = self._machine.clock.now_ms() // 1000
+        while True:
+            folder = parent / f"{_FOLDER}{number}"
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                number += 1
+                continue
+            except OSError as error:
+                raise BadInput(
+                    f"there is no folder for the emulation: {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
+                ) from error
+            return number, folder
+
+
+def check_log_folder(log: Path) -> None:
+    """Refuse a folder that is not there: Slurm does not make it either, and fails every task without a word."""
+    if not log.parent.is_dir():
+        raise BadInput(
+            f"the folder of the logs does not exist: {log.parent}",
+            why="Slurm does not make it: every task would fail without a word",
+            fix=f"mkdir -p {log.parent}",
+        )
+
+
+def tell_limits(job: LocalJob, tell: Callable[[str], None]) -> None:
+    """Say what this machine cannot give, or does not do."""
+    request, cores = job.request, job.node.cores
+    many = 1 if request.array is None else len(request.array.indices)
+    tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {_logs(job)}")
+    if (request.cpus or 1) > cores:
+        tell(f"each task asks for {request.cpus} CPUs, this machine has {cores}: that is what it gets")
+    if request.warning is not None and not request.warning.to_script:
+        tell("--signal without B: reaches srun steps only; the script hears nothing (write --signal=B:USR1@180)")
+    if request.ignored:
+        tell("left to Slurm, without effect here: " + ", ".join(f"--{name}" for name in request.ignored))
+
+
+def _logs(job: LocalJob) -> Path:
+    return (job.node.submit_dir / (job.request.output or "x")).parent

@@ -84,6 +84,11 @@ TABLES = (
             Column("ended_at_ms", "INTEGER", "when it ended; NULL: it has not, or was killed"),
             Column("exit_code", "INTEGER", "its exit code; NULL as above"),
             Column("verdict", "TEXT", "done, failed, stopped or killed; NULL: still running when this was published"),
+            Column(
+                "slurm_state", "TEXT", "Slurm's own word: TIMEOUT, NODE_FAIL, …; ENDED: no word; NULL: no hook (slurm/)"
+            ),
+            Column("slurm_exit_code", "TEXT", "Slurm's exit code and signal, as 0:9; NULL as above"),
+            Column("slurm_reason", "TEXT", "who says so: jobcomp (the controller), task_epilog or epilog (the node)"),
         ),
     ),
     Table(
@@ -217,6 +222,7 @@ TABLES = (
             Column("error_class", "TEXT", "why it failed, as a class"),
             Column("error", "TEXT", "why it failed, in the engine's words"),
             Column("gpu_state", "TEXT", "JSON: the device's last sample before it failed; NULL: done, or none known"),
+            Column("pieces", "INTEGER", "it was cut into so many, being too long for the device; NULL: analysed whole"),
         ),
         key="task_id, attempt_id",
         parent=_OF_A_CHUNK,
@@ -378,7 +384,7 @@ TABLES = (
 DERIVED = ("device_total", "metric_summary", "utilization_count")
 
 # How many columns tables had in earlier versions: a row that salvage finds may be of one of them.
-EARLIER_WIDTHS = {"attempt": (12,), "chunk": (17,), "device": (12,), "sample": (14,)}
+EARLIER_WIDTHS = {"attempt": (12,), "chunk": (17,), "device": (12,), "sample": (14,), "task": (20,)}
 
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 

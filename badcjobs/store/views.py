@@ -68,6 +68,7 @@ VIEWS = (
                 "(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')",
                 "length of the chunks that are done",
             ),
+            *_from("task", "t", "slurm_state", "slurm_exit_code"),
         ),
         "FROM task t",
     ),

@@ -11,6 +11,7 @@ from typing import Protocol
 from badcjobs.model import Reading
 
 _EVERY_MS = 10_000
+_WORTH_A_SHARE_S = 10.0  # of a shorter life the start is nearly all
 
 
 @dataclass(slots=True)
@@ -106,9 +107,10 @@ class CostBook:
     def words(self) -> str:
         """The cost so far, for the task's log."""
         life, effort, use = self._life, self._effort, self._use()
-        lived_s = max(0.001, (self._at_ms - life.started_at_ms) / 1000)
+        lived_s = (self._at_ms - life.started_at_ms) / 1000
+        share = f" ({100 * use.cpu_s / lived_s:.2f} % of a core)" if lived_s >= _WORTH_A_SHARE_S else ""
         memory = "?" if use.memory_bytes is None else f"{use.memory_bytes / 2**20:.0f}"
         return (
             f"{effort.ticks} instants read by {life.backend()[0]} in {lived_s:.0f} s; {use.cpu_s:.2f} s of CPU"
-            f" ({100 * use.cpu_s / lived_s:.2f} % of a core), {memory} MiB, at worst {effort.worst_late_s:.3f} s late"
+            f"{share}, {memory} MiB, at worst {effort.worst_late_s:.3f} s late"
         )

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.02
 _DYING_S = 2.0
 _FULL_PIPE_S = 1.0
+_SMALLEST_FILE = 65536
 _OURS = "badcjobs: error: "
 _LOG_LINE = re.compile(r"\S+ \S+ recorder (?P<level>[A-Z]+) (?P<message>.*)")
 _RAISED = re.compile(r"(Fatal Python error|[\w.]*(Error|Exception|Interrupt|Exit))\b")
@@ -234,7 +235,17 @@ class Sidecar:
             said = self._log_file.read_bytes()[self._log_before :]
         except OSError:
             said = b""  # somebody has tidied up our folder
+        if not said and _is_full(self._log_file.parent):
+            return "there is no space left on its disk, not even for last words"
         return parse_last_words(said.decode(errors="replace"))
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _SMALLEST_FILE
 
 
 def parse_last_words(text: str) -> str:

@@ -222,10 +222,10 @@ class CommandSession:
         values = {
             "input": chunk.audio_path,
             "output": str(self._output),
-            "chunk_id": chunk.chunk_id,
+            "chunk_id": chunk.piece_of or chunk.chunk_id,
             "recording_id": chunk.recording_id,
         }
-        env = {"BADCJOBS_CHUNK_ID": chunk.chunk_id, "BADCJOBS_RECORDING_ID": chunk.recording_id}
+        env = {"BADCJOBS_CHUNK_ID": chunk.piece_of or chunk.chunk_id, "BADCJOBS_RECORDING_ID": chunk.recording_id}
         return self._place.run(values, env, audio_s=chunk.audio_s)
 
     def _judge(self, chunk: Chunk, code: int, started_at_ms: int) -> ChunkResult:

@@ -24,6 +24,10 @@ from badcjobs.workers.stream_session import StreamSession
 
 log = logging.getLogger(__name__)
 
+_CACHES = (
+    ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
+    ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
+)  # fmt: skip
 _DEFAULT_THREADS = 3  # HawkEars' own
 _MOST_OMP_THREADS = 4  # more only fight over the cores
 _CORES_TO_SPARE = 3  # with fewer for each of its threads, helpers of theirs only get in each other's way
@@ -166,7 +170,7 @@ def hawkears_environment(
     env = worker_environment(environ, plan)
     caches = find_caches(environ, scratch)
     # The first run compiles for half a minute; the workers and the tasks after it share what it made.
-    for name, folder in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv")):
+    for name, folder in _CACHES:
         env.setdefault(name, str(caches / f"{folder}-cache"))
     if "OMP_NUM_THREADS" not in environ:
         share = plan.threads // _parse_threads(extra_args)

@@ -19,7 +19,8 @@ OVERLAP_S = 6.0
 # HawkEars makes its spectrograms in stretches of three windows, and drifts within each: a piece that begins where such
 # a stretch does has the very spectrograms of the whole. Measured with HawkEars 2.3 on 120 s in two pieces, 6,337
 # detections: begun at a multiple of 9 s all are found again with the same times, and 10 have another score; begun at a
-# multiple of 3 s alone nearly half of them have other times.
+# multiple of 3 s alone nearly half of them have other times. (Its heuristics count per file, and so per piece: that
+# no cut can mend.)
 GRID_S = 9.0
 # Its low-band model has windows of 4 s, and so stretches of 12 s. Pieces that are long enough begin where both do.
 WIDE_GRID_S = 36.0

@@ -211,7 +211,7 @@ class PiecewiseSession:
         first_ms = chunk.start_ms
         return Chunk(
             chunk.recording_id, f"{chunk.chunk_id}~{name}", chunk.source_path, str(target), first_ms + start_ms,
-            first_ms + end_ms,
+            first_ms + end_ms, piece_of=chunk.chunk_id,
         )  # fmt: skip
 
     def _begin(self, chunk: Chunk, news: ChunkStarted | ChunkResult) -> ChunkStarted:
@@ -241,6 +241,7 @@ class PiecewiseSession:
             result,
             chunk=whole.chunk,
             started_at_ms=self._begun_at_ms or result.started_at_ms,
+            pieces=whole.way.pieces,
             error=f"in its piece from {stretch.start_s:.0f} s to {stretch.end_s:.0f} s: {said}",
         )
         if result.error_class != OUT_OF_MEMORY:
@@ -255,4 +256,4 @@ class PiecewiseSession:
         self._limits.came_through(self._model, whole.chunk.key, whole.audio_s, whole.way)
         audio_s = whole.audio_s if whole.chunk.audio_s is None else whole.chunk.audio_s
         started_at_ms = ended_at_ms if self._begun_at_ms is None else self._begun_at_ms
-        return ChunkResult(whole.chunk, started_at_ms, ended_at_ms, join_detections(heard), audio_s)
+        return ChunkResult(whole.chunk, started_at_ms, ended_at_ms, join_detections(heard), audio_s, pieces=len(heard))

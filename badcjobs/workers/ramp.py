@@ -41,7 +41,7 @@ def begin(*, cpus: int, devices: int, memory_bytes: int | None, known: int | Non
     room = _MOST if memory_bytes is None else max(1, int(_FULL * memory_bytes / _MEMORY_EACH))
     most = max(1, min(cores, _MOST))
     memory = "memory not known" if memory_bytes is None else f"{memory_bytes / 2**30:.0f} GiB of memory"
-    words = f"{cores} cores and {memory} per device"
+    words = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
     if known is not None:
         return Beginning(min(known, most), most, f"an earlier run came to {known} ({words})")
     return Beginning(min(max(1, cores // _CORES_EACH), room), most, words)
@@ -96,8 +96,8 @@ class Ramp:
         """Go back by one: the memory of a device has run out."""
         if self.workers == 1:
             return None
-        self.rates.pop(self.workers, None)
-        return self._settle(self.workers - 1, reason)
+        self.rates.clear()  # whatever was measured, this is not what it was about
+        return self._settle(self.workers - 1, reason, final=False)
 
     def _decide(self, memory_share: float | None, left_s: float) -> Step:
         now, rate = self.workers, self.rates[self.workers]
@@ -107,8 +107,9 @@ class Ramp:
         gain = "" if before is None else f"{now} per device did {rate / before - 1:+.0%} against {now - 1}; "
         if now >= self._most:
             return self._settle(now, f"{gain}no more cores than that")
-        if memory_share is not None and memory_share * (now + 1) / now > _FULL:
-            return self._settle(now, f"{gain}the memory of a device is {memory_share:.0%} full")
+        if memory_share is not None and (share := memory_share * (now + 1) / now) > _FULL:
+            # Not for good: it may be somebody else's work that fills the device today.
+            return self._settle(now, f"{gain}one more might fill {share:.0%} of a device's memory", final=False)
         if left_s < _WORTH_S:
             return self._settle(now, f"{gain}only {left_s:.0f} s of work are left", final=False)
         self.workers = now + 1

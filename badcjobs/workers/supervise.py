@@ -263,7 +263,14 @@ class Supervisor:
         if event.retires:
             self.tally.retired.append(str(broken))
             log.error("worker %d retires (%s): %s", plan.slot, broken.error_class, broken)
+            for chunk in event.begun:  # its tries have an end; the chunks go back with the others
+                self._settle(plan, replace(self._blame(chunk, broken, event.at_ms), charged=False))
             return []
+        if not broken.at_start:
+            log.warning(
+                "worker %d ended with %d in progress (%s): %s",
+                plan.slot, len(event.begun), broken.error_class, _last_line(str(broken)),
+            )  # fmt: skip
         accused = [] if broken.at_start else event.begun or event.unanswered[:1]
         if broken.error_class == TERMINATED:
             accused = [chunk for chunk in accused if not self._judge.forgives(chunk, TERMINATED)]

@@ -90,5 +90,5 @@ def test_with_nothing_left_to_do_a_task_is_done_however_late_it_is(site: Site) -
 
 def test_a_time_that_is_no_time_is_refused(site: Site) -> None:
     refused = site.run(site.manifest(1), *SLOW, "--time-left", "abc")
-    assert_refused(refused, 2, "--time-left = 'abc' must be seconds or H:M:S", "badcjobs run --help")
+    assert_refused(refused, 2, "--time-left = 'abc' must be seconds, M:S or H:M:S", "badcjobs run --help")
     assert not site.out.exists()

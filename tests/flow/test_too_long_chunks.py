@@ -66,12 +66,14 @@ def test_the_long_one_has_the_detections_of_both_halves_on_its_own_time(mixed: O
 
 def test_each_step_down_is_an_attempt(mixed: Outcome, shared_site: Site) -> None:
     attempts = shared_site.rows(
-        "SELECT try_number, outcome, error_class FROM attempt WHERE chunk_id = 'c250' AND outcome != 'lost'"
+        "SELECT try_number, outcome, error_class, pieces FROM attempt WHERE chunk_id = 'c250' AND outcome != 'lost'"
         " ORDER BY attempt_id"
     )
     assert [attempt[1:] for attempt in attempts] == [
-        ("failed", "out_of_memory"), ("failed", "out_of_memory"), ("done", None),
+        ("failed", "out_of_memory", None), ("failed", "out_of_memory", None), ("done", None, 2),
     ]  # fmt: skip
+    ((seconds, why),) = shared_site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
+    assert (seconds, "ran out of memory even with one thread; cut from now on" in why) == (LONG_S, True)
 
 
 def test_no_piece_is_left_behind(mixed: Outcome, shared_site: Site) -> None:
@@ -86,3 +88,6 @@ def test_a_later_task_of_the_run_starts_with_the_halves(mixed: Outcome, shared_s
     (database,) = set(shared_site.task_databases()) - before
     found = rows(database, "SELECT chunk_id, attempts, detections FROM chunk WHERE audio_s = ?", LONG_S)
     assert found == [("d300", 1, 3)]
+    assert rows(database, "SELECT pieces FROM attempt WHERE chunk_id = 'd300'") == [(2,)]
+    ((why,),) = rows(database, "SELECT reason FROM decision WHERE kind = 'memory_limit'")
+    assert why.startswith(f"as an earlier task has learned: {LONG_S} s of audio ran out of memory")

@@ -10,6 +10,7 @@ import pytest
 from support.slurm_cluster import JobEnd, SlurmCluster
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
+AUTO = ("--workers-per-gpu", "auto")
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_the_template_works_untouched_with_everything_in_export(
     assert set(slurm_cluster.wait(job_id).values()) == {JobEnd("FAILED", 75)}
     for index in range(4):
         called = json.loads((tmp_path / f"called-{index}").read_text())
-        assert called == ["run", "a b.csv", "--out", "out", "--simulate", "4", "--engine", "demo"]
+        assert called == ["run", "a b.csv", "--out", "out", *AUTO, "--simulate", "4", "--engine", "demo"]
         assert "a b.csv -> out" in (tmp_path / f"badcjobs-{job_id}_{index}.log").read_text()
 
 
@@ -45,7 +46,7 @@ def test_the_template_works_with_its_two_lines_edited(
     text = TEMPLATE.read_text().replace("${SOURCE:=}", "${SOURCE:=my audio}").replace("${OUT:=}", "${OUT:=out}")
     (tmp_path / "mine.sbatch").write_text(text.replace("${BADCJOBS:=badcjobs}", f"${{BADCJOBS:={program}}}"))
     slurm_cluster.wait(slurm_cluster.sbatch(tmp_path / "mine.sbatch", "--array=7", cwd=tmp_path))
-    assert json.loads((tmp_path / "called-7").read_text()) == ["run", "my audio", "--out", "out"]
+    assert json.loads((tmp_path / "called-7").read_text()) == ["run", "my audio", "--out", "out", *AUTO]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-KNOWN = frozenset({"slurm", "cc", "hawkears", "mount", "shm", "wheel"})
+KNOWN = frozenset({"slurm", "cc", "hawkears", "mount", "shm", "wheel", "cgroup", "spank"})
 required: set[str] = set()  # filled from the command line
 
 

@@ -12,6 +12,7 @@ import pwd
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -28,6 +29,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "sque
 
 # What another Slurm, or a shell on a GPU machine, may have left in the caller's environment.
 FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SCONTROL|SACCT)_|CUDA_VISIBLE_DEVICES$")
+
+_DEVICE_CGROUPS = Path("/sys/fs/cgroup/devices")
 
 ENDED = {
     "BOOT_FAIL",
@@ -60,15 +63,21 @@ class Shape:
     """What the cluster pretends to be. Cores and memory need not exist: Slurm only counts them."""
 
     nodes: int
-    gpus: int
+    gpus: int | tuple[int, ...]  # on every node, or node by node
     cpus: int
     memory_mib: int
     kill_wait_s: int
     extra_conf: tuple[str, ...]
+    cgroup_devices: bool = False
 
     @property
     def node_names(self) -> list[str]:
         return [f"gpu{number}" for number in range(self.nodes)]
+
+    @property
+    def gpus_by_node(self) -> dict[str, int]:
+        each = (self.gpus,) * self.nodes if isinstance(self.gpus, int) else self.gpus
+        return dict(zip(self.node_names, each, strict=True))
 
 
 class SlurmCluster:
@@ -82,14 +91,15 @@ class SlurmCluster:
         self,
         *,
         nodes: int = 2,
-        gpus: int = 4,
+        gpus: int | tuple[int, ...] = 4,
         cpus: int = 24,
         memory_mib: int = 180_000,
         kill_wait_s: int = 5,
         extra_conf: Iterable[str] = (),
+        cgroup_devices: bool = False,
         start_timeout_s: float = 30,
     ) -> None:
-        self.shape = Shape(nodes, gpus, cpus, memory_mib, kill_wait_s, tuple(extra_conf))
+        self.shape = Shape(nodes, gpus, cpus, memory_mib, kill_wait_s, tuple(extra_conf), cgroup_devices)
         self.start_timeout_s = start_timeout_s
         self.root = Path()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -99,6 +109,15 @@ class SlurmCluster:
     def missing() -> list[str]:
         """Name the programs that are not installed; ``INSTALL`` is the line that brings them."""
         return [program for program in PROGRAMS if shutil.which(program, path=_path(os.environ)) is None]
+
+    @staticmethod
+    def missing_for_cgroups() -> str | None:
+        """Say why devices cannot be constrained here; None: they can. Slurm 22.05 does it with device cgroups (v1)."""
+        if os.geteuid() != 0:
+            return "only root makes cgroups and device files"
+        if not os.access(_DEVICE_CGROUPS / "tasks", os.W_OK):
+            return f"no device cgroups (v1) in {_DEVICE_CGROUPS}"
+        return None
 
     @property
     def env(self) -> dict[str, str]:
@@ -154,6 +173,16 @@ class SlurmCluster:
         fields = "JobArrayID:60,State:40,exit_code:20"
         return parse_ends(self.run(["squeue", "-hr", "-t", "all", "-j", str(job_id), "-O", fields]).stdout)
 
+    def kill_node(self, name: str) -> None:
+        """Kill a node's daemon as if its machine had gone dark: nobody tells its jobs, which go on."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+
+    def heal_node(self, name: str) -> None:
+        """Start the daemon of a killed node again; Slurm then ends what it has given up there."""
+        self._launch(name, ["slurmd", "-D", "-N", name])
+
     def log_tails(self, lines: int = 15) -> str:
         """Return the last lines of every daemon's log, for an error message."""
         return "\n".join(f"--- {log.name}\n{_tail(log, lines)}" for log in sorted(self.root.glob("*.log")))
@@ -199,7 +228,7 @@ class SlurmCluster:
 
     def _all_idle(self) -> bool:
         nodes = self.run(["sinfo", "-hN", "-o", "%N %T"], check=False).stdout.splitlines()
-        return sorted(nodes) == sorted(f"{name} idle" for name in self.shape.node_names)
+        return set(nodes) == {f"{name} idle" for name in self.shape.node_names}  # one line per node and partition
 
     def _stop(self) -> None:
         # slurmctld first, lest it start or requeue something; munged last, the others cannot talk without it.
@@ -207,6 +236,8 @@ class SlurmCluster:
         try:
             _end([self._daemons[name] for name in order if name in self._daemons])
             _kill_all(self.root)
+            if self.shape.cgroup_devices:
+                _remove_cgroups(self.shape)
         finally:
             for held in self._ports:
                 held.close()
@@ -233,7 +264,7 @@ def slurm_conf(root: Path, shape: Shape, ports: Sequence[int], *, host: str, use
         [
             *_controller(root, host, user, controller_port),
             *_scheduling(shape),
-            *_process_tracking(),
+            *_process_tracking(shape),
             *_accounting(),
             *(_node(name, shape, host, port) for name, port in zip(shape.node_names, node_ports, strict=True)),
             "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
@@ -275,8 +306,10 @@ def _scheduling(shape: Shape) -> list[str]:
     ]
 
 
-def _process_tracking() -> list[str]:
-    """No cgroups: they need root. ConstrainDevices would go here, with its cgroup.conf in ``_make_files``."""
+def _process_tracking(shape: Shape) -> list[str]:
+    """No cgroups unless asked for: they need root."""
+    if shape.cgroup_devices:
+        return ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]
     return ["ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none"]
 
 
@@ -286,7 +319,8 @@ def _accounting() -> list[str]:
 
 
 def _node(name: str, shape: Shape, host: str, port: int) -> str:
-    gres = f" Gres=gpu:{shape.gpus}" if shape.gpus else ""
+    gpus = shape.gpus_by_node[name]
+    gres = f" Gres=gpu:{gpus}" if gpus else ""
     address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
     return f"NodeName={name} {address} CPUs={shape.cpus} RealMemory={shape.memory_mib}{gres} State=UNKNOWN"
 
@@ -296,21 +330,35 @@ def _make_files(root: Path, shape: Shape, ports: Sequence[int]) -> None:
     (root / "slurm.conf").write_text(slurm_conf(root, shape, ports, host=host, user=_user_name()))
     (root / "gres.conf").write_text(_gres_conf(root, shape))
     # Named, or slurmd would look for cgroup v2 and systemd, and stop where it finds neither.
-    (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    constrained = "ConstrainDevices=yes\n" if shape.cgroup_devices else ""
+    (root / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{constrained}")
     key = root / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
     for folder in ["state", *(f"spool-{name}" for name in shape.node_names)]:
         (root / folder).mkdir()
-    for number in range(shape.gpus):
-        # slurmd wants a character device behind each GPU; a link to one will do, and needs no root.
-        (root / f"nvidia{number}").symlink_to("/dev/null")
+    for number in range(max(shape.gpus_by_node.values())):
+        _make_device(root / f"nvidia{number}", number, constrained=shape.cgroup_devices)
+
+
+def _make_device(path: Path, number: int, *, constrained: bool) -> None:
+    """Make what slurmd wants behind each GPU, a character device: a link to one will do, and needs no root.
+
+    Only cgroups need devices that differ. No driver has major 240: opening one says ENXIO, or EPERM where it is not
+    allowed.
+    """
+    if constrained:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(240, number))
+    else:
+        path.symlink_to("/dev/null")
 
 
 def _gres_conf(root: Path, shape: Shape) -> str:
-    if not shape.gpus:
-        return ""
-    return f"Name=gpu File={root}/nvidia[0-{shape.gpus - 1}] Flags=nvidia_gpu_env\n"
+    return "".join(
+        f"NodeName={node} Name=gpu File={root}/nvidia[0-{gpus - 1}] Flags=nvidia_gpu_env\n"
+        for node, gpus in shape.gpus_by_node.items()
+        if gpus
+    )
 
 
 def _user_name() -> str:
@@ -382,6 +430,17 @@ def _kill_all(root: Path, timeout_s: float = 10) -> None:
 
     if not _wait_until(none_left, timeout_s):
         raise ClusterProblem(f"these processes survive the cluster in {root}: {_processes_of(root)}")
+
+
+def _remove_cgroups(shape: Shape) -> None:
+    """Remove the groups that the nodes have made, innermost first; they are empty by now."""
+    for name in shape.node_names:
+        for top in _DEVICE_CGROUPS.parent.glob(f"*/slurm_{name}"):
+            for folder in (*sorted(top.glob("**/"), reverse=True), top):
+                try:
+                    folder.rmdir()
+                except OSError:
+                    pass  # not empty yet, or gone by now: it hurts nobody
 
 
 def _processes_of(root: Path) -> list[psutil.Process]:

@@ -15,7 +15,7 @@ import pytest
 import badcjobs
 
 PACKAGE = Path(badcjobs.__file__).parent
-STAGES = ("allocation", "audio", "gpu", "manifest", "workers", "telemetry", "store", "report", "scheduler")
+STAGES = ("allocation", "audio", "gpu", "manifest", "workers", "telemetry", "store", "report", "scheduler", "preflight")
 GROUND = {"badcjobs", "badcjobs.model", "badcjobs.seams", "badcjobs.errors", "badcjobs.clock"}
 
 # Entrances besides the command line: other people's Python has nobody above it who reads the environment.

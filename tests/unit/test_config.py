@@ -93,9 +93,11 @@ def test_a_flag_of_the_wrong_size_is_named_as_a_flag() -> None:
     assert refusal(max_gpus=0).what == "--max-gpus = 0 must be at least 1"
 
 
-@pytest.mark.parametrize("text", ["abc", "", "-5", "1:2:3:4", "UNLIMITED"])
+@pytest.mark.parametrize("text", ["abc", "", "-5", "1:2:3:4", "UNLIMITED", "1:99", "1:60:00"])
 def test_a_time_left_that_is_no_time_is_refused(text: str) -> None:
-    assert refusal(time_left=text).what == f"--time-left = {text!r} must be seconds or H:M:S, such as 5400 or 1:30:00"
+    assert refusal(time_left=text).what == (
+        f"--time-left = {text!r} must be seconds, M:S or H:M:S, such as 5400 or 1:30:00; in TOML in quotes"
+    )
 
 
 def test_a_time_left_may_be_a_number_in_the_file(config: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_time_left_may_be_a_number_in_the_file(config: Path) -> None:
     assert make(config).time_left == "5400"
     assert make(config, time_left="1:30:00").time_left == "1:30:00"
     config.write_text("[run]\ntime_left = true\n")
-    assert "time_left = True must be a text" in refusal(config).what
+    assert "time_left = True must be seconds, M:S or H:M:S" in refusal(config).what
 
 
 def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:

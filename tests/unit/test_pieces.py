@@ -239,7 +239,7 @@ def test_pieces_are_chunks_of_their_own_and_gone_when_they_are_done(tmp_path: Pa
     ]
     heard = (Detection(1000, 2000, "ROPT", 0.9),)
     assert news[0] == ChunkStarted(chunk, 77)
-    assert news[1:] == [ChunkResult(chunk, 77, 99, heard, 60.0)], (
+    assert news[1:] == [ChunkResult(chunk, 77, 99, heard, 60.0, pieces=2)], (
         "28 s is before the joint, where the first piece rules"
     )
     assert bench.left_over == []

@@ -133,7 +133,7 @@ def test_columns_carry_their_unit() -> None:
     plain = {  # what has no unit: names, numbers, counts, texts
         "exit_code", "cpus", "devices", "workers", "telemetry", "restart", "array_index", "shard_index", "shard_count",
         "procid", "pid", "attempts", "try_number", "detections", "score", "device_index", "throttle_reasons", "peak",
-        "threshold", "samples", "rows", "rows_lost", "ticks", "ecc_errors", "ours", "value",
+        "threshold", "samples", "rows", "rows_lost", "ticks", "ecc_errors", "ours", "value", "pieces",
         "minimum", "mean", "p50", "p95", "maximum",  # those of a metric, which has its own unit
     }  # fmt: skip
     for table in JOB_TABLES:

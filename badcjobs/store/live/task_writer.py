@@ -268,9 +268,9 @@ class TaskWriter:
         outcome = "done" if result.ok else "failed" if result.charged else "lost"
         self._write(
             """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?,
-                   gpu_state = ? WHERE task_id = ? AND attempt_id = ?""",
+                   gpu_state = ?, pieces = ? WHERE task_id = ? AND attempt_id = ?""",
             (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error, gpu_state,
-             self.task_id, self._open_attempts.pop(chunk.key)),
+             result.pieces, self.task_id, self._open_attempts.pop(chunk.key)),
         )  # fmt: skip
         self._write(
             """UPDATE chunk SET status = ?, attempts = ?, device_id = ?, worker_id = ?, started_at_ms = ?,

@@ -19,6 +19,7 @@ from pathlib import Path
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
+from badcjobs.store.connect import transaction
 from badcjobs.store.filesystem import read_filesystem
 from badcjobs.store.merging.draft import changed_in_place, drafted
 from badcjobs.store.merging.find_files import FoundFile, check_inputs, find_task_databases, full_path, no_task_databases
@@ -26,6 +27,7 @@ from badcjobs.store.merging.intake import STILL_WRITTEN, Intake, examine
 from badcjobs.store.merging.job_writer import FileChanged, JobWriter
 from badcjobs.store.merging.lock import only_merge
 from badcjobs.store.merging.old_job import OldJob, damaged_name, look_at_old
+from badcjobs.store.merging.slurm_ends import find_ends, has_news, read_ends, write_ends
 from badcjobs.store.merging.source_file import HOLDING, SKIPPED, SourceFile
 
 _MOST_IN_PLACE = 10  # SQLite attaches no more files at once
@@ -81,7 +83,7 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     changed = [file for file, name in names.items() if _has_changed(file, known.get(name))]
     gone = _gone(old, order.target)
     files = old.files
-    if old.state != "current" or changed or gone:
+    if old.state != "current" or changed or gone or has_news(order.target, old.files):
         files = _bring_up_to_date(order, old, changed, gone, check)
     _refuse_if_strict(order, files)
     return MergeOutcome(files, len(changed), frozenset(names.values()))
@@ -127,6 +129,7 @@ def _write(
     of: int,
 ) -> tuple[SourceFile, ...]:
     """Write what the old job database had, if it is not this one, then what is new."""
+    ends = read_ends(db)
     writer = JobWriter(db, {file.path: file for file in old.files if file.path not in gone})
     if old.state == "older":
         writer.adopt(order.target)
@@ -148,6 +151,9 @@ def _write(
             why="\n".join(f"{file.path}: {file.reason}" for file in files),
             fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
         )
+    with transaction(db):
+        write_ends(db, ends)  # of tasks whose rows were written anew
+        write_ends(db, find_ends(db, files, order.target.parent))
     return files
 
 

@@ -41,6 +41,7 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
                 why_not = _why_not(db, file, holders.get(file.task_id)) or _why_not_here(path, file, job_database)
                 if why_not is None:
                     path.unlink()
+                    path.with_suffix(".slurm.json").unlink(missing_ok=True)
                     removed.append(file.path)
                 else:
                     left.append((file.path, why_not))

@@ -1,0 +1,94 @@
+"""``badcjobs check``: preflight; what would go wrong, each with the line that fixes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from badcjobs.preflight.facts import Asked
+
+_EXAMPLE = "Example: badcjobs check manifest.csv --out /scratch/st-lab-1/july --site sockeye --script job.sbatch"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(name="check", short_help="Say what would go wrong, before anything is submitted.", epilog=_EXAMPLE)(
+        check
+    )
+
+
+def check(
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="Manifest CSV, folder of audio, or a list of either."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The run folder; default: what the script says.")] = None,
+    site: Annotated[str | None, typer.Option(help="sockeye, or a site file of your own: ./mysite.toml.")] = None,
+    script: Annotated[str | None, typer.Option(help="The job script that would be submitted.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of the array; default: the script's --array.")] = None,
+    gpus_per_task: Annotated[int | None, typer.Option(min=1, help="GPUs of each task.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each task.")] = None,
+    mem: Annotated[str | None, typer.Option(help="Memory of each task, as sbatch takes it: 16G.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time of each task, as sbatch takes it: 12:00:00.")] = None,
+    account: Annotated[str | None, typer.Option(help="The account that pays.")] = None,
+    root: Annotated[str | None, typer.Option(help="Where relative source_paths start from.")] = None,
+    engine: Annotated[str | None, typer.Option(help="hawkears (default), hawkears1, command or demo.")] = None,
+    command: Annotated[str | None, typer.Option(help="For --engine command: 'prog {input} {output}'.")] = None,
+    engine_arg: Annotated[list[str] | None, typer.Option(help="An argument for the engine; repeatable.")] = None,
+    hawkears_python: Annotated[str | None, typer.Option(help="The Python that has HawkEars.")] = None,
+    hawkears_root: Annotated[str | None, typer.Option(help="Folder with HawkEars' data/ and yaml/.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Read the source, but look at no audio file.")] = False,
+    json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Say what would go wrong, each with the line that fixes it; nothing is submitted, nothing is left behind.
+
+    Exit code 0 when nothing is a problem (there may be warnings), 1 when something is, 2 for wrong usage.
+    """
+    from pathlib import Path
+
+    from badcjobs.checking import CheckOrder, Here
+    from badcjobs.checking import check as check_all
+    from badcjobs.cli.output import RowCounter, log_to_stderr, print_json, say
+    from badcjobs.cli.world import environ
+    from badcjobs.clock import SystemClock
+    from badcjobs.preflight.finding import findings_text
+
+    log_to_stderr(quiet=True)
+    order = CheckOrder(
+        sources=tuple(source or ()),
+        out=out,
+        root=root,
+        site=site,
+        script=script,
+        engine=engine,
+        engine_args=tuple(engine_arg or ()),
+        command=command,
+        hawkears_python=hawkears_python,
+        hawkears_root=hawkears_root,
+        asked=_asked(tasks=tasks, gpus=gpus_per_task, cpus=cpus, mem=mem, time=time, account=account),
+        quick=quick,
+    )
+    found = check_all(order, Here(environ(), SystemClock(), Path.cwd(), RowCounter("chunks looked at")))
+    if json_wanted:
+        print_json(found.to_dict())
+    else:
+        say(findings_text(found.findings))
+    return int(found.exit_code)
+
+
+def _asked(
+    *, tasks: int | None, gpus: int | None, cpus: int | None, mem: str | None, time: str | None, account: str | None
+) -> Asked:
+    from badcjobs.errors import BadInput
+    from badcjobs.preflight.facts import Asked
+    from badcjobs.scheduler.job_script import parse_limit
+    from badcjobs.script_facts import parse_memory_gb
+
+    try:
+        time_s = None if time is None else parse_limit(time)
+        memory_gb = None if mem is None else parse_memory_gb(mem)
+    except ValueError as error:
+        raise BadInput(str(error), fix="badcjobs check … --time 12:00:00 --mem 16G") from error
+    return Asked(tasks=tasks, gpus_per_task=gpus, cpus=cpus, memory_gb=memory_gb, time_s=time_s, account=account)

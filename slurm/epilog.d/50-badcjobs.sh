@@ -1,0 +1,27 @@
+#!/bin/bash
+#
+# Slurm runs this as root on each node when a job has ended there (Epilog=/etc/slurm/epilog.d/*). It finishes what
+# task_epilog.sh could not: where Slurm's step daemon died, or the node was lost and came back. Optional.
+#
+# Nothing is read or written as root: it becomes the job's user first, without groups or a way back, and has
+# ten seconds. It always exits with 0, because a failing Epilog drains the node.
+
+# EDIT: where task_epilog.sh lies.
+HOOKS=/usr/local/lib/badcjobs/slurm
+
+main() {
+    [[ ${SLURM_JOB_UID:-} =~ ^[0-9]+$ && ${SLURM_JOB_ID:-} =~ ^[0-9]+$ ]] || return
+    local gid=${SLURM_JOB_GID:-} become=()
+    [[ $gid =~ ^[0-9]+$ ]] || gid=$(id -g "$SLURM_JOB_UID") || return
+    [[ -d /tmp/badcjobs-slurm-$SLURM_JOB_UID && -r $HOOKS/task_epilog.sh ]] || return
+    if [[ $(id -u) == 0 ]]; then
+        become=(setpriv --reuid="$SLURM_JOB_UID" --regid="$gid" --clear-groups --no-new-privs --)
+    elif [[ $(id -u) != "$SLURM_JOB_UID" ]]; then
+        return # a Slurm that does not run as root cannot become anybody
+    fi
+    cd / && timeout -k 1 10 "${become[@]}" /bin/bash "$HOOKS/task_epilog.sh" \
+        --left "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$HOSTNAME}" "${SLURM_JOB_EXIT_CODE2:-}"
+}
+
+main </dev/null >/dev/null 2>&1
+exit 0

@@ -1,0 +1,340 @@
+/*
+ * A SPANK plugin: adds --badc-telemetry[=interval] to sbatch, salloc and srun. Beside the tasks of such a job runs
+ * `badcjobs record`, one on each node, and leaves badc-telemetry-<job>....sqlite in the job's working folder.
+ *
+ * How: where a task is about to begin, as the user and inside the job's cgroup, a keeper process is forked off, which
+ * starts `badcjobs record` and ends it in order when Slurm's step daemon says so or is gone. They talk through two
+ * pipes made before the fork, so that the daemon, which is root, never reads a file of the user's nor signals a process.
+ *
+ * It never fails a job: without badcjobs, without a GPU, on a full disk, the task runs as if it were not there. Only a
+ * senseless interval is refused, by sbatch and srun, before anything is submitted.
+ */
+
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+SPANK_PLUGIN(badc_telemetry, 1)
+
+#define OPTION "badc-telemetry"
+#define DEFAULT_INTERVAL "1"
+#define PATIENCE_MS 8000 /* what the recorder may take to publish; then it is killed */
+#define GRACE_MS 500     /* what its keeper may take after that; then the job ends without them */
+
+static const int JOB_SIGNALS[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+
+static int wanted;                           /* the option was given */
+static char interval[32] = DEFAULT_INTERVAL; /* seconds, as given */
+static char program[PATH_MAX] = "badcjobs";  /* badcjobs=/path in plugstack.conf; else from the PATH of the job */
+static int tell[2] = {-1, -1};               /* a pipe from the daemon to the keepers; at its end, the recorder's, too */
+static int ended[2] = {-1, -1};              /* one from the keepers to the daemon; at its end, all have ended */
+static unsigned tasks_left;
+static char lock_path[PATH_MAX];
+
+/* --- the option -------------------------------------------------------------------------------------------------- */
+
+static int is_interval(const char *text)
+{
+    char *end;
+    double seconds;
+
+    if (strlen(text) >= sizeof interval || !isdigit((unsigned char)text[0]))
+        return 0;
+    seconds = strtod(text, &end);
+    return *end == '\0' && seconds >= 0.01 && seconds <= 86400;
+}
+
+static int on_option(int val, const char *argument, int remote)
+{
+    (void)val;
+    if (argument != NULL && argument[0] != '\0') {
+        if (!is_interval(argument)) {
+            if (!remote)
+                slurm_error("--" OPTION "=%s: seconds between two samples are wanted, as 1 or 0.5", argument);
+            return remote ? 0 : -1;
+        }
+        snprintf(interval, sizeof interval, "%s", argument);
+    }
+    wanted = 1;
+    return 0;
+}
+
+static struct spank_option option = {
+    OPTION, "[interval]", "record the job's GPUs with badcjobs, every interval seconds (default 1)", 2, 0, on_option,
+};
+
+int slurm_spank_init(spank_t spank, int count, char **arguments)
+{
+    for (int i = 0; i < count; i++)
+        if (strncmp(arguments[i], "badcjobs=", 9) == 0 && strlen(arguments[i]) - 9 < sizeof program)
+            strcpy(program, arguments[i] + 9);
+    if (spank_option_register(spank, &option) != ESPANK_SUCCESS)
+        slurm_verbose(OPTION ": the option cannot be registered");
+    return 0;
+}
+
+/* --- in the step daemon ------------------------------------------------------------------------------------------ */
+
+int slurm_spank_user_init(spank_t spank, int count, char **arguments)
+{
+    uint32_t tasks = 0;
+
+    (void)count, (void)arguments;
+    if (!wanted || !spank_remote(spank))
+        return 0;
+    spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks);
+    tasks_left = tasks ? tasks : 1;
+    if (pipe2(tell, O_CLOEXEC) != 0 || pipe2(ended, O_CLOEXEC) != 0)
+        wanted = 0;
+    return 0;
+}
+
+static void wait_for_keepers(void)
+{
+    struct pollfd all_ended = {.fd = ended[0], .events = POLLIN};
+
+    if (ended[0] < 0)
+        return;
+    close(tell[1]);
+    close(ended[1]); /* ours; when the keepers' are closed as well, the pipe is at its end */
+    poll(&all_ended, 1, PATIENCE_MS + GRACE_MS);
+    close(tell[0]);
+    close(ended[0]);
+    tell[0] = tell[1] = ended[0] = ended[1] = -1;
+}
+
+int slurm_spank_task_exit(spank_t spank, int count, char **arguments)
+{
+    (void)spank, (void)count, (void)arguments;
+    if (wanted && tasks_left > 0 && --tasks_left == 0)
+        wait_for_keepers();
+    return 0;
+}
+
+int slurm_spank_exit(spank_t spank, int count, char **arguments)
+{
+    (void)count, (void)arguments;
+    if (wanted && spank_remote(spank))
+        wait_for_keepers(); /* a step whose tasks could not even begin */
+    return 0;
+}
+
+/* --- in the task, as the user ------------------------------------------------------------------------------------ */
+
+static const char *job_variable(char **environment, const char *name)
+{
+    size_t length = strlen(name);
+
+    for (; environment != NULL && *environment != NULL; environment++)
+        if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=')
+            return *environment + length + 1;
+    return "";
+}
+
+/* Open a lock file in the user's own folder on this node; -1: there is none, or none that can be trusted. */
+static int open_lock(const char *name, int how, char *path, size_t size)
+{
+    struct stat found;
+
+    snprintf(path, size, "/tmp/badcjobs-slurm-%u", (unsigned)geteuid());
+    if (how & O_CREAT)
+        mkdir(path, 0700);
+    if (lstat(path, &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid())
+        return -1;
+    snprintf(path + strlen(path), size - strlen(path), "/%s.lock", name);
+    return open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | how, 0600);
+}
+
+static int is_taken(const char *name)
+{
+    char path[PATH_MAX];
+    int fd = open_lock(name, 0, path, sizeof path);
+    int taken = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
+
+    if (fd >= 0)
+        close(fd);
+    return taken;
+}
+
+/* Take a lock that lasts as long as a process that has it: one recorder for the same GPUs. -1: there is one already. */
+static int take_lock(const char *name)
+{
+    int fd = open_lock(name, O_CREAT, lock_path, sizeof lock_path);
+
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static void replace_odd(char *text)
+{
+    for (; *text != '\0'; text++)
+        if (!isalnum((unsigned char)*text) && strchr("._-,", *text) == NULL)
+            *text = '_';
+}
+
+struct names {
+    char whole_node[128]; /* the lock of a recorder that sees all of the job's GPUs on this node */
+    char own[400];        /* that of one for the GPUs of a task: tasks with other GPUs have their own */
+    char file[400];       /* what is recorded, without its ending */
+};
+
+static void name_all(struct names *names, spank_t spank, char **environment, int in_batch)
+{
+    const char *array = job_variable(environment, "SLURM_ARRAY_JOB_ID");
+    const char *job = array[0] ? array : job_variable(environment, "SLURM_JOB_ID");
+    const char *index = job_variable(environment, "SLURM_ARRAY_TASK_ID");
+    const char *node = job_variable(environment, "SLURMD_NODENAME");
+    const char *restart = job_variable(environment, "SLURM_RESTART_COUNT");
+    char step[64] = "";
+    uint32_t number = 0, task = 0;
+
+    if (!in_batch) {
+        spank_get_item(spank, S_JOB_STEPID, &number);
+        spank_get_item(spank, S_TASK_GLOBAL_ID, &task);
+        snprintf(step, sizeof step, ".s%u.p%u", number, task);
+    }
+    snprintf(names->whole_node, sizeof names->whole_node, "record-%.20s-%.60s",
+             job_variable(environment, "SLURM_JOB_ID"), node);
+    snprintf(names->own, sizeof names->own, "%s-%.200s", names->whole_node,
+             job_variable(environment, "CUDA_VISIBLE_DEVICES"));
+    snprintf(names->file, sizeof names->file, OPTION "-%.20s%s%.20s.r%.10s.%.60s%s", job, index[0] ? "_" : "", index,
+             restart[0] ? restart : "0", node, step);
+    replace_odd(names->whole_node);
+    replace_odd(names->own);
+    replace_odd(names->file);
+}
+
+/* Become `badcjobs record`; what it says goes to a file of its own, for the user asked for it. */
+static void become_recorder(const char *file, char **environment)
+{
+    char database[512], log[512];
+    char *arguments[] = {program, "record", "--out", database, "--interval", interval, NULL};
+    int said;
+
+    snprintf(database, sizeof database, "%s.sqlite", file);
+    snprintf(log, sizeof log, "%s.log", file);
+    said = open(log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (said >= 0)
+        dup2(said, 2);
+    for (size_t i = 0; i < sizeof JOB_SIGNALS / sizeof *JOB_SIGNALS; i++)
+        signal(JOB_SIGNALS[i], SIG_DFL); /* what is ignored stays ignored in a new program */
+    environ = environment; /* not execvpe: it would look along the PATH of the daemon */
+    execvp(program, arguments);
+    dprintf(2, "badc-telemetry: %s cannot be started: %s\n  try: put badcjobs on the PATH of the job\n", program,
+            strerror(errno));
+    _exit(127);
+}
+
+/* srun waits for whoever still has the output of a task open. */
+static void let_go_of_output(void)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    for (int fd = 0; null >= 0 && fd < 3; fd++)
+        dup2(null, fd);
+}
+
+static void remove_if_empty(const char *file)
+{
+    char log[512];
+    struct stat found;
+
+    snprintf(log, sizeof log, "%s.log", file);
+    if (lstat(log, &found) == 0 && S_ISREG(found.st_mode) && found.st_size == 0)
+        unlink(log);
+}
+
+static void end_recorder(pid_t recorder)
+{
+    const struct timespec moment = {.tv_nsec = 50 * 1000 * 1000};
+
+    kill(recorder, SIGTERM);
+    for (int waited_ms = 0; waited_ms < PATIENCE_MS; waited_ms += 50) {
+        if (waitpid(recorder, NULL, WNOHANG) != 0)
+            return;
+        nanosleep(&moment, NULL);
+    }
+    kill(recorder, SIGKILL);
+    waitpid(recorder, NULL, 0);
+}
+
+/* Start the recorder, and end it when the daemon says so or is gone; it may end by itself before that. */
+static void keep_recorder(const char *file, char **environment)
+{
+    struct pollfd end_it = {.fd = tell[0], .events = POLLIN};
+    pid_t recorder;
+
+    close(tell[1]); /* ours, or the pipe would never come to its end */
+    close(ended[0]);
+    let_go_of_output();
+    recorder = fork();
+    if (recorder == 0)
+        become_recorder(file, environment);
+    while (recorder > 0 && waitpid(recorder, NULL, WNOHANG) == 0)
+        if (poll(&end_it, 1, 500) > 0) {
+            end_recorder(recorder);
+            break;
+        }
+    remove_if_empty(file);
+    unlink(lock_path);
+    _exit(0);
+}
+
+/* Fork twice: the task that begins here must not find a child that it did not start. */
+static void start_keeper(const char *file, char **environment)
+{
+    pid_t between = fork();
+
+    if (between == 0) {
+        if (fork() != 0)
+            _exit(0);
+        setsid();
+        for (size_t i = 0; i < sizeof JOB_SIGNALS / sizeof *JOB_SIGNALS; i++)
+            signal(JOB_SIGNALS[i], SIG_IGN); /* they are for the job; the keeper listens to the daemon alone */
+        keep_recorder(file, environment);
+    }
+    if (between > 0)
+        waitpid(between, NULL, 0);
+}
+
+int slurm_spank_task_init(spank_t spank, int count, char **arguments)
+{
+    char **environment = NULL;
+    uint32_t step = 0;
+    struct names names;
+    int lock, in_batch;
+
+    (void)count, (void)arguments;
+    if (!wanted || tell[0] < 0 || spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
+        return 0;
+    spank_get_item(spank, S_JOB_STEPID, &step);
+    in_batch = step == SLURM_BATCH_SCRIPT;
+    name_all(&names, spank, environment, in_batch);
+    if (!in_batch && is_taken(names.whole_node))
+        return 0; /* the batch script's recorder sees all of the job's GPUs on this node */
+    lock = take_lock(in_batch ? names.whole_node : names.own);
+    if (lock >= 0) {
+        start_keeper(names.file, environment);
+        close(lock); /* the keeper has it, until it ends */
+    }
+    return 0;
+}

@@ -1,0 +1,45 @@
+#!/bin/bash
+#
+# Slurm runs this as the user, after each task of each job has ended, however it ended (TaskEpilog=, or
+# srun --task-epilog=). Where badcjobs ran in the task, it writes OUT/tasks/<name>.slurm.json beside the task database:
+# what the task was given, and when Slurm saw its end. `badcjobs merge` reads it. Needs task_prolog.sh.
+#
+# It never fails a job: whatever is missing, it is silent and exits with 0.
+#
+# epilog.d/50-badcjobs.sh calls it too, as the same user:  task_epilog.sh --left JOB NODE EXIT_CODE
+
+write_record() { # notes file, who writes, exit code as Slurm writes it (7:0), or nothing
+    local allocation database record code=null
+    [[ -z ${3:-} ]] || code="\"$3\""
+    {
+        read -r allocation || return
+        while read -r database; do
+            [[ $allocation == *'}' && $database == /*/tasks/*.sqlite ]] || continue
+            record=${database%.sqlite}.slurm.json
+            printf '%s, "ended_at_s": %s, "exit_code": %s, "written_by": "%s"}\n' \
+                "${allocation%'}'}" "$(date +%s)" "$code" "$2" >"$record.$$" &&
+                mv -f "$record.$$" "$record"
+            rm -f "$record.$$"
+        done
+    } <"$1"
+    rm -f "$1"
+}
+
+main() {
+    umask 022 # as task databases: whoever may read one may read how it ended
+    local folder=/tmp/badcjobs-slurm-$(id -u) job=${SLURM_JOB_ID:-} notes
+    [[ -d $folder && ! -L $folder && -O $folder ]] || return
+    if [[ ${1:-} == --left ]]; then
+        [[ $2 =~ ^[0-9]+$ && $3 != */* && ${4:-} =~ ^([0-9]+:[0-9]+)?$ ]] || return
+        for notes in "$folder/$2".*."$3"; do
+            [[ -f $notes && ! -L $notes ]] && write_record "$notes" epilog "${4:-}"
+        done
+    else
+        local task=${SLURM_STEP_ID:-batch}.${SLURM_PROCID:-0}.r${SLURM_RESTART_COUNT:-0}
+        notes=$folder/$job.$task.${SLURMD_NODENAME:-$HOSTNAME}
+        [[ -f $notes && ! -L $notes ]] && write_record "$notes" task_epilog
+    fi
+}
+
+main "$@" >/dev/null 2>&1
+exit 0

@@ -1,0 +1,378 @@
+"""A job on a machine without Slurm: the scenarios of the cluster, emulated. Nothing is lost, nothing is done twice.
+
+All of them run side by side; after each the merge has run, every chunk is accounted for exactly once, what is left is
+named, and the same command finishes it.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.badcjobs_program import QUICK, Outcome, Program, Site, rows, wait_for
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
+HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
+LEAN = ("--no-emit-gpu-telemetry", "--retries", 0, *QUICK)
+
+# What happens to a chunk, by the array index that has it; once `finish` is there, all is well.
+MISFORTUNES = """
+[ -e {folder}/finish ] || case $SLURM_ARRAY_TASK_ID-$BADCJOBS_CHUNK_ID in
+1-c001) exit 1 ;;
+2-*) [ -n "$SLURM_RESTART_COUNT" ] || kill -USR1 $PPID ;;
+3-c007) touch {folder}/hangs; sleep 60 ;;
+esac
+"""
+# Deaf to TERM, like a program deep in a driver.
+HANGS = """
+[ -e {folder}/finish ] || [ $BADCJOBS_CHUNK_ID = c000 ] || { trap '' TERM; touch {folder}/hangs-$$; sleep 60; }
+"""
+ALONE = """
+mkdir {folder}/busy-$CUDA_VISIBLE_DEVICES || exit 1
+sleep 0.3
+rmdir {folder}/busy-$CUDA_VISIBLE_DEVICES
+"""
+
+
+@dataclass
+class Scenario:
+    """One emulated job, from its start to whatever its end leaves."""
+
+    site: Site
+    chunks: int
+    arguments: tuple[object, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    program: Program | None = None
+    first: Outcome | None = None
+    second: Outcome | None = None
+
+    def start(self) -> Program:
+        self.program = self.site.start(*self.arguments, env={**self.env, **self.machine})
+        return self.program
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """The environment of a machine whose locks are these tests' own."""
+        return {"BADCJOBS_LOCK_DIR": str(self.site.folder.parent / "locks")}
+
+    def finish(self) -> None:
+        """Take what was in the way out of it, and give the same command again."""
+        (self.site.folder / "finish").touch()
+        self.second = self.start().wait(90)
+
+    @property
+    def tasks(self) -> list[tuple[str, int | None, int]]:
+        assert self.first is not None
+        return [(task["state"], task["exit_code"], task["restarts"]) for task in self.first.json["tasks"]]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        assert self.first is not None, "it has not ended"
+        return dict(self.first.json["summary"])
+
+    def job(self, sql: str) -> list[tuple[Any, ...]]:
+        return rows(self.site.out / "job.sqlite", sql)
+
+
+def make_site(parent: Path, name: str) -> Site:
+    return Site(parent / name)
+
+
+def per_chunk(site: Site, what: str) -> list[object]:
+    """Return the options of an engine that does this with each chunk."""
+    script = site.script("engine.sh", what.replace("{folder}", str(site.folder)) + HEARD)
+    return ["--command", f"{script} {{input}} {{output}}"]
+
+
+def array(site: Site, chunks: int, *options: object, what: str = "") -> Scenario:
+    manifest = site.manifest(chunks)
+    words = (
+        "submit",
+        manifest,
+        "--out",
+        site.out,
+        "--cluster",
+        "local",
+        "--json",
+        *options,
+        *per_chunk(site, what),
+        *LEAN,
+    )
+    return Scenario(site, chunks, words)
+
+
+def template(site: Site, chunks: int) -> Scenario:
+    """The template as it is shipped; everything comes from the environment, as with sbatch --export."""
+    program = site.script("badcjobs", f'exec {sys.executable} -m badcjobs "$@"')
+    env = {
+        "SOURCE": str(site.manifest(chunks)),
+        "OUT": str(site.out),
+        "BADCJOBS": str(program),
+        "BADCJOBS_ARGS": " ".join(map(str, ["--simulate", 4, *LEAN, "--engine", "demo"])),
+    }
+    words = ("submit", "--cluster", "local", "--script", TEMPLATE, "--simulate", 4, "--json", "--array", "0-19%4")
+    return Scenario(site, chunks, (*words, "--sbatch=--gpus-per-node=1"), env)
+
+
+def limited(site: Site, chunks: int) -> Scenario:
+    """A job whose time is over in the middle of chunks that will not end."""
+    (manifest, (flag, command)) = site.manifest(chunks), per_chunk(site, HANGS)
+    run = f"run {manifest} --out {site.out} --simulate 2 {flag} '{command}' {' '.join(map(str, LEAN))}"
+    script = site.folder / "job.sbatch"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --time=0:10 --gpus-per-node=2 --signal=B:USR1@1\n#SBATCH --open-mode=append\n"
+        f"{sys.executable} -m badcjobs {run} &\nchild=$!\ntrap 'touch {site.folder}/warned' USR1\n"
+        "while ! wait $child; do kill -0 $child 2>/dev/null || break; done\n"
+    )
+    words = ("submit", "--cluster", "local", "--script", script, "--out", site.out, "--simulate", 2, "--json")
+    return Scenario(site, chunks, (*words, "--kill-wait", 1))
+
+
+def nested(site: Site, chunks: int) -> Scenario:
+    """A job that submits an array from inside, on what it was granted itself."""
+    inner = array(site, chunks, "--simulate", 4, "--tasks", 2, what="echo $CUDA_VISIBLE_DEVICES >> {folder}/seen\n")
+    words = " ".join(f"'{word}'" for word in inner.arguments)
+    script = site.folder / "outer.sbatch"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --array=5 --gpus-per-node=2\n"
+        f"echo $CUDA_VISIBLE_DEVICES > {site.folder}/granted\nexec {sys.executable} -m badcjobs {words}\n"
+    )
+    return Scenario(site, chunks, ("submit", "--cluster", "local", "--script", script, "--simulate", 4, "--json"))
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scenario]]:
+    """All of them, over; and the same commands once more where something was left."""
+    parent = tmp_path_factory.mktemp("emulation")
+    sites = {
+        name: make_site(parent, name) for name in ("misfortunes", "limit", "stopped", "killed", "nested", "twenty")
+    }
+    found = {
+        "misfortunes": array(sites["misfortunes"], 16, "--tasks", 4, "--simulate", 8, "--grace", 0.5, what=MISFORTUNES),
+        "limit": limited(sites["limit"], 4),
+        "stopped": array(sites["stopped"], 4, "--tasks", 2, "--simulate", 8, "--grace", 0.5, what=HANGS),
+        "killed": array(sites["killed"], 4, "--tasks", 2, "--simulate", 8, "--kill-wait", 3, what=HANGS),
+        "nested": nested(sites["nested"], 4),
+        "twenty": template(sites["twenty"], 40),
+    }
+    try:
+        for name in ("misfortunes", "limit", "stopped", "killed"):
+            found[name].env["BADCJOBS_LOCK_DIR"] = str(parent / f"locks-{name}")
+        run_all(found)
+        yield found
+    finally:
+        for scenario in found.values():
+            if scenario.program is not None:
+                scenario.program.kill()
+            scenario.site.close()
+
+
+def run_all(found: dict[str, Scenario]) -> None:
+    rough = {name: found[name].start() for name in ("misfortunes", "limit", "stopped", "killed")}
+    cancel_task(found["misfortunes"].site, 3)
+    for name in ("stopped", "killed"):
+        folder = found[name].site.folder
+        wait_for(lambda folder=folder: len(list(folder.glob("hangs-*"))) >= 2, f"chunks of {name} hang", 60)
+    rough["stopped"].send(signal.SIGINT)
+    rough["killed"].kill()
+    last = found["nested"].start(), found["twenty"].start()
+    found["killed"].finish()
+    for name in ("stopped", "misfortunes", "limit"):
+        found[name].first = rough[name].wait(90)
+        found[name].finish()
+    found["nested"].first, found["twenty"].first = (program.wait(120) for program in last)
+
+
+def cancel_task(site: Site, index: int) -> None:
+    """Do what scancel does to one task of an array."""
+    wait_for(lambda: (site.folder / "hangs").exists(), "a chunk hangs", 60)
+    (log,) = site.out.glob(f"logs/*_{index}.out")
+    log.with_name(log.name + ".cancel").touch()
+
+
+# --- an array of twenty -----------------------------------------------------------------------------------------------
+
+
+def test_an_array_of_twenty_with_four_at_a_time_does_every_row_exactly_once(scenarios: dict[str, Scenario]) -> None:
+    twenty = scenarios["twenty"]
+    assert twenty.first is not None and twenty.first.exit_code == 0, twenty.first
+    assert twenty.tasks == [("COMPLETED", 0, 0)] * 20
+    assert (twenty.summary["verdict"], twenty.summary["done"], twenty.summary["tasks"]) == ("done", 40, 20)
+    done = twenty.job("SELECT chunk_id, count(*) FROM chunk WHERE status = 'done' GROUP BY 1")
+    assert done == [(f"c{number:03d}", 1) for number in range(40)]
+    placed = twenty.job("SELECT c.chunk_id, t.array_index FROM chunk c JOIN task t USING (task_id)")
+    assert sorted(placed) == [(f"c{number:03d}", number % 20) for number in range(40)]
+
+
+def test_never_more_than_four_of_them_run_at_a_time_and_never_two_on_one_device(scenarios: dict[str, Scenario]) -> None:
+    spans = scenarios["twenty"].job(
+        "SELECT t.started_at_ms, t.ended_at_ms, d.uuid FROM task t JOIN device d USING (task_id)"
+    )
+    assert len(spans) == 20
+    together = [[uuid for start, end, uuid in spans if start <= moment < end] for moment, _, _ in spans]
+    assert max(map(len, together)) <= 4
+    assert all(len(set(uuids)) == len(uuids) for uuids in together)
+
+
+def test_every_task_has_its_log_under_the_name_that_slurm_would_give_it(scenarios: dict[str, Scenario]) -> None:
+    twenty = scenarios["twenty"]
+    assert twenty.first is not None
+    job_id = twenty.first.json["job_id"]
+    assert {path.name for path in twenty.site.folder.glob("*.log")} == {f"badcjobs-{job_id}_{i}.log" for i in range(20)}
+    assert twenty.job("SELECT DISTINCT job_id, restart FROM task") == [(job_id, 0)]
+
+
+# --- misfortunes ------------------------------------------------------------------------------------------------------
+
+
+def test_each_task_ends_in_the_way_that_slurm_would_call_it(scenarios: dict[str, Scenario]) -> None:
+    assert scenarios["misfortunes"].tasks == [
+        ("COMPLETED", 0, 0),
+        ("FAILED", 1, 0),
+        ("COMPLETED", 0, 1),
+        ("CANCELLED", 75, 0),
+    ]
+
+
+def test_the_requeued_task_has_two_databases_and_did_each_chunk_once(scenarios: dict[str, Scenario]) -> None:
+    rough = scenarios["misfortunes"]
+    assert rough.first is not None
+    mine = f"job_id = '{rough.first.json['job_id']}' AND array_index = 2"
+    done = "(SELECT count(*) FROM chunk WHERE status = 'done')"
+    attempts = sorted(rough.site.rows(f"SELECT restart, verdict, {done} FROM task WHERE {mine}"))
+    assert [(restart, verdict) for restart, verdict, _ in attempts] == [(0, "stopped"), (1, "done")]
+    assert sum(done for *_, done in attempts) == 4
+    assert min(done for *_, done in attempts) > 0
+
+
+def test_the_verdict_is_that_work_is_left_and_what_is_left_is_named(scenarios: dict[str, Scenario]) -> None:
+    rough = scenarios["misfortunes"]
+    assert rough.first is not None
+    assert (rough.first.exit_code, rough.first.json["verdict"]) == (75, "stopped"), rough.first.stderr
+    summary = rough.summary
+    assert [chunk["chunk_id"] for chunk in summary["failed_chunks"]] == ["c001"]
+    assert summary["done"] + summary["failed"] + summary["left"] == 16
+    assert summary["left"] >= 1
+    assert any("--array=" in line and "3" in line for line in summary["completeness"]["finish"])
+
+
+def test_state_changes_are_told_one_line_each(scenarios: dict[str, Scenario]) -> None:
+    first = scenarios["misfortunes"].first
+    assert first is not None
+    words = Counter(
+        line.split()[2] for line in first.stderr.splitlines() if line.startswith(f"badcjobs: {first.json['job_id']}_")
+    )
+    assert words == {"RUNNING": 5, "PENDING": 1, "COMPLETED": 2, "FAILED": 1, "CANCELLED": 1}
+    assert "of 4 ended" in first.stderr
+
+
+def test_a_time_limit_warns_and_kills_and_keeps_what_was_done(scenarios: dict[str, Scenario]) -> None:
+    limit = scenarios["limit"]
+    assert limit.first is not None
+    assert [task[0] for task in limit.tasks] == ["TIMEOUT"], limit.first.stderr
+    assert limit.first.exit_code == 75
+    assert (limit.site.folder / "warned").exists()
+    assert (limit.summary["done"], limit.summary["left"]) == (1, 3)
+
+
+def test_ctrl_c_ends_the_tasks_in_order_merges_and_says_so(scenarios: dict[str, Scenario]) -> None:
+    stopped = scenarios["stopped"]
+    assert stopped.first is not None
+    assert stopped.first.exit_code == 130, stopped.first.stderr
+    assert [(state, code) for state, code, _ in stopped.tasks] == [("CANCELLED", 75)] * 2
+    assert (stopped.summary["done"], stopped.summary["left"]) == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["misfortunes", "limit", "stopped", "killed"])
+def test_the_same_command_finishes_what_was_left(scenarios: dict[str, Scenario], name: str) -> None:
+    scenario = scenarios[name]
+    assert scenario.second is not None
+    assert scenario.second.exit_code == 0, scenario.second.stderr
+    assert scenario.second.json["verdict"] == "done"
+    done = scenario.job("SELECT chunk_id, count(*) FROM chunk WHERE status = 'done' GROUP BY 1")
+    assert done == [(f"c{number:03d}", 1) for number in range(scenario.chunks)]
+    assert scenario.job("SELECT count(*) FROM detection") == [(scenario.chunks,)]
+    assert scenario.second.json["summary"]["completeness"]["complete"] is True
+
+
+def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str, Scenario]) -> None:
+    outer = scenarios["nested"]
+    assert outer.first is not None and outer.first.exit_code == 0, outer.first
+    granted = (outer.site.folder / "granted").read_text().strip().split(",")
+    seen = set((outer.site.folder / "seen").read_text().split())
+    assert len(granted) == 2
+    assert seen == {f"GPU-51a0d000-0000-4000-8000-{int(index):012d}" for index in granted}
+    ((jobs, indices, done),) = outer.job(
+        "SELECT count(DISTINCT job_id), group_concat(DISTINCT array_index), (SELECT count(*) FROM chunk) FROM task"
+    )
+    assert (jobs, sorted(indices.split(",")), done) == (1, ["0", "1"], outer.chunks)
+    assert outer.job(f"SELECT count(*) FROM task WHERE job_id = '{outer.first.json['job_id']}'") == [(0,)]
+
+
+@pytest.mark.parametrize("name", ["misfortunes", "limit", "stopped", "killed", "nested", "twenty"])
+def test_nothing_stays_on_the_machine(scenarios: dict[str, Scenario], name: str) -> None:
+    site = scenarios[name].site
+    wait_for(lambda: not site.processes(), "everybody has ended", 15)
+    assert [path.name for path in site.local.iterdir()] == []
+
+
+# --- two at a time ----------------------------------------------------------------------------------------------------
+
+
+def test_two_emulations_of_one_machine_never_take_the_same_card_and_one_waits(tmp_path: Path) -> None:
+    site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
+    what = ALONE.replace("{folder}", str(tmp_path))
+    both = [array(one, 3, "--tasks", 3, "--simulate", 2, what=what) for one in (site, other)]
+    ends = [scenario.start() for scenario in both]
+    outcomes = [program.wait() for program in ends]
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], [outcome.stderr for outcome in outcomes]
+    assert any("waiting for GPUs that other runs have: GPU" in outcome.stderr for outcome in outcomes)
+    site.close()
+    other.close()
+
+
+def test_a_second_emulation_of_the_same_run_is_refused(site: Site) -> None:
+    scenario = array(site, 1, "--tasks", 1, "--simulate", 1, what="sleep 1\n")
+    first = scenario.start()
+    wait_for(lambda: list(site.out.glob("logs/*.out")), "it runs")
+    second = scenario.start().wait()
+    assert (second.exit_code, "another emulation" in second.stderr) == (2, True)
+    assert first.wait().exit_code == 0
+
+
+def test_a_killed_emulation_leaves_nobody_not_even_what_a_script_without_exec_has_set_free(site: Site) -> None:
+    script = site.script("job.sbatch", f"setsid sleep 300 &\nsh -c 'trap \"\" TERM; touch {site.folder}/up; sleep 300'")
+    words = ("submit", "--cluster", "local", "--script", script, "--kill-wait", 1)
+    program = Scenario(site, 0, words).start()
+    wait_for(lambda: (site.folder / "up").exists(), "it runs")
+    program.kill()
+    wait_for(lambda: not site.processes(), "everybody has ended", 20)
+    wait_for(lambda: not list(site.local.iterdir()), "its folder is gone")
+
+
+def test_under_nohup_it_outlives_its_terminal(site: Site) -> None:
+    scenario = array(site, 1, "--tasks", 1, "--simulate", 1, what="sleep 0.5\n")
+    words = [sys.executable, "-m", "badcjobs", *map(str, scenario.arguments)]
+    env = site.environ(scenario.machine)
+    with subprocess.Popen(["nohup", *words], env=env, cwd=site.folder, stdout=subprocess.PIPE) as quiet:
+        wait_for(lambda: list(site.out.glob("logs/*.out")), "it runs")
+        quiet.send_signal(signal.SIGHUP)
+        assert quiet.wait(30) == 0
+    assert site.count("chunk", "status = 'done'") == 1
+
+
+def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_line_to_paste(site: Site) -> None:
+    many = array(site, 1, "--tasks", 1, "--simulate", 2, "--gpus-per-task", 4)
+    few = many.start().wait()
+    assert few.exit_code == 3 and "--gpus-per-task 2" in few.stderr
+    wrong = Scenario(site, 1, (*many.arguments[: -len(LEAN) - 2], "--simulate", 4, "--engine", "hawkears"))
+    broken = wrong.start().wait()
+    assert broken.exit_code == 3, broken.stderr
+    assert "no array task could begin" in broken.stderr

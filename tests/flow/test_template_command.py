@@ -1,0 +1,57 @@
+"""``badcjobs template``: the list, a script on stdout or in a file, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.badcjobs_program import Site, assert_refused
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_a_name_there_is_the_list(site: Site) -> None:
+    text, document = site.badcjobs_each([("template",), ("template", "--json")])
+    assert text.exit_code == document.exit_code == 0
+    names = [template["name"] for template in document.json["templates"]]
+    assert names == sorted(path.stem for path in (ROOT / "templates").glob("*.sbatch"))
+    assert all(f"\n  {name} " in text.stdout for name in names)
+    assert document.json["templates"][-1]["open"] == ["account", "source", "out"]
+
+
+def test_a_template_is_printed_as_it_is_and_what_is_open_is_named(site: Site) -> None:
+    done = site.badcjobs("template", "sockeye-array")
+    assert done.exit_code == 0
+    assert done.stdout == (ROOT / "templates" / "sockeye-array.sbatch").read_text()
+    assert "still open, to edit or to name in sbatch --export: account, source, out" in done.stderr
+
+
+def test_a_filled_template_is_written_once_and_replaced_only_by_force(site: Site) -> None:
+    fill = ("template", "sockeye-array", "--set", "account=st-pi-1-gpu", "-o", "job.sbatch")
+    first = site.badcjobs(*fill)
+    assert (first.exit_code, first.stdout) == (0, "job.sbatch is written; next: sbatch job.sbatch\n")
+    script = site.folder / "job.sbatch"
+    assert "#SBATCH --account=st-pi-1-gpu" in script.read_text().splitlines()
+    script.write_text("edited")
+    assert_refused(site.badcjobs(*fill), 2, "job.sbatch exists already", "--force")
+    assert script.read_text() == "edited"
+    forced = site.badcjobs(*fill, "--force", "--json")
+    assert forced.json["text"] == script.read_text()
+    assert (forced.json["file"], forced.json["open"]) == ("job.sbatch", ["source", "out"])
+
+
+def test_a_wrong_name_an_unknown_key_and_a_missing_one_are_named(site: Site) -> None:
+    name, key, missing, nowhere, nothing = site.badcjobs_each(
+        [
+            ("template", "arrray"),
+            ("template", "array", "--set", "colour=red"),
+            ("template", "sockeye-array", "-o", "job.sbatch"),
+            ("template", "array", "-o", "no/such/folder/job.sbatch"),
+            ("template", "--set", "account=x"),
+        ]
+    )
+    assert_refused(name, 2, "there is no template 'arrray'", "sockeye-array")
+    assert_refused(key, 2, "array has no key 'colour'", "gpus-per-node")
+    assert_refused(missing, 2, "missing: account")
+    assert_refused(nowhere, 2, "cannot be written", "mkdir -p no/such/folder")
+    assert_refused(nothing, 2, "NAME is missing")
+    assert not (site.folder / "job.sbatch").exists()

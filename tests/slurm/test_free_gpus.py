@@ -1,0 +1,60 @@
+"""``badcjobs cluster`` and ``badcjobs check`` asked on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.slurm_cluster import SlurmCluster
+
+
+def ask(cluster: SlurmCluster, *args: str, cwd: Path) -> dict[str, Any]:
+    done = cluster.run([sys.executable, "-m", "badcjobs", *args, "--json"], cwd=cwd, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture
+def busy_node(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[str]:
+    """A node of which a job holds three GPUs."""
+    script = tmp_path / "hold.sh"
+    script.write_text("#!/bin/bash\necho $SLURMD_NODENAME > node.tmp; mv node.tmp node\nexec sleep 60\n")
+    job_id = slurm_cluster.sbatch(script, "--gpus-per-node=3", cwd=tmp_path)
+    deadline_s = time.monotonic() + 20
+    while not (tmp_path / "node").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    yield (tmp_path / "node").read_text().strip()
+    slurm_cluster.run(["scancel", str(job_id)])
+
+
+def test_the_gpus_of_a_running_job_are_used_and_a_larger_one_goes_elsewhere(
+    slurm_cluster: SlurmCluster, busy_node: str, tmp_path: Path
+) -> None:
+    said = ask(slurm_cluster, "cluster", "--gpus", "2", cwd=tmp_path)
+    nodes = {one["name"]: one for one in said["nodes"]}
+    assert set(nodes) == set(slurm_cluster.shape.node_names)
+    assert nodes[busy_node]["used"] >= 3
+    assert nodes[busy_node]["total"] == slurm_cluster.shape.gpus
+    assert said["total"] == slurm_cluster.shape.gpus * len(nodes)
+    assert said["best"]["node"] != busy_node
+    assert "gpu" in {one["name"] for one in said["partitions"]}
+
+
+def test_the_preflight_asks_this_slurm_for_its_limits_and_its_clock(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    said = ask(slurm_cluster, "check", "--engine", "demo", "--tasks", "20000", "--out", "out", cwd=tmp_path)
+    found = {(one["severity"], one["subject"]): one for one in said["findings"]}
+    config = slurm_cluster.run(["scontrol", "show", "config"]).stdout
+    most = int(config.partition("MaxArraySize")[2].split()[1])
+    assert found["problem", "array"]["fix"] == f"#SBATCH --array=0-{most - 1}"
+    assert "Slurm's controller" in found["fine", "clock"]["text"]
+    assert f"{slurm_cluster.shape.kill_wait_s} s after TERM" in found["warning", "grace"]["text"]
+    assert ("warning", "out") in found  # a disk of this machine, for all that Slurm knows

@@ -1,0 +1,98 @@
+"""The workers of a task while it runs: more of them, fewer, and a device that is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.hand_clock import HandClock
+from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done
+
+from badcjobs.config import make_settings
+from badcjobs.crew import Crew, Terms
+from badcjobs.learned import Learned, Lesson, subject_of
+from badcjobs.model import Chunk, ChunkStarted, Device
+from badcjobs.seams import SessionBroken
+from badcjobs.workers.supervise import RetryPolicy, Supervisor
+
+DEVICES = [(100 + n, Device(str(n), "test", uuid=f"GPU-{n}", name="Test GPU")) for n in range(2)]
+
+
+class Bench:
+    """A crew over a scripted engine, in a time of its own: every look is a second later."""
+
+    def __init__(self, tmp_path: Path, script: Script) -> None:
+        self.learned = Learned("scripted", [tmp_path / "learned.json"])
+        self.decisions: list[tuple[float | None, str]] = []
+        self.clock = HandClock()
+        terms = Terms(DEVICES, cpus=16, per_gpu=None)
+        self.crew = Crew(terms, self.learned, lambda kind, model, value, why: self.note(value, why), self.clock)
+        self.supervisor = Supervisor(
+            ScriptedEngine(script),
+            self.crew.plans,
+            Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(3000)]),
+            clock=CLOCK,
+            policy=RetryPolicy(0),
+            scratch=tmp_path / "scratch",
+        )
+
+    def note(self, value: float | None, why: str) -> None:
+        self.decisions.append((value, why))
+
+    def run(self, looks: int) -> Bench:
+        self.supervisor.start()
+        for _ in range(looks):
+            self.supervisor.handle_events(timeout_s=0.02)
+            self.clock.sleep(1)
+            self.crew.look(self.supervisor, left=10**6, memory_peaks=lambda last_s: {})
+        self.supervisor.drain()
+        while self.supervisor.busy:
+            self.supervisor.handle_events(timeout_s=0.02)
+        return self
+
+
+def quick(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    for chunk in batch:
+        yield ChunkStarted(chunk, 0)
+        time.sleep(0.002)
+        yield done(chunk)
+
+
+def test_a_device_that_is_lost_says_nothing_about_the_others_and_nothing_is_learned_from_it(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if session.plan.device_id == 101:
+            raise SessionBroken("gpu_lost", "GPU is lost")
+        yield from quick(session, batch)
+
+    bench = Bench(tmp_path, script).run(looks=4)
+    assert bench.decisions[0][0] == 2
+    assert "a worker has ended" not in str(bench.decisions)
+    assert bench.learned.about("Test GPU") == Lesson()
+
+
+def test_a_worker_that_ends_beside_others_on_its_device_is_not_replaced_and_nothing_is_learned(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if session.plan.slot == 1:
+            raise SessionBroken("gpu_lost", "no room for the models")
+        yield from quick(session, batch)
+
+    bench = Bench(tmp_path, script).run(looks=4)
+    assert bench.decisions[1:] == [(1, "a worker has ended")]
+    assert bench.learned.about("Test GPU") == Lesson()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"command": "a {input} {output}"}, {"command": "b {input} {output}"}),
+        ({"engine": "demo"}, {"engine": "demo", "engine_arg": ["--room-s=20"]}),
+        ({"hawkears_root": "/models/old"}, {"hawkears_root": "/models/new"}),
+    ],
+)
+def test_programs_options_and_models_each_have_lessons_of_their_own(
+    tmp_path: Path, one: dict[str, object], other: dict[str, object]
+) -> None:
+    subjects = {subject_of(make_settings(tmp_path, {"source": ["s.csv"], **flags}, None)) for flags in (one, other)}
+    assert len(subjects) == 2

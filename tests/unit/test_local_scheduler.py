@@ -1,0 +1,380 @@
+"""The emulation with small shell scripts: variables, order, limits, signals, requeues and what is left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, Device, Submitted
+from badcjobs.scheduler.device_pool import DevicePool
+from badcjobs.scheduler.job_script import read_request
+from badcjobs.scheduler.local import JobEnd, LocalScheduler, Machine
+from badcjobs.scheduler.local_environment import Identity, Node, inherited, log_path
+from badcjobs.scheduler.local_job import Terms
+from badcjobs.seams import Scheduler
+from badcjobs.stop import StopRequest
+
+# What a real Slurm 22.05 set for a task of an array with GPUs, cores and --ntasks; less what is the site's own.
+RECORDED = {
+    "CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_COUNT",
+    "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP",
+    "SLURM_CLUSTER_NAME", "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE",
+    "SLURM_GTIDS", "SLURM_JOBID", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_JOB_ID", "SLURM_JOB_NAME",
+    "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_JOB_USER", "SLURM_LOCALID",
+    "SLURM_NNODES", "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_PROCID",
+    "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_TASKS_PER_NODE",
+}  # fmt: skip
+
+
+class NoLocks:
+    """This test's devices are its own."""
+
+    def claim(self, uuid: str) -> str | None:
+        return None
+
+    def release(self) -> None: ...
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class Place:
+    """A machine of four devices for one test."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
+    clock: SystemClock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        (self.folder / "tmp").mkdir()
+        self.stop = StopRequest(self.clock.monotonic_s)
+        self.environ |= {"PATH": os.environ["PATH"], "TMPDIR": str(self.folder / "tmp"), "MINE": "yes"}
+
+    def scheduler(self, **terms: object) -> LocalScheduler:
+        pool = DevicePool([Device(str(i), "", index=i, uuid=f"GPU-{i}") for i in range(4)], NoLocks)
+        node = Node("here", 8, "me", self.folder)
+        machine = Machine(self.environ, self.clock, self.stop, node, lambda count: pool, self.said.append)
+        return LocalScheduler(machine, Terms(**{"grace_s": 10.0, **terms}))  # type: ignore[arg-type]
+
+    def run(self, *lines: str, options: tuple[str, ...] = (), **terms: object) -> JobEnd:
+        script = "\n".join(["#!/bin/sh", *lines, ""])
+        done = self.scheduler(**terms).run_script(script, name="job.sh", options=options, arguments=("a b", "c"))
+        assert list((self.folder / "tmp").iterdir()) == [], "nothing stays in the machine's folder"
+        assert self.processes() == [], "nobody is left"
+        return done
+
+    @property
+    def most_running(self) -> int:
+        return max(int(many) for line in self.said for many in re.findall(r"(\d+) running", line))
+
+    def processes(self) -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TMPDIR") == self.environ["TMPDIR"] and process.status() != "zombie"
+        except psutil.Error:
+            return False
+
+    def meanwhile(self, when: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
+        """Do something as soon as something is so."""
+
+        def wait() -> None:
+            end_s = time.monotonic() + 10
+            while not when() and time.monotonic() < end_s:
+                time.sleep(0.02)
+            do()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def states(done: JobEnd) -> list[str]:
+    return [row.state for row in done.rows]
+
+
+def variables(file: Path) -> dict[str, str]:
+    lines = (line.partition("=") for line in file.read_text().splitlines())
+    return {name: value for name, _, value in lines}
+
+
+# --- what a task sees -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Place) -> None:
+    place.environ |= {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "9", "SBATCH_ACCOUNT": "x", "SLURMD_NODENAME": "old"}
+    place.environ |= {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "1"}
+    done = place.run(
+        "#SBATCH --array=3-9:3 --gpus-per-node=2 -c2 -n1 -J probe --time=60",
+        'env > $SLURM_ARRAY_TASK_ID.env; test -d $SLURM_TMPDIR && touch $SLURM_TMPDIR/x; pwd; echo "$1/$2"',
+    )
+    job = int(done.job_id)
+    assert states(done) == ["COMPLETED"] * 3
+    seen = {index: variables(place.folder / f"{index}.env") for index in (3, 6, 9)}
+    assert set(seen[3]) >= RECORDED
+    assert [seen[i]["SLURM_JOB_ID"] for i in (3, 6, 9)] == [str(job + 1), str(job + 2), str(job)]
+    assert {seen[i]["SLURM_ARRAY_JOB_ID"] for i in seen} == {str(job)}
+    numbers = [seen[6][f"SLURM_ARRAY_TASK_{name}"] for name in ("ID", "MIN", "MAX", "STEP", "COUNT")]
+    assert numbers == ["6", "3", "9", "3", "3"]
+    assert (seen[3]["SLURMD_NODENAME"], seen[3]["SLURM_JOB_NAME"], seen[3]["MINE"]) == ("here", "probe", "yes")
+    assert (seen[3]["SLURM_CPUS_PER_TASK"], seen[3]["SLURM_GPUS_ON_NODE"]) == ("2", "2")
+    assert 3500 < int(seen[3]["SLURM_JOB_END_TIME"]) - time.time() <= 3600
+    assert not {"SBATCH_ACCOUNT", "SLURM_STEP_NUM_TASKS", "HIP_VISIBLE_DEVICES", "SLURM_RESTART_COUNT"} & set(seen[3])
+    assert len({seen[i]["SLURM_TMPDIR"] for i in seen}) == 3
+    log = (place.folder / f"slurm-{job}_3.out").read_text()
+    assert log == f"{place.folder}\na b/c\n"
+
+
+def test_tasks_that_run_together_have_different_devices_and_four_are_enough_for_two_at_a_time(place: Place) -> None:
+    done = place.run(
+        "#SBATCH --array=0-4 --gpus-per-node=2",
+        "mkdir at-$(echo $CUDA_VISIBLE_DEVICES | tr , -) || exit 9; sleep 0.2; rmdir at-*${CUDA_VISIBLE_DEVICES##*,}",
+    )
+    assert states(done) == ["COMPLETED"] * 5
+
+
+def test_a_job_without_an_array_and_without_gpus_is_known_by_its_number_and_sees_no_device(place: Place) -> None:
+    done = place.run("env > one.env", options=("-o", "%x-%j.log"))
+    seen = variables(place.folder / "one.env")
+    assert states(done) == ["COMPLETED"]
+    assert seen["SLURM_JOB_ID"] == done.job_id
+    assert seen["CUDA_VISIBLE_DEVICES"] == ""
+    assert not [name for name in seen if name.startswith(("SLURM_ARRAY", "SLURM_GPUS", "SLURM_JOB_GPUS"))]
+    assert (place.folder / f"job.sh-{done.job_id}.log").exists()
+
+
+def test_no_more_tasks_run_at_a_time_than_the_array_allows(place: Place) -> None:
+    done = place.run("#SBATCH --array=0-5%2", "sleep 0.1")
+    assert states(done) == ["COMPLETED"] * 6
+    assert place.most_running == 2
+
+
+def test_tasks_without_a_gpu_share_the_cores(place: Place) -> None:
+    done = place.run("#SBATCH --array=0-3 -c4", "sleep 0.1")
+    assert states(done) == ["COMPLETED"] * 4
+    assert place.most_running == 2
+
+
+# --- how tasks end ----------------------------------------------------------------------------------------------------
+
+
+def test_every_task_ends_with_its_own_exit_code(place: Place) -> None:
+    done = place.run("#SBATCH --array=0-2", "[ $SLURM_ARRAY_TASK_ID = 2 ] && kill -9 $$; exit $SLURM_ARRAY_TASK_ID")
+    assert [(row.state, row.exit_code) for row in done.rows] == [("COMPLETED", 0), ("FAILED", 1), ("FAILED", 137)]
+    assert "3 of 3 ended (1 completed, 2 failed), 0 running, 0 waiting" in place.said[-1]
+
+
+def test_a_task_that_asks_to_be_run_again_is_with_a_restart_count_and_a_fresh_folder(place: Place) -> None:
+    done = place.run(
+        "#SBATCH --array=4 --open-mode=append",
+        "echo restart ${SLURM_RESTART_COUNT:-unset} $(ls $SLURM_TMPDIR | wc -l) on $SLURMD_NODENAME",
+        "touch $SLURM_TMPDIR/x",
+        "[ ${SLURM_RESTART_COUNT:-0} -ge 2 ] || exit 75",
+    )
+    (row,) = done.rows
+    assert (row.state, row.restarts) == ("COMPLETED", 2)
+    assert row.log.read_text() == "restart unset 0 on here\nrestart 1 0 on here\nrestart 2 0 on here\n"
+
+
+def test_without_append_a_second_attempt_writes_over_the_first_log(place: Place) -> None:
+    done = place.run("echo ${SLURM_RESTART_COUNT:-0}", "[ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75")
+    assert done.rows[0].log.read_text() == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "terms", "restarts", "words"),
+    [
+        ("", {"max_requeues": 2}, 2, "it was, 2 times"),
+        ("", {"progress": lambda job_id, index, restart: restart < 1}, 1, "it got nothing done"),
+        ("#SBATCH --no-requeue", {}, 0, "--no-requeue"),
+    ],
+    ids=["too often", "no progress", "not wanted"],
+)
+def test_nothing_is_started_again_for_ever(
+    place: Place, line: str, terms: dict[str, object], restarts: int, words: str
+) -> None:
+    (row,) = place.run(line, "exit 75", **terms).rows
+    assert (row.state, row.exit_code, row.restarts) == ("FAILED", 75, restarts)
+    assert words in row.note
+
+
+def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(place: Place) -> None:
+    started_s = time.monotonic()
+    done = place.run(
+        "#SBATCH --time=0:02 --signal=B:USR1@1",
+        "trap 'echo warned' USR1; trap 'echo told' TERM",
+        "(trap 'echo child told; exit' TERM; while :; do sleep 0.1; done) &",
+        "setsid sh -c \"trap '' TERM; echo deaf > deaf; while :; do sleep 0.1; done\" &",
+        "while :; do sleep 0.1; done",
+        grace_s=1.0,
+    )  # fmt: skip
+    (row,) = done.rows
+    assert (row.state, row.exit_code) == ("TIMEOUT", 137)
+    assert row.log.read_text().split("\n")[0] == "warned"
+    assert {"told", "child told"} <= set(row.log.read_text().splitlines())
+    assert (place.folder / "deaf").exists()
+    assert time.monotonic() - started_s >= 3
+
+
+def test_what_a_script_leaves_running_is_ended_with_it(place: Place) -> None:
+    done = place.run("setsid sleep 300 &", "env -i setsid sleep 300 & sleep 0.2; env -i sleep 300 &", "exit 0")
+    assert states(done) == ["COMPLETED"]
+
+
+def test_a_file_beside_the_log_cancels_one_task_whether_it_runs_or_waits(place: Place) -> None:
+    job = itertools.count()
+
+    def cancel() -> None:
+        for log in place.folder.glob("slurm-*_0.out"):
+            log.with_name(log.name + ".cancel").touch()
+            log.with_name(log.name.replace("_0.", "_2.") + ".cancel").touch()
+            next(job)
+
+    thread = place.meanwhile(lambda: (place.folder / "up").exists(), cancel)
+    done = place.run("#SBATCH --array=0-2%1", "[ $SLURM_ARRAY_TASK_ID = 0 ] || exit 0; touch up; exec sleep 60")
+    thread.join()
+    assert states(done) == ["CANCELLED", "COMPLETED", "CANCELLED"]
+    assert next(job) == 1
+    assert list(place.folder.glob("*.cancel")) == []
+
+
+# --- signals to the emulation -----------------------------------------------------------------------------------------
+
+
+def test_one_signal_ends_every_task_in_order_and_starts_nothing_new(place: Place) -> None:
+    up = place.meanwhile(lambda: len(list(place.folder.glob("up-*"))) == 2, lambda: place.stop.receive(signal.SIGINT))
+    done = place.run(
+        "#SBATCH --array=0-3%2",
+        "trap 'echo in order; exit 75' TERM; touch up-$SLURM_ARRAY_TASK_ID; while :; do sleep 0.05; done",
+    )
+    up.join()
+    assert states(done) == ["CANCELLED"] * 4
+    assert [row.exit_code for row in done.rows] == [75, 75, None, None]
+    assert all("in order\n" in row.log.read_text() for row in done.rows[:2])
+    assert not done.rows[2].log.exists()
+
+
+def test_a_second_signal_ends_them_at_once(place: Place) -> None:
+    def twice() -> None:
+        place.stop.receive(signal.SIGINT)
+        time.sleep(0.3)
+        place.stop.receive(signal.SIGINT)
+
+    up = place.meanwhile(lambda: (place.folder / "up").exists(), twice)
+    started_s = time.monotonic()
+    done = place.run("trap '' TERM; touch up; while :; do sleep 0.05; done")
+    up.join()
+    assert [(row.state, row.exit_code) for row in done.rows] == [("CANCELLED", 137)]
+    assert time.monotonic() - started_s < 9, "the grace is 10 s"
+
+
+def test_a_warning_is_passed_on_and_nothing_is_started_again(place: Place) -> None:
+    up = place.meanwhile(lambda: (place.folder / "up").exists(), lambda: place.stop.receive(signal.SIGUSR1))
+    done = place.run("#SBATCH --array=0-1%1", "trap 'exit 75' USR1; touch up; while :; do sleep 0.05; done")
+    up.join()
+    assert [(row.state, row.exit_code) for row in done.rows] == [("FAILED", 75), ("CANCELLED", None)]
+    assert "being stopped" in done.rows[0].note
+
+
+# --- refusals and remarks ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_logs_that_is_not_there_is_refused_because_slurm_would_not_make_it(place: Place) -> None:
+    with pytest.raises(BadInput) as refused:
+        place.run("#SBATCH --output=logs/%A_%a.out", "true")
+    assert refused.value.fix == f"mkdir -p {place.folder / 'logs'}"
+    assert list((place.folder / "tmp").iterdir()) == []
+
+
+def test_a_script_that_cannot_be_started_fails_with_its_reason(place: Place) -> None:
+    (row,) = place.scheduler().run_script("#!/no/such/shell\n", name="x").rows
+    assert row.state == "FAILED"
+    assert "/no/such/shell" in row.note
+
+
+def test_what_this_machine_cannot_do_is_said_before_anything_starts(place: Place) -> None:
+    place.run("#SBATCH --mem=4G -A x -c 99 --signal=USR1@60 --time=5", "echo $SLURM_CPUS_PER_TASK")
+    said = "\n".join(place.said[:4])
+    assert "--account, --mem" in said
+    assert "99 CPUs, this machine has 8" in said
+    assert "--signal without B:" in said
+
+
+# --- pure parts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("export", "expected"),
+    [
+        ("ALL", {"A": "1", "PATH": "p"}),
+        ("ALL,B=2,C='x,y'", {"A": "1", "PATH": "p", "B": "2", "C": "x,y"}),
+        ("NONE", {"PATH": "p"}),
+        ("A", {"A": "1", "PATH": "p"}),
+        ("B=--simulate 4 --engine demo", {"PATH": "p", "B": "--simulate 4 --engine demo"}),
+    ],
+)
+def test_export_decides_what_a_job_takes_over(export: str, expected: dict[str, str]) -> None:
+    environ = {"A": "1", "PATH": "p", "SLURM_JOB_ID": "7", "SALLOC_X": "1", "ROCR_VISIBLE_DEVICES": "0"}
+    assert inherited(environ, export) == expected
+
+
+def test_patterns_of_log_names_are_filled_in_as_slurm_does(tmp_path: Path) -> None:
+    request = read_request("#!/bin/sh\n#SBATCH --array=0-1\n")
+    node = Node("vm", 1, "root", tmp_path)
+    name = log_path("%x-%3a-%A-%j-%N-%u-%%-%n-%s-%t.out", Identity(34, 0, request.array), node, name="n.sh")
+    assert name.name == "n.sh-000-34-35-vm-root-%-0-batch-0.out"  # as a real 22.05 named it
+    assert log_path(None, Identity(34, 1, request.array), node, name="x").name == "slurm-34_1.out"
+    assert log_path(None, Identity(34, None, None), node, name="x").name == "slurm-34.out"
+
+
+# --- the seam ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_becomes_a_script_that_a_slurm_would_take_and_its_states_can_be_asked(place: Place) -> None:
+    out = place.folder / "a run 100%"
+    order = ArrayOrder(
+        out,
+        ("--version",),
+        3,
+        first=1,
+        step=2,
+        parallel=2,
+        gpus_per_task=2,
+        cpus=1,
+        mem="4G",
+        setup=("export X='a b'",),
+    )
+    scheduler: Scheduler = place.scheduler()
+    request = read_request(scheduler.script(order))
+    assert (str(request.array), request.gpus, request.time_s, request.append) == ("1-5:2%2", 2, 43_200, True)
+    assert scheduler.script(order).splitlines()[-2] == "export X='a b'"
+    assert "merge" in scheduler.merge_script(order).splitlines()[-1]
+    job = scheduler.submit(order)
+    assert scheduler.states(job).array == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
+    assert (job.indices, job.merge_job_id) == ((1, 3, 5), None)
+    assert (out / "logs" / f"{job.job_id}_5.out").read_text().startswith("badcjobs ")
+    assert scheduler.states(Submitted("1", None, (0,))).array == {}
+    assert str(os.getpid()) in scheduler.cancel_line(job)
+    assert all(str(out) in line for line in scheduler.follow_lines(job, order))

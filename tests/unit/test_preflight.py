@@ -1,0 +1,440 @@
+"""Preflight judgements: facts and a site's rules in, findings out, each with its numbers and the line that fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from badcjobs.preflight.facts import (
+    Asked,
+    FolderFacts,
+    GpuFacts,
+    ModuleFacts,
+    ScriptFacts,
+    SlurmFacts,
+    SourceFacts,
+    Start,
+    WarningSignal,
+)
+from badcjobs.preflight.finding import Finding, findings_text, fine, headline, problem, warning
+from badcjobs.preflight.folders import below_any, judge_files, judge_live, judge_out, judge_submit
+from badcjobs.preflight.machine import judge_gpus, judge_slurm, say_source
+from badcjobs.preflight.request import (
+    judge_account,
+    judge_array,
+    judge_billing,
+    judge_gpu_hours,
+    judge_node,
+    judge_shares,
+)
+from badcjobs.preflight.script import judge_grace, judge_modules, judge_script
+from badcjobs.preflight.site import Site
+from badcjobs.site_file import find_site
+
+SOCKEYE = find_site("sockeye", Path())
+HOME = "/home/ada"
+SCRATCH = FolderFacts("/scratch/st-lab-1/july", "/scratch/st-lab-1/july", "lustre, shared", shared=True, skew_s=0.0)
+START = Start(9, "badcjobs run m.csv --out o", by_exec=True, by_srun=False)
+SIGNAL = WarningSignal("USR1", 180, to_script=True)
+SCRIPT = ScriptFacts("job.sbatch", START, SIGNAL, append=True, modules=("gcc", "cuda"))
+
+
+def at(path: str, real: str | None = None, **more: object) -> FolderFacts:
+    return replace(SCRATCH, path=path, real=real or path, **more)  # type: ignore[arg-type]
+
+
+def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    """Return severity and subject of each; whoever is not fine must have a line to paste."""
+    listed = list(findings)
+    assert all(one.fix for one in listed if one.severity != "fine")
+    assert all("\n" not in (one.text + (one.fix or "")) for one in listed)
+    return [(one.severity, one.subject) for one in listed]
+
+
+def the(severity: str, findings: Iterable[Finding]) -> Finding:
+    (found,) = [one for one in findings if one.severity == severity]
+    return found
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("out", "site", "expected", "words"),
+    [
+        (SCRATCH, SOCKEYE, ("fine", "out"), "lustre"),
+        (at("/home/ada/runs"), SOCKEYE, ("problem", "out"), "~ (/home/ada)"),
+        (at("/arc/project/st-lab-1/x"), SOCKEYE, ("problem", "out"), "compute nodes of sockeye cannot write"),
+        (at("/arc/projects/x"), SOCKEYE, ("problem", "out"), "not below /scratch"),
+        (at("/tmp/x", shared=False), SOCKEYE, ("problem", "out"), "not below /scratch"),
+        (at("/home/ada/scratch/x", "/scratch/st-lab-1/x"), SOCKEYE, ("fine", "out"), "really /scratch"),
+        (at("/scratch/x", "/home/ada/x"), SOCKEYE, ("problem", "out"), "really /home/ada/x"),
+        (at("/home/ada/runs"), None, ("fine", "out"), "/home/ada/runs"),
+        (at("/data/runs", filesystem="xfs, local", shared=False), None, ("warning", "out"), "xfs, local"),
+        (at("/scratch/x", refusal="Read-only file system (/scratch)"), SOCKEYE, ("problem", "out"), "Read-only"),
+    ],
+)
+def test_the_folder_for_results_must_be_writable_where_the_job_runs(
+    out: FolderFacts, site: Site | None, expected: tuple[str, str], words: str
+) -> None:
+    findings = list(judge_out(out, site, HOME, on_cluster=True))
+    assert told(findings)[0] == expected
+    assert words in findings[0].text
+    assert findings[0].severity == "fine" or "--out " in (findings[0].fix or "")
+
+
+def test_a_local_disk_is_fine_where_there_is_no_cluster() -> None:
+    out = at("/data/runs", shared=False, missing=True)
+    assert told(judge_out(out, None, HOME, on_cluster=False)) == [("fine", "out"), ("fine", "clock")]
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "severity"), [(0.0, "fine"), (1.9, "fine"), (-3.5, "warning"), (59.0, "warning"), (7200.0, "problem")]
+)
+def test_a_clock_that_differs_is_said_with_its_seconds(skew_s: float, severity: str) -> None:
+    findings = [
+        one for one in judge_out(at("/x", skew_s=skew_s), None, HOME, on_cluster=False) if one.subject == "clock"
+    ]
+    assert told(findings) == [(severity, "clock")]
+    assert f"{abs(skew_s):,.1f} s" in findings[0].text
+    assert told(judge_slurm(SlurmFacts(skew_s=skew_s), site_named=False))[-1] == (severity, "clock")
+
+
+def test_a_clock_nobody_could_read_is_not_judged() -> None:
+    assert told(judge_out(at("/x", skew_s=None), None, HOME, on_cluster=False)) == [("fine", "out")]
+
+
+def test_a_full_disk_is_seen_before_the_job_is() -> None:
+    findings = judge_out(at("/x", free_bytes=5 * 2**20), None, HOME, on_cluster=False)
+    assert "5 MiB" in the("warning", findings).text
+
+
+@pytest.mark.parametrize(
+    ("tasks", "free", "site", "severity", "words"),
+    [
+        (100, None, SOCKEYE, "fine", "1,010 files"),
+        (100, 900, SOCKEYE, "problem", "900"),
+        (1_000_000, None, SOCKEYE, "problem", "10,000,010"),
+        (100, None, None, "fine", "nobody says"),
+        (100, 5000, None, "fine", "5,000"),
+    ],
+)
+def test_files_of_the_run_are_compared_with_the_smaller_of_quota_and_room(
+    tasks: int, free: int | None, site: Site | None, severity: str, words: str
+) -> None:
+    (found,) = judge_files(replace(SCRATCH, free_files=free), site, tasks)
+    assert (found.severity, found.subject) == (severity, "files")
+    assert words in found.text
+
+
+def test_the_array_that_fits_the_file_quota_is_in_the_fix() -> None:
+    (found,) = judge_files(replace(SCRATCH, free_files=510), None, 100)
+    assert found.fix == "#SBATCH --array=0-49"
+
+
+@pytest.mark.parametrize(
+    ("folder", "output", "expected"),
+    [
+        ("/home/ada/work", "/scratch/x/%A.log", [("problem", "submit folder")]),
+        ("/home/ada/work", None, [("problem", "submit folder"), ("problem", "log folder")]),
+        ("/scratch/x", None, [("fine", "submit folder")]),
+        ("/tmp/x", None, [("fine", "submit folder"), ("warning", "log folder")]),
+        ("/tmp/x", "/dev/null", [("fine", "submit folder")]),
+        ("/scratch/x", "/arc/project/x/%A.log", [("fine", "submit folder"), ("problem", "log folder")]),
+        ("/scratch/x", "../../home/ada/%A.log", [("fine", "submit folder"), ("problem", "log folder")]),
+    ],
+)
+def test_submitting_and_logging_from_a_refused_folder_is_a_problem(
+    folder: str, output: str | None, expected: list[tuple[str, str]]
+) -> None:
+    assert told(judge_submit(at(folder), SOCKEYE, HOME, replace(SCRIPT, output=output))) == expected
+
+
+def test_without_a_site_no_folder_is_refused() -> None:
+    assert told(judge_submit(at("/home/ada"), None, HOME, SCRIPT)) == []
+
+
+@pytest.mark.parametrize(
+    ("temporary", "site", "mode", "severity"),
+    [
+        (None, None, "auto", "fine"),
+        (None, SOCKEYE, "auto", "fine"),
+        (SCRATCH, SOCKEYE, "auto", "fine"),  # $SLURM_TMPDIR goes before TMPDIR
+        (SCRATCH, None, "auto", "warning"),
+        (SCRATCH, None, "local", "problem"),
+        (at("/tmp", filesystem="ext4, local", shared=False), None, "local", "fine"),
+    ],
+)
+def test_a_live_database_on_a_shared_filesystem_is_not_fine(
+    temporary: FolderFacts | None, site: Site | None, mode: str, severity: str
+) -> None:
+    findings = list(judge_live(temporary, site, live_mode=mode))
+    assert told(findings) == [(severity, "live files")]
+    assert severity == "fine" or "lustre" in findings[0].text
+
+
+def test_a_folder_is_below_a_rule_by_whole_names() -> None:
+    assert below_any("/arc/project2/x", ("/arc/project",), HOME) is None
+    assert below_any("/home/ada/a", ("/x", "~/a"), HOME) == "~/a (/home/ada/a)"
+    assert below_any("/home/adam", ("~",), HOME) is None
+
+
+# --- what the job asks for --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tasks", "last", "site", "slurm", "problems"),
+    [
+        (100, 99, SOCKEYE, None, []),
+        (10_001, None, SOCKEYE, None, ["#SBATCH --array=0-9999"]),
+        (2000, None, None, SlurmFacts(max_array_size=1001), ["#SBATCH --array=0-1000"]),
+        (1001, 1000, None, SlurmFacts(max_array_size=1001), []),
+        (10, 5000, None, SlurmFacts(max_array_size=1001), ["#SBATCH --array=0-9"]),
+        (10_000, None, SOCKEYE, None, ["#SBATCH --array=0-9998"]),  # and the merge job
+        (20_000, None, SOCKEYE, SlurmFacts(1001), ["#SBATCH --array=0-9999", "#SBATCH --array=0-1000"]),
+        (None, None, SOCKEYE, SlurmFacts(1001), []),
+        (50_000, None, None, None, []),
+    ],
+)
+def test_an_array_larger_than_allowed_is_refused_with_one_that_is_not(
+    tasks: int | None, last: int | None, site: Site | None, slurm: SlurmFacts | None, problems: list[str]
+) -> None:
+    findings = list(judge_array(Asked(tasks=tasks, last_index=last), site, slurm))
+    told(findings)
+    assert [one.fix for one in findings if one.severity == "problem"] == problems
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpus", "hours", "fix"),
+    [
+        (25, 4, 24, None),  # 2,400 exactly
+        (100, 4, 72, "#SBATCH --time=6:00:00"),
+        (10_000, 4, 12, "#SBATCH --array=0-49"),
+        (7, 4, 100, "#SBATCH --time=85:42:00"),
+        (1, 4, 1000, "#SBATCH --time=600:00:00"),
+    ],
+)
+def test_gpu_hours_over_the_cap_are_shown_as_a_product_with_what_fits(
+    tasks: int, gpus: int, hours: int, fix: str | None
+) -> None:
+    (found,) = judge_gpu_hours(Asked(tasks=tasks, gpus_per_task=gpus, time_s=hours * 3600), SOCKEYE)
+    assert found.severity == ("problem" if fix else "fine")
+    assert f"= {tasks * gpus * hours:,} GPU-hours" in found.text
+    assert "2,400" in found.text
+    assert (found.fix or "").startswith(fix or "")
+
+
+@pytest.mark.parametrize("asked", [Asked(), Asked(tasks=9, gpus_per_task=4), Asked(tasks=9, time_s=60)])
+def test_gpu_hours_nobody_knows_are_not_judged(asked: Asked) -> None:
+    assert list(judge_gpu_hours(asked, SOCKEYE)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (Asked(gpus_per_task=4, cpus=24, memory_gb=180, time_s=168 * 3600), []),
+        (Asked(gpus_per_task=8), [("problem", "GPUs")]),
+        (Asked(cpus=32), [("problem", "cores")]),
+        (Asked(memory_gb=256), [("problem", "memory")]),
+        (Asked(time_s=169 * 3600), [("problem", "time")]),
+        (Asked(gpus_per_task=0), [("warning", "GPUs")]),
+    ],
+)
+def test_a_task_must_fit_into_a_node_and_into_the_longest_time(asked: Asked, expected: list[tuple[str, str]]) -> None:
+    assert told(judge_node(asked, SOCKEYE)) == expected
+
+
+def test_memory_that_costs_more_than_the_gpus_is_shown_with_its_arithmetic() -> None:
+    (found,) = judge_billing(Asked(gpus_per_task=4, memory_gb=64, cpus=24), SOCKEYE)
+    assert (found.severity, found.subject) == ("warning", "billing")
+    for words in ("13.3 times", "4 GPUs × 6 = 24", "64 GB × 5 = 320", "24 cores × 1 = 24", "320 an hour"):
+        assert words in found.text
+    assert (found.fix or "").startswith("#SBATCH --mem=4915M ")  # 24 / 5 GB
+
+
+@pytest.mark.parametrize(
+    ("asked", "site", "severity", "words"),
+    [
+        (Asked(gpus_per_task=4, memory_gb=4.8, cpus=24), SOCKEYE, "fine", "24 an hour"),
+        (Asked(gpus_per_task=4), SOCKEYE, "fine", "4 GPUs × 6 = 24"),
+        (Asked(gpus_per_task=1, cpus=24), SOCKEYE, "warning", "cores cost 4.0 times"),
+        (Asked(gpus_per_task=4, memory_gb=0), SOCKEYE, "warning", "180 GB"),  # all of the node
+        (
+            Asked(gpus_per_task=1, memory_gb=2, cpus=2),
+            Site("sum", bill_cpu=1, bill_memory_gb=1, bill_gpu=10),
+            "fine",
+            "add up: 14",
+        ),
+    ],
+)
+def test_a_bill_counts_the_largest_or_the_sum_as_the_site_says(
+    asked: Asked, site: Site, severity: str, words: str
+) -> None:
+    (found,) = judge_billing(asked, site)
+    assert found.severity == severity
+    assert words in found.text
+
+
+@pytest.mark.parametrize(
+    ("account", "has_script", "expected", "fix"),
+    [
+        ("st-lab-1-gpu", True, [("fine", "account")], None),
+        ("st-lab-1", False, [("problem", "account")], "#SBATCH --account=st-lab-1-gpu"),
+        (None, True, [("problem", "account")], "#SBATCH --account=<your allocation>-gpu"),
+        (None, False, [], None),
+        ("<alloc>-gpu", True, [("problem", "account")], "#SBATCH --account=<your allocation>-gpu"),
+    ],
+)
+def test_an_account_must_end_as_the_site_says(
+    account: str | None, has_script: bool, expected: list[tuple[str, str]], fix: str | None
+) -> None:
+    findings = list(judge_account(Asked(account=account), SOCKEYE, has_script=has_script))
+    assert told(findings) == expected
+    assert [one.fix for one in findings if one.fix] == ([fix] if fix else [])
+
+
+@pytest.mark.parametrize(
+    ("tasks", "chunks", "listed", "expected"),
+    [
+        (4, 96, None, []),
+        (100, 20, None, [("warning", "array")]),
+        (3, 96, 5, [("problem", "array")]),
+        (5, 96, 5, []),
+        (None, 96, 5, []),
+    ],
+)
+def test_an_array_is_compared_with_what_there_is_to_do(
+    tasks: int | None, chunks: int, listed: int | None, expected: list[tuple[str, str]]
+) -> None:
+    assert told(judge_shares(Asked(tasks=tasks), SourceFacts(chunks, 0.0, 0, listed))) == expected
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_as_it_should_be_has_nothing_to_fix() -> None:
+    assert told(judge_script(SCRIPT)) == [("fine", "start"), ("fine", "signal")]
+
+
+SHELL = replace(START, by_exec=False)
+SRUN = replace(START, by_exec=False, by_srun=True)
+TO_STEPS = replace(SIGNAL, to_script=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"signal": None}, [("warning", "signal")]),
+        ({"append": False}, [("warning", "log")]),
+        ({"start": SHELL}, [("problem", "start")]),  # USR1 kills a shell that waits for its child
+        ({"start": SHELL, "signal": None}, [("warning", "start"), ("warning", "signal")]),
+        ({"start": SRUN, "signal": TO_STEPS}, []),
+        ({"start": SRUN}, [("problem", "start")]),
+        ({"start": replace(SRUN, by_exec=True)}, []),
+        ({"signal": TO_STEPS}, [("warning", "signal")]),
+        ({"signal": WarningSignal("HUP", 180, True)}, [("warning", "signal")]),
+        ({"signal": WarningSignal("USR1", 60, True)}, [("warning", "signal")]),
+        ({"signal": WarningSignal("USR2", 120, True)}, []),
+        ({"late_options": (12, 14)}, [("problem", "script")]),
+        ({"mistakes": ("sbatch knows no option --x",)}, [("problem", "script")]),
+        ({"afterok": True}, [("warning", "dependency")]),
+        ({"start": None}, [("warning", "start")]),
+        ({"start": None, "signal": None, "append": False, "other_commands": ("merge",)}, []),
+    ],
+)
+def test_what_would_keep_signals_or_logs_away_is_found(
+    changes: dict[str, object], expected: list[tuple[str, str]]
+) -> None:
+    script = replace(SCRIPT, **changes)  # type: ignore[arg-type]
+    assert [one for one in told(judge_script(script)) if one[0] != "fine"] == expected
+
+
+@pytest.mark.parametrize(
+    ("slurm", "grace_s", "expected"),
+    [
+        (None, 20, []),
+        (SlurmFacts(), 20, []),
+        (SlurmFacts(kill_wait_s=30), 20, [("fine", "grace")]),
+        (SlurmFacts(kill_wait_s=20), 20, [("warning", "grace")]),
+        (SlurmFacts(kill_wait_s=3), 20, [("warning", "grace")]),
+    ],
+)
+def test_the_grace_must_fit_into_what_slurm_gives(
+    slurm: SlurmFacts | None, grace_s: float, expected: list[tuple[str, str]]
+) -> None:
+    assert told(judge_grace(slurm, grace_s)) == expected
+
+
+LOADED = ModuleFacts(("gcc", "cuda"), command=True, loaded=("gcc/9.4.0", "cuda/11.8", "zlib/1.2"))
+
+
+@pytest.mark.parametrize(
+    ("modules", "found", "expected"),
+    [
+        (("gcc", "cuda"), LOADED, [("fine", "modules")]),
+        (("gcc/9.4.0", "cuda/11.8"), None, []),
+        (("cuda", "gcc"), LOADED, [("warning", "modules"), ("fine", "modules")]),
+        (("cuda",), None, [("warning", "modules")]),
+        (("gcc", "cuda"), replace(LOADED, loaded=("gcc/9.4.0",), said="unknown: cuda"), [("problem", "modules")]),
+        (("gcc", "cuda"), ModuleFacts(("gcc", "cuda"), command=False), [("warning", "modules")]),
+    ],
+)
+def test_modules_are_loaded_in_the_sites_order_and_are_there(
+    modules: tuple[str, ...], found: ModuleFacts | None, expected: list[tuple[str, str]]
+) -> None:
+    assert told(judge_modules(replace(SCRIPT, modules=modules), SOCKEYE, found)) == expected
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "on_cluster", "severity"),
+    [
+        (GpuFacts(("V100",), "nvml", "it works"), True, "fine"),
+        (GpuFacts((), "none", "no NVIDIA driver on this machine"), True, "fine"),
+        (GpuFacts((), "none", "no NVIDIA driver on this machine"), False, "warning"),
+        (GpuFacts((), "nvml", "CUDA_VISIBLE_DEVICES is unset", in_job=True), True, "warning"),
+        (GpuFacts(("V100",), "nvidia-smi", "no library"), True, "warning"),
+        (GpuFacts(("GPU",), "none", "no library", in_job=True), True, "warning"),
+    ],
+)
+def test_no_gpu_is_fine_on_a_login_node_and_nowhere_else(gpus: GpuFacts, on_cluster: bool, severity: str) -> None:
+    (found,) = judge_gpus(gpus, on_cluster=on_cluster)
+    assert told([found]) == [(severity, "GPUs")]
+    assert gpus.names or gpus.why in found.text
+
+
+def test_a_slurm_that_does_not_answer_is_a_warning_and_none_at_all_is_fine() -> None:
+    assert told(judge_slurm(None, site_named=True)) == [("fine", "Slurm")]
+    assert told(judge_slurm(SlurmFacts(trouble="Unable to contact slurm controller"), site_named=True)) == [
+        ("warning", "Slurm")
+    ]
+
+
+def test_a_source_is_told_with_its_hours_and_what_nobody_knows() -> None:
+    assert say_source(SourceFacts(1200, 36_000, 3)).text == (
+        "1,200 chunks, 10.0 hours of audio, 3 of unknown length; every file is there"
+    )
+    assert "no audio file was looked at" in say_source(SourceFacts(1200, 0.0, 0, stats=False)).text
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_comes_first_and_only_lines_to_paste_are_longer_than_100() -> None:
+    long = problem("out", "word " * 60, "--out " + "x" * 150, ["line 1: first", "line 2: second"])
+    text = findings_text([fine("array", "100 tasks"), warning("submit folder", "hm", "cd /x"), long])
+    lines = text.splitlines()
+    assert lines[0] == "1 problem and 1 warning: not ready"
+    assert [line.split()[0] for line in lines[1:] if line[2:3].strip()] == ["problem", "warning", "fine"]
+    assert [line for line in lines if len(line) > 100] == [line for line in lines if "--out xxx" in line]
+    assert any(line.strip() == "line 2: second" for line in lines)
+
+
+def test_without_a_problem_it_is_ready_and_a_name_cannot_steer_the_terminal() -> None:
+    assert headline([fine("a", "b")]) == "0 problems and 0 warnings: ready to submit"
+    assert "\x1b" not in findings_text([warning("out", "a\x1b[31mb", "ls a\x1b")])

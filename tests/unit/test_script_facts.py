@@ -1,0 +1,167 @@
+"""Job scripts as the preflight reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from badcjobs.preflight.facts import ScriptFacts, WarningSignal
+from badcjobs.preflight.script import judge_script
+from badcjobs.resources import folder
+from badcjobs.script_facts import parse_memory_gb, read_script
+
+SOCKEYE = """#!/bin/bash
+#SBATCH --account=st-lab-1-gpu --array=0-99%10
+#SBATCH --gpus-per-node=4 -c 24   # all of a node
+#SBATCH --mem=64G -t 3-00:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --open-mode=append
+#SBATCH --output=/scratch/st-lab-1/%x-%A_%a.out
+
+module load gcc cuda/11.8
+: "${SOURCE:=manifest.csv}"
+: "${OUT:=/scratch/st-lab-1/july}"
+HK=/scratch/st-lab-1/hawkears
+ARGS=(
+    --workers-per-gpu auto # as many as pay
+    --hawkears-root "$HK/root"
+)
+exec "$BADCJOBS" run "$SOURCE" --out "$OUT" \\
+    "${ARGS[@]}" --grace=12
+"""
+
+
+def facts(text: str, **environ: str) -> ScriptFacts:
+    return read_script(text, "job.sbatch", environ).facts
+
+
+def script(*lines: str) -> str:
+    return "\n".join(["#!/bin/bash", *lines, ""])
+
+
+def test_a_whole_script_is_understood() -> None:
+    found = read_script(SOCKEYE, "job.sbatch", {})
+    asked = found.asked
+    assert (asked.tasks, asked.last_index, asked.gpus_per_task, asked.cpus) == (100, 99, 4, 24)
+    assert (asked.memory_gb, asked.time_s, asked.account) == (64, 72 * 3600, "st-lab-1-gpu")
+    assert found.facts.signal == WarningSignal("USR1", 180, to_script=True)
+    assert found.facts.append
+    assert found.facts.modules == ("gcc", "cuda/11.8")
+    assert found.facts.output == "/scratch/st-lab-1/%x-%A_%a.out"
+    assert found.facts.mistakes == ()
+    start = found.facts.start
+    assert start is not None
+    assert (start.line, start.by_exec, start.by_srun) == (17, True, False)
+    assert start.flags["--out"] == "/scratch/st-lab-1/july"
+    assert start.flags["--hawkears-root"] == "/scratch/st-lab-1/hawkears/root"
+    assert start.flags["--grace"] == "12"
+
+
+def test_a_variable_of_the_environment_goes_before_a_default_and_what_is_unknown_stays_unknown() -> None:
+    start = facts(SOCKEYE, OUT="/scratch/other").start
+    assert start is not None
+    assert start.flags["--out"] == "/scratch/other"
+    start = facts(script("exec badcjobs run m.csv --out $WHERE/x --engine demo")).start
+    assert start is not None
+    assert start.flags == {"--engine": "demo"}
+
+
+@pytest.mark.parametrize(
+    ("line", "by_exec", "by_srun"),
+    [
+        ("badcjobs run m.csv --out o", False, False),
+        ("exec badcjobs run m.csv --out o", True, False),
+        ("exec /opt/venv/bin/badcjobs run m.csv", True, False),
+        ("exec python -m badcjobs run m.csv", True, False),
+        ('exec "${BADCJOBS}" run m.csv', True, False),
+        ("exec srun --ntasks-per-node=1 badcjobs run m.csv", True, True),
+        ("srun badcjobs run m.csv", False, True),
+        ("OMP_NUM_THREADS=2 exec badcjobs run m.csv", True, False),
+        ("exec apptainer exec --nv image.sif badcjobs run m.csv", True, False),
+        ("apptainer exec --nv image.sif badcjobs run m.csv", False, False),
+        ("source venv/bin/activate && exec badcjobs run m.csv", True, False),
+        ("cd x; badcjobs run m.csv", False, False),
+    ],
+)
+def test_how_badcjobs_is_started_is_seen(line: str, by_exec: bool, by_srun: bool) -> None:
+    start = facts(script(line)).start
+    assert start is not None
+    assert (start.by_exec, start.by_srun) == (by_exec, by_srun)
+
+
+@pytest.mark.parametrize("line", ["# exec badcjobs run m.csv", "echo badcjobs run m.csv", "true # badcjobs run", "ls"])
+def test_a_line_that_only_speaks_of_it_starts_nothing(line: str) -> None:
+    assert facts(script(line)).start is None
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "value"),
+    [
+        ("--gres=gpu:v100:2", "gpus_per_task", 2),
+        ("--gpus=v100:1,a100:2", "gpus_per_task", 3),
+        ("-N 2 --gpus-per-node=4", "gpus_per_task", 8),
+        ("-N 2 --gpus=4", "gpus_per_task", 4),
+        ("--mem-per-gpu=8G --gpus=2", "memory_gb", 16),
+        ("--mem-per-cpu=2000M -c 4", "memory_gb", 7.8125),
+        ("--mem=0", "memory_gb", 0),
+        ("--array=1,3,7-9", "tasks", 5),
+        ("--array=10-100:10", "last_index", 100),
+        ("-t 90", "time_s", 5400),
+        ("--time=UNLIMITED", "time_s", None),
+        ("-Ast-x-1", "account", "st-x-1"),
+    ],
+)
+def test_each_way_to_ask_is_understood(option: str, field: str, value: object) -> None:
+    asked = read_script(script(f"#SBATCH {option}"), "job.sbatch", {}).asked
+    assert getattr(asked, field) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("#SBATCH --time=1:00\nexec badcjobs run x\n", "#!"),
+        ("#!/bin/bash\r\nexec badcjobs run x\r\n", "Windows"),
+        (script("#SBATCH --gpus-pernode=4"), "--gpus-pernode=4"),
+        (script("#SBATCH --time=noon"), "--time=noon"),
+        (script("#SBATCH --array=9-0"), "--array=9-0"),
+        (script("#SBATCH --signal=B:BIRD@60"), "--signal=B:BIRD@60"),
+        (script("#SBATCH --mem=lots"), "--mem=lots"),
+        (script("#SBATCH --job-name='x"), "quotation"),
+    ],
+)
+def test_what_sbatch_would_refuse_is_named(text: str, word: str) -> None:
+    assert any(word in mistake for mistake in facts(text).mistakes)
+
+
+def test_options_behind_the_first_command_are_found_and_an_afterok_too() -> None:
+    found = facts(
+        script("#SBATCH --mem=1G", "cd /x", "#SBATCH --open-mode=append", "sbatch -d afterok:12 merge.sbatch")
+    )
+    assert (found.late_options, found.append, found.afterok) == ((4,), False, True)
+    assert not facts(script("# afterok: would wait for ever")).afterok
+    assert facts(script("#SBATCH --dependency=afterok:12")).afterok
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("exec badcjobs run m.csv", 0),
+        ("exec badcjobs run m.csv --cpu-workers 2", None),
+        ("exec badcjobs run m.csv --simulate=2", None),
+        ("exec badcjobs merge out", None),
+    ],
+)
+def test_no_gpu_is_asked_for_only_where_one_would_be_missed(line: str, gpus: int | None) -> None:
+    assert read_script(script(line), "job.sbatch", {}).asked.gpus_per_task == gpus
+
+
+@pytest.mark.parametrize(("text", "gb"), [("16G", 16), ("512", 0.5), ("1024K", 2**-10), ("1T", 1024), ("1.5g", 1.5)])
+def test_sizes_are_read_as_sbatch_reads_them(text: str, gb: float) -> None:
+    assert parse_memory_gb(text) == gb
+
+
+@pytest.mark.parametrize("path", sorted(folder("templates").glob("*.sbatch")), ids=lambda path: path.name)
+def test_our_own_templates_are_as_the_preflight_wants_them(path: Path) -> None:
+    found = [one for one in judge_script(facts(path.read_text())) if one.severity != "fine"]
+    assert found == []

@@ -1,0 +1,208 @@
+"""What sinfo says about GPUs: answers recorded on a real Slurm 22.05, and cells as other clusters write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from badcjobs.cluster import ClusterView, cluster_text
+from badcjobs.scheduler.sinfo import (
+    QUESTION,
+    Cluster,
+    GpuCount,
+    Node,
+    choose_best,
+    count_gpus,
+    parse_sinfo,
+    parse_state,
+    sum_gpus,
+)
+
+# Recorded with QUESTION (blanks squeezed); jobs hold 3 GPUs of gpu0, all of gpu1, 2 A100 of gpu2 and a shard of gpu6;
+# gpu3 is down, gpu5 drained, the partition old closed.
+RECORDED = """\
+gpu0|interactive_gpu|up|mixed|1-00:00:00|1/23/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:3(IDX:0-2),shard:0|
+gpu0|gpu*|up|mixed|infinite|1/23/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:3(IDX:0-2),shard:0|
+gpu1|interactive_gpu|up|allocated|1-00:00:00|24/0/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:4(IDX:0-3),shard:0|
+gpu1|gpu*|up|allocated|infinite|24/0/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:4(IDX:0-3),shard:0|
+gpu2|gpu*|up|mixed|infinite|1/23/0/24|(null)|gpu:a100:3,gpu:v100:1|gpu:a100:2(IDX:0-1),gpu:v100:0(IDX:N/A),shard:0|
+gpu3|gpu*|up|down|infinite|0/0/24/24|(null)|gpu:4|gpu:0,shard:0|
+gpu4|cpu|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0,shard:0|
+gpu4|gpu*|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0,shard:0|
+gpu5|gpu*|up|drained|infinite|0/0/24/24|(null)|gpu:v100:4|gpu:v100:0(IDX:N/A),shard:0|
+gpu5|old|down|drained|infinite|0/0/24/24|(null)|gpu:v100:4|gpu:v100:0(IDX:N/A),shard:0|
+gpu6|gpu*|up|mixed|infinite|1/23/0/24|(null)|gpu:v100:4,shard:v100:16|gpu:v100:0(IDX:N/A),shard:v100:1(IDX:0)|
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return parse_sinfo(RECORDED)
+
+
+def node(name: str, *, state: str = "idle", total: int = 4, used: int = 0, **more: object) -> str:
+    values = {"partition": "gpu*", "up": "up", "cores": "0/24/0/24", "features": "(null)", **more}
+    gres = (f"gpu:v100:{total}", f"gpu:v100:{used}(IDX:0-{used - 1})")
+    cells = (name, values["partition"], values["up"], state, "7-00:00:00", values["cores"], values["features"], *gres)
+    return "|".join(map(str, cells)) + "|\n"
+
+
+def test_one_call_asks_for_partition_state_and_both_counts_of_every_node() -> None:
+    program, *options, fields = QUESTION
+    assert (program, options) == ("sinfo", ["-N", "-h", "-O"])
+    assert {"NodeList", "Partition", "StateLong", "Gres", "GresUsed"} <= {
+        one.split(":")[0] for one in fields.split(",")
+    }
+
+
+def test_a_node_in_two_partitions_is_one_node_and_counts_once(cluster: Cluster) -> None:
+    assert [one.name for one in cluster.nodes] == [f"gpu{number}" for number in range(7)]
+    assert cluster.nodes[0].partitions == ("gpu", "interactive_gpu")
+    assert sum_gpus(cluster.nodes) == {"total": 24, "used": 9, "free": 7, "unreachable": 8}
+
+
+@pytest.mark.parametrize(
+    ("number", "free", "used", "total"),
+    [(0, 1, 3, 4), (1, 0, 4, 4), (2, 2, 2, 4), (3, 0, 0, 4), (4, 0, 0, 0), (5, 0, 0, 4), (6, 4, 0, 4)],
+)
+def test_what_is_free_in_a_node_is_what_a_job_would_get_there_now(
+    cluster: Cluster, number: int, free: int, used: int, total: int
+) -> None:
+    found = cluster.nodes[number]
+    assert (found.free(), found.used(), found.total()) == (free, used, total)
+
+
+def test_kinds_are_counted_apart_and_a_feature_names_a_kind_too(cluster: Cluster) -> None:
+    assert cluster.kinds == ["a100", "gpu", "v100"]
+    assert sum_gpus(cluster.nodes, "a100") == {"total": 3, "used": 2, "free": 1, "unreachable": 0}
+    assert [one.name for one in cluster.gpu_nodes("gpu_mem_32")] == ["gpu0", "gpu1"]
+
+
+def test_partitions_come_with_their_nodes_and_the_default_first(cluster: Cluster) -> None:
+    assert [(one.name, one.default, one.up) for one in cluster.partitions] == [
+        ("gpu", True, True),
+        ("cpu", False, True),
+        ("interactive_gpu", False, True),
+        ("old", False, False),
+    ]
+    assert [one.name for one in cluster.members(cluster.partitions[2])] == ["gpu0", "gpu1"]
+    assert cluster.partitions[2].time_limit == "1-00:00:00"
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "counts"),
+    [
+        ("(null)", "(null)", ()),
+        ("", "gpu:0", ()),
+        ("gpu:4", "gpu:1", (GpuCount("gpu", 4, 1),)),
+        ("gpu:v100:4(S:0-1)", "gpu:v100:2(IDX:0,3)", (GpuCount("v100", 4, 2),)),
+        ("gpu:A100:8(S:0,1)", "gpu:a100:8(IDX:0-7)", (GpuCount("a100", 8, 8),)),
+        ("gpu:a100:4", "gpu:3", (GpuCount("a100", 4, 3),)),  # one side without the type
+        ("gpu:1080:2", "gpu:1080:1(IDX:1)", (GpuCount("1080", 2, 1),)),
+        ("gpu:1g.5gb:7,gpu:a100:1", "gpu:1g.5gb:3(IDX:0-2)", (GpuCount("1g.5gb", 7, 3), GpuCount("a100", 1, 0))),
+        ("mps:400,gpu:2,shard:8,craynetwork:4", "gpu:0,shard:3,mps:100", (GpuCount("gpu", 2, 0),)),
+        ("gpu:v100", "gpu:v100:0", (GpuCount("v100", 1, 0),)),
+        ("gpu:tesla:2,gpu:tesla:2", "gpu:tesla:3(IDX:0-2)", (GpuCount("tesla", 4, 3),)),
+        ("gpu:2", "gpu:5", (GpuCount("gpu", 2, 2),)),  # never more used than there are
+    ],
+)
+def test_cells_are_counted_whatever_their_form(gres: str, used: str, counts: tuple[GpuCount, ...]) -> None:
+    assert count_gpus(gres, used) == counts
+
+
+@pytest.mark.parametrize(
+    ("state", "takes_jobs"),
+    [
+        ("idle", True), ("mixed", True), ("mixed-", True), ("planned", True), ("idle~", True), ("idle#", True),
+        ("idle*", False), ("mixed*", False), ("allocated", False), ("drained", False), ("draining", False),
+        ("drained*", False), ("down", False), ("down*", False), ("reserved", False), ("maint", False),
+        ("idle$", False), ("mixed@", False), ("idle%", False), ("idle!", False), ("completing", False),
+        ("fail", False), ("unknown", False), ("inval", False),
+    ],
+)  # fmt: skip
+def test_only_some_states_let_a_job_start(state: str, takes_jobs: bool) -> None:
+    (found,) = parse_sinfo(node("n1", state=state)).nodes
+    assert (found.takes_jobs, found.free()) == (takes_jobs, 4 if takes_jobs else 0)
+
+
+def test_a_state_is_told_from_its_marks() -> None:
+    assert parse_state("mixed") == ("mixed", frozenset())
+    assert parse_state("DRAINED*") == ("drained", frozenset("*"))
+
+
+@pytest.mark.parametrize(("more", "why"), [({"cores": "24/0/0/24"}, "no core"), ({"up": "down"}, "closed")])
+def test_free_gpus_without_a_free_core_or_an_open_partition_are_out_of_reach(more: dict[str, str], why: str) -> None:
+    (found,) = parse_sinfo(node("n1", state="mixed", **more)).nodes
+    assert found.free() == 0
+    assert why in (found.why_not or "")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kind", "partition", "where"),
+    [
+        (1, None, "gpu", "gpu0"),  # the fullest with room
+        (2, None, "gpu", "gpu2"),
+        (3, None, "gpu", "gpu6"),
+        (4, "v100", "gpu", "gpu6"),
+        (1, "a100", "gpu", "gpu2"),
+        (2, "a100", "gpu", None),
+        (5, None, "gpu", None),
+        (1, "gpu_mem_32", "gpu", "gpu0"),
+    ],
+)
+def test_a_job_goes_to_the_fullest_node_where_it_fits_whole(
+    cluster: Cluster, gpus: int, kind: str | None, partition: str, where: str | None
+) -> None:
+    best = choose_best(cluster, gpus, kind)
+    assert best is not None
+    assert (best.partition, best.node) == (partition, where)
+
+
+def test_where_it_fits_nowhere_the_partition_with_the_most_free_ones_is_named_with_numbers() -> None:
+    text = node("a1", used=3) + node("a2", used=4) + node("b1", used=2, partition="big")
+    best = choose_best(parse_sinfo(text), 3)
+    assert best is not None
+    assert (best.partition, best.node, best.free) == ("big", None, 2)
+    assert "2 of 4" in best.why
+    assert "waits" in best.why
+
+
+def test_more_than_any_node_has_is_said_to_take_several() -> None:
+    best = choose_best(parse_sinfo(node("a1") + node("a2")), 8)
+    assert best is not None
+    assert (best.node, best.free) == (None, 8)
+    assert "no node there has more than 4" in best.why
+
+
+def test_with_every_partition_down_there_is_no_best() -> None:
+    assert choose_best(parse_sinfo(node("a1", up="down")), 1) is None
+
+
+def test_gpu2_comes_before_gpu10_and_banners_are_left_out() -> None:
+    text = "Welcome | to the cluster\n\n" + node("gpu10") + node("gpu2")
+    assert [one.name for one in parse_sinfo(text).nodes] == ["gpu2", "gpu10"]
+
+
+def test_an_older_sinfo_that_knows_no_suffix_is_read_by_its_blanks() -> None:
+    assert parse_sinfo(RECORDED.replace("|", "   ")) == parse_sinfo(RECORDED)
+
+
+@pytest.mark.parametrize("kind", [None, "v100", "a100"])
+def test_the_table_has_every_gpu_node_and_at_most_100_columns(cluster: Cluster, kind: str | None) -> None:
+    wide = node("a-very-long-name-of-a-node-0001.cluster.example", partition="an_even_longer_partition_of_theirs")
+    for found in (cluster, parse_sinfo(RECORDED + wide.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8"))):
+        text = cluster_text(ClusterView(found, 2, kind, choose_best(found, 2, kind)))
+        assert max(len(line) for line in text.splitlines()) <= 100
+        listed = [one for one in found.gpu_nodes(kind) if one.name.startswith("gpu")]
+        assert all(f"\n  {one.name} " in text for one in listed)
+        assert "gpu4" not in text  # it has none
+
+
+def test_the_document_narrows_every_number_to_the_kind(cluster: Cluster) -> None:
+    said = ClusterView(cluster, 1, "a100", choose_best(cluster, 1, "a100")).to_dict()
+    assert (said["total"], said["free"], [one["name"] for one in said["nodes"]]) == (3, 1, ["gpu2"])
+    assert [(one["name"], one["total"]) for one in said["partitions"]] == [("gpu", 3)]
+    assert said["best"]["node"] == "gpu2"
+
+
+def test_a_node_without_a_count_of_cores_is_judged_by_its_state_alone() -> None:
+    assert Node("n", "idle", ("gpu",), (GpuCount("gpu", 2, 0),), cores_idle=None).free() == 2

@@ -1,0 +1,142 @@
+"""Following a job: one squeue per half minute for the whole array, one line for each change, and a sure end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.hand_clock import HandClock
+
+from badcjobs.errors import NotHere
+from badcjobs.model import JobStates, Submitted
+from badcjobs.scheduler.slurm import SlurmScheduler, parse_job_id
+from badcjobs.scheduler.squeue import parse_states, query_states
+from badcjobs.scheduler.watch import has_ended, progress_line, watch
+from badcjobs.seams import Unanswered
+
+JOB = Submitted("4821", "4822", (0, 1, 2))
+FakeSqueue = Callable[..., Path]
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSqueue:
+    """A squeue that gives one answer after the other, the last one for ever, and writes down how it was asked."""
+
+    def install(*answers: str) -> Path:
+        for number, answer in enumerate(answers):
+            (tmp_path / f"answer-{number}").write_text(answer)
+        program = tmp_path / "squeue"
+        program.write_text(
+            f'#!/bin/sh\ncd {tmp_path}\necho "$@" >> asked\nn=$(($(wc -l < asked) - 1))\n'
+            f"[ $n -lt {len(answers)} ] || n={len(answers) - 1}\n. ./answer-$n\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        return tmp_path / "asked"
+
+    return install
+
+
+def lines(**states: str) -> str:
+    rows = [f"4821|{key.removeprefix('t')}|{state}" for key, state in states.items() if key != "merge"]
+    rows += [f"4822|N/A|{states['merge']}"] if "merge" in states else []
+    return f"cat <<END\n{chr(10).join(rows)}\nEND\n"
+
+
+def scheduler() -> SlurmScheduler:
+    return SlurmScheduler(["badcjobs"], lambda arguments, requeues: lambda: None)
+
+
+def test_states_of_array_and_merge_job_come_from_one_answer_past_a_sites_banner() -> None:
+    text = "Welcome to the cluster\n\n4821|0|RUNNING\n4821|2|PENDING\n4822|N/A|PENDING\n77|1|RUNNING\n"
+    assert parse_states(text, JOB) == JobStates({0: "RUNNING", 2: "PENDING"}, "PENDING")
+
+
+def test_slurm_is_asked_every_thirty_seconds_once_for_the_whole_array(squeue: FakeSqueue) -> None:
+    asked = squeue(
+        lines(t0="PENDING", t1="PENDING", t2="PENDING", merge="PENDING"),
+        lines(t0="RUNNING", t1="PENDING", t2="PENDING", merge="PENDING"),
+        lines(t0="RUNNING", t1="PENDING", t2="PENDING", merge="PENDING"),
+        lines(t1="COMPLETED", t2="CANCELLED", merge="RUNNING"),
+        lines(merge="COMPLETED"),
+    )
+    clock, told = HandClock(), []
+    started_s = clock.monotonic_s()
+    end = watch(scheduler(), JOB, clock, told.append)
+    assert asked.read_text().splitlines() == ["-h -r -t all -j 4821,4822 -o %F|%K|%T"] * 5
+    assert clock.monotonic_s() - started_s == 4 * 30
+    assert len(told) == 4  # one question in five had no news
+    assert (end.array, end.merge) == ({}, "COMPLETED")
+
+
+def test_a_controller_that_is_silent_for_a_while_is_asked_on(
+    squeue: FakeSqueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
+    squeue(lines(t0="RUNNING"), silent, silent, lines(t0="COMPLETED", merge="COMPLETED"))
+    told: list[JobStates] = []
+    assert watch(scheduler(), JOB, HandClock(), told.append).merge == "COMPLETED"
+    assert [states.array[0] for states in told] == ["RUNNING", "COMPLETED"]
+    assert [record.getMessage() for record in caplog.records].count(
+        "slurm does not answer, asking on: slurm_load_jobs error: Unable to contact slurm controller"
+    ) == 1
+
+
+def test_a_job_that_slurm_has_forgotten_has_ended(squeue: FakeSqueue) -> None:
+    squeue("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    states = query_states(JOB)
+    assert states == JobStates({}, None)
+    assert has_ended(states)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED"])
+def test_a_task_that_may_still_change_is_waited_for(state: str) -> None:
+    assert not has_ended(JobStates({0: "COMPLETED", 1: state}, "PENDING"))
+    assert not has_ended(JobStates({0: "COMPLETED"}, state))
+    assert has_ended(JobStates({0: "COMPLETED", 1: "NODE_FAIL", 2: "TIMEOUT"}, "FAILED"))
+
+
+def test_where_there_is_no_squeue_the_answer_says_where_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotHere) as refused:
+        query_states(JOB)
+    assert refused.value.exit_code == 3
+
+
+def test_an_answer_that_is_an_error_is_no_answer(squeue: FakeSqueue) -> None:
+    squeue("exit 7\n")
+    with pytest.raises(Unanswered, match="squeue ended with 7"):
+        query_states(JOB)
+
+
+def test_a_progress_line_has_the_job_a_bar_and_the_tasks_by_state() -> None:
+    states = JobStates({0: "COMPLETED", 1: "RUNNING"}, "PENDING")
+    assert progress_line(JOB, states, 5, 20) == (
+        "4821 [#####---------------] 5 of 20 chunks; tasks: 1 running, 1 completed, 1 ended; merge pending"
+    )
+    full = [progress_line(JOB, states, done, 20).count("#") for done in (0, 1, 19, 20)]
+    assert full == [0, 1, 19, 20]
+    assert "####" in progress_line(JOB, states, 0, 0)
+
+
+def test_the_order_of_states_in_a_line_does_not_depend_on_who_came_first() -> None:
+    all_states = {0: "RUNNING", 1: "FAILED", 2: "PENDING"}
+    seen = {progress_line(JOB, JobStates(dict(order)), 0, 1) for order in itertools.permutations(all_states.items())}
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4821\n", "4821"),
+        ("4821;sockeye\n", "4821"),
+        ("--> Checking allocation 2400...OK\n12 jobs are before you\n4821\n", "4821"),
+        ("nothing\n", None),
+        ("", None),
+    ],
+)
+def test_a_job_number_is_read_past_the_sites_banner(text: str, number: str | None) -> None:
+    assert parse_job_id(text) == number

@@ -1,0 +1,125 @@
+"""The options of ``badcjobs submit`` become an order: its array, its times, and every mistake at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, ArrayShape
+from badcjobs.scheduler.array_spec import parse_array
+from badcjobs.scheduler.slurm import extra_options
+from badcjobs.scheduler.wishes import Known, Wishes, make_order, parse_minutes
+
+OUT = Path("/scratch/july")
+
+
+def order(known: Known | None = None, **wishes: Any) -> ArrayOrder:
+    return make_order(Wishes(**wishes), known or Known(), out=OUT, run_arguments=("run", "m.csv"))
+
+
+def refusal(known: Known | None = None, **wishes: Any) -> str:
+    with pytest.raises(BadInput) as refused:
+        order(known, **wishes)
+    return str(refused.value)
+
+
+def test_without_options_there_is_one_task_with_one_gpu_for_twelve_hours() -> None:
+    made = order()
+    assert (made.spec, made.gpus_per_task, made.cpus, made.mem, made.time_min) == ("0-0", 1, 2, "4G", 720)
+    assert (made.warning_s, made.logs) == (180, OUT / "logs")
+
+
+def test_cores_and_memory_grow_with_the_gpus_unless_they_are_named() -> None:
+    assert (order(gpus_per_task=4).cpus, order(gpus_per_task=4).mem) == (8, "16G")
+    assert (order(gpus_per_task=0).cpus, order(gpus_per_task=0).mem) == (2, "4G")
+    assert (order(gpus_per_task=4, cpus=24, mem="9000M").cpus, order(mem="9000M").mem) == (24, "9000M")
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("1:30", 2), ("0:01", 1), ("2:00:00", 120), ("1-0", 1440), ("1-2:30", 1590), ("7-00:00:00", 10080)],
+)
+def test_a_time_is_read_as_sbatch_reads_it(text: str, minutes: int) -> None:
+    assert parse_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:00", "1:2:3:4", "-5", "1-", "12h", "infinite", "٣"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    assert "is no time" in refusal(time=text)
+
+
+def test_a_short_job_is_warned_earlier_than_a_long_one_but_never_too_late_for_slurms_clock() -> None:
+    assert [order(time=text).warning_s for text in ("1", "4", "12", "600")] == [30, 60, 180, 180]
+
+
+@pytest.mark.parametrize(
+    ("array", "shape", "parallel", "spec"),
+    [
+        ("0-19%4", ArrayShape(0, 1, 20), 4, "0-19%4"),
+        ("1-20:2", ArrayShape(1, 2, 10), None, "1-19:2"),
+        ("7", ArrayShape(7, 1, 1), None, "7-7"),
+    ],
+)
+def test_an_array_may_begin_anywhere_and_have_a_step(
+    array: str, shape: ArrayShape, parallel: int | None, spec: str
+) -> None:
+    made = order(array=array)
+    assert (made.shape, made.parallel, made.spec, made.only) == (shape, parallel, spec, ())
+
+
+@given(first=st.integers(0, 50), step=st.integers(1, 7), count=st.integers(1, 40))
+def test_what_is_submitted_names_exactly_the_orders_indices(first: int, step: int, count: int) -> None:
+    made = ArrayOrder(OUT, ("run",), tasks=count, first=first, step=step)
+    assert parse_array(made.spec).indices == made.indices == tuple(range(first, first + step * count, step))
+
+
+def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape() -> None:
+    known = Known(began=True, shape=ArrayShape(1, 2, 10))
+    made = order(known, array="3,7%1")
+    assert (made.shape, made.only, made.spec, made.indices) == (ArrayShape(1, 2, 10), (3, 7), "3,7%1", (3, 7))
+    assert order(known).spec == order(known, tasks=10).spec == order(known, array="1-19:2").spec == "1-19:2"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "known", "words"),
+    [
+        ({"array": "1,2,5"}, Known(), "not in an evenly spaced array"),
+        ({"array": "4"}, Known(True, ArrayShape(1, 2, 10)), "--array=4: not in this run's array 1-19:2"),
+        ({"tasks": 3}, Known(True, ArrayShape(0, 1, 4)), "began as an array of 4 (0-3)"),
+        ({}, Known(True, None), "began without an array"),
+        ({"tasks": 3}, Known(listed=5), "the list names 5 manifests, one for each task: --tasks 5"),
+        ({"tasks": 0}, Known(), "--tasks 0 must be at least 1"),
+        ({"tasks": 4, "array": "0-3"}, Known(), "say the same thing twice"),
+        ({"array": "0-3%2", "parallel": 3}, Known(), "differ"),
+        ({"array": "3-1"}, Known(), "ends before it begins"),
+        ({"mem": "a lot"}, Known(), "--mem a lot is no amount of memory"),
+        ({"account": "a\nb"}, Known(), "--account 'a\\nb'"),
+        ({"sbatch": ("--signal=USR1",)}, Known(), "--signal is set by badcjobs itself"),
+        ({"sbatch": ("qos=high",)}, Known(), "is no option of sbatch"),
+    ],
+)
+def test_a_mistake_is_named_with_its_value(wishes: dict[str, Any], known: Known, words: str) -> None:
+    assert words in refusal(known, **wishes)
+
+
+def test_a_list_of_manifests_has_a_task_for_each() -> None:
+    assert order(Known(listed=5)).spec == "0-4"
+
+
+def test_all_mistakes_of_one_command_are_told_together() -> None:
+    with pytest.raises(BadInput) as refused:
+        make_order(
+            Wishes(time="soon", mem="much", gpus_per_task=-1, cpus=0, parallel=0, merge_time="x", merge_mem="?"),
+            Known(), out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
+        )  # fmt: skip
+    assert len((refused.value.why or "").splitlines()) == 8
+    assert refused.value.exit_code == 2
+
+
+def test_more_options_of_sbatch_are_passed_on_by_name() -> None:
+    assert extra_options(["--qos=high", "--exclusive"]) == {"qos": "high", "exclusive": True}
