@@ -20,6 +20,7 @@ from badcjobs.workers.supervise import Supervisor
 log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
+_DYING_S = 30.0  # the workers of a device that is lost do not end all at once
 _LIKE = 0.25  # cores per device may differ so much from those of an earlier run
 
 Note = Callable[[str, str | None, float | None, str], None]  # kind, subject, value, reason
@@ -56,6 +57,7 @@ class Crew:
         self._next_s = 0.0
         self._ramp: Ramp | None = None
         self._slots = 0
+        self._short_since_s: float | None = None  # since when there are fewer workers than there should be
         per_gpu = terms.per_gpu
         if per_gpu is None and terms.devices:
             per_gpu = self._begin().workers
@@ -90,8 +92,11 @@ class Crew:
         at_work = supervisor.slots_at_work
         on_device = Counter(at_work.values())  # a device that is lost has none, and tells nothing about the others
         if on_device and min(on_device.values()) < self._ramp.workers:
-            self._obey(self._ramp.too_much("a worker has ended"), supervisor)
+            self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
+            if now_s - self._short_since_s >= _DYING_S:
+                self._obey(self._ramp.too_much("a worker has ended"), supervisor)
             return
+        self._short_since_s = None
         tally = supervisor.tally
         step = self._ramp.look(
             now_s,

@@ -10,6 +10,7 @@ import pytest
 _ONE_CLUSTER = Path(__file__).parent / "slurm"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares a fixture: the tests of a file, and all that run on the one Slurm cluster."""
     for item in items:

@@ -56,7 +56,7 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
 
 
 def test_a_device_that_is_half_full_with_one_worker_gets_no_second(site: Site, work: tuple[object, ...]) -> None:
-    stop_after(site, work, "one more might fill 100% of a device's memory")
+    stop_after(site, work, "of a device's memory")
     assert site.rows("SELECT value FROM decision WHERE kind = 'workers_per_gpu'") == [(1,), (1,)]
 
 

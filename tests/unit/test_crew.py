@@ -66,7 +66,7 @@ def test_a_device_that_is_lost_says_nothing_about_the_others_and_nothing_is_lear
             raise SessionBroken("gpu_lost", "GPU is lost")
         yield from quick(session, batch)
 
-    bench = Bench(tmp_path, script).run(looks=4)
+    bench = Bench(tmp_path, script).run(looks=40)
     assert bench.decisions[0][0] == 2
     assert "a worker has ended" not in str(bench.decisions)
     assert bench.learned.about("Test GPU") == Lesson()
@@ -78,7 +78,7 @@ def test_a_worker_that_ends_beside_others_on_its_device_is_not_replaced_and_noth
             raise SessionBroken("gpu_lost", "no room for the models")
         yield from quick(session, batch)
 
-    bench = Bench(tmp_path, script).run(looks=4)
+    bench = Bench(tmp_path, script).run(looks=40)
     assert bench.decisions[1:] == [(1, "a worker has ended")]
     assert bench.learned.about("Test GPU") == Lesson()
 
