@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 _ONE_CLUSTER = Path(__file__).parent / "slurm"
+
+
+def pytest_configure() -> None:
+    """Hear of a terminal that closes, also where the suite itself was started with nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups

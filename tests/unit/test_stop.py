@@ -122,3 +122,12 @@ def test_once_installed_real_signals_arrive(stop: StopRequest, own_signals: None
     os.kill(os.getpid(), number)
     assert stop.requested
     assert stop.name == signal.Signals(number).name
+
+
+def test_under_nohup_a_terminal_that_closes_is_no_reason_to_stop(stop: StopRequest, own_signals: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop.install()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not stop.requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.name == "SIGTERM"
