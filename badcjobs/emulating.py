@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -86,7 +86,6 @@ class Emulation:
 def emulate_order(order: ArrayOrder, wish: LocalWish, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge it."""
     scheduler = local_scheduler(replace(wish, max_requeues=order.requeues), world, tell, order.out)
-    order.logs.mkdir(parents=True, exist_ok=True)
     with only_here(order.logs):
         done = scheduler.run_script(scheduler.script(order), name=order.name, state_folder=order.logs)
         return conclude(done, order.out, world, tell)
@@ -100,14 +99,15 @@ def emulate_script(order: ScriptOrder, wish: LocalWish, world: World, tell: Tell
     world = replace(world, environ={**world.environ, **given})
     out = find_out(read_request(text, order.options), world)
     scheduler = local_scheduler(wish, world, tell, out or world.cwd / order.script)
-    done = scheduler.run_script(text, name=order.script.name, options=order.options, arguments=order.arguments)
-    return conclude(done, out, world, tell)
+    with nullcontext() if out is None else only_here(out / "logs"):
+        done = scheduler.run_script(text, name=order.script.name, options=order.options, arguments=order.arguments)
+        return conclude(done, out, world, tell)
 
 
 def read_script(script: Path, world: World) -> str:
     """Return the text of a job script."""
     try:
-        return (world.cwd / script).read_text(encoding="utf-8")
+        return (world.cwd / script).read_bytes().decode()  # with the line ends that it has
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the job script {script} cannot be read", why=str(error)) from error
 
@@ -121,6 +121,7 @@ def find_out(request: JobRequest, world: World) -> Path | None:
 @contextmanager
 def only_here(logs: Path) -> Iterator[None]:
     """Keep a second emulation of the same run away: it would do the same chunks."""
+    logs.mkdir(parents=True, exist_ok=True)
     with (logs / "emulation.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,10 +153,20 @@ def conclude(done: JobEnd, out: Path | None, world: World, tell: Tell) -> Emulat
     if signal.getsignal(signal.SIGINT) == stop.receive:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
     job = finish_job(MergeOrder([out], RunFolder(out).job_database), world.clock)
-    code = int(_EXIT_CODES[job.summary.verdict])
+    verdict = job.summary.verdict
+    if verdict == "done" and (verdict := _verdict_of(done.rows)) != "done":
+        _tell_of_tasks(done.rows, tell)  # what lies there is done, but not by these
+    code = int(_EXIT_CODES[verdict])
     if code and stop.ended_by is signal.SIGINT:
         code = 128 + signal.SIGINT
-    return Emulation(code, job.summary.verdict, done.job_id, done.rows, out, job)
+    return Emulation(code, verdict, done.job_id, done.rows, out, job)
+
+
+def _tell_of_tasks(rows: Sequence[TaskRow], tell: Tell) -> None:
+    """Name the tasks that did not end well."""
+    for row in rows:
+        if row.state != COMPLETED:
+            tell(f"task {row.index}: {row.state}, exit code {row.exit_code}; see {row.log}")
 
 
 def _complain_of_tasks(rows: Sequence[TaskRow]) -> None:

@@ -236,8 +236,11 @@ class Scheduler(Protocol):
         """Return the text of the job that merges, once the array has ended in whatever way."""
         ...
 
-    def submit(self, order: ArrayOrder) -> Submitted:
-        """Hand in the array and its merge job; raise NotHere without a scheduler, its own words when it refuses."""
+    def submit(self, order: ArrayOrder, note: Callable[[Submitted], None] = ...) -> Submitted:
+        """Hand in the array and its merge job; raise NotHere without a scheduler, its own words when it refuses.
+
+        ``note`` is told of the array as soon as it has a number, whatever becomes of the merge job.
+        """
         ...
 
     def states(self, job: Submitted) -> JobStates:

@@ -5,10 +5,13 @@ Whatever needs the whole source is checked here, once, and not in every task.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,16 +162,41 @@ def _what_is_left(plan: Plan, clock: Clock) -> Plan:
 def hand_in(plan: Plan, scheduler: Scheduler, clock: Clock, *, again: bool = False) -> Handed:
     """Submit the array and its merge job; without ``again`` a job that this run folder has already is found instead."""
     out = plan.order.out
-    record = read_record(out)
-    if record is not None and not again:
-        _check_same(record, plan, scheduler)
-        return Handed(record.job, plan, found=True)
-    if record is not None and record.cluster == scheduler.name:
-        _check_ended(record, scheduler)
-    _check_writable(out)
-    job = scheduler.submit(plan.order)
-    write_record(out, Record(scheduler.name, job, plan.order.run_arguments, plan.chunks, clock.now_ms()))
-    return Handed(job, plan, found=False)
+
+    def note(job: Submitted) -> None:
+        write_record(out, Record(scheduler.name, job, plan.order.run_arguments, plan.chunks, clock.now_ms()))
+
+    with _alone_in(out):
+        record = read_record(out)
+        if record is not None and not again:
+            _check_same(record, plan, scheduler)
+            return Handed(record.job, plan, found=True)
+        if record is not None and record.cluster == scheduler.name:
+            _check_ended(record, scheduler)
+        _check_writable(out)
+        job = scheduler.submit(plan.order, note)
+        note(job)
+        return Handed(job, plan, found=False)
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Let one submit after the other look into a run folder: the second finds the job of the first."""
+    if not out.is_dir():
+        _check_writable(out)
+    try:
+        lock = os.open(out, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # this filesystem has no locks
+        yield
+    finally:
+        os.close(lock)
 
 
 def _check_same(record: Record, plan: Plan, scheduler: Scheduler) -> None:

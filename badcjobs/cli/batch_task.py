@@ -16,6 +16,8 @@ from typing import Any
 from badcjobs.errors import ExitCode
 
 _LOOK_EVERY_S = 0.2
+_LOOKS_PER_WORD = 10
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class BatchTask:
@@ -30,7 +32,7 @@ class BatchTask:
     def __call__(self) -> None:
         """Run the task; leave with its exit code."""
         signal.signal(signal.SIGTERM, self._note_end)
-        self._child = os.posix_spawn(self._argv[0], self._argv, os.environ)
+        self._child = _spawn_deaf_to_warnings(self._argv)
         try:
             code = self._wait()
             if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped by the clock, before the warning
@@ -50,22 +52,40 @@ class BatchTask:
         signal.signal(_warning(), signal.SIG_IGN)
         code: int = ExitCode.RUN_ME_AGAIN
         if self._child is not None:
-            os.kill(self._child, signal.SIGUSR1)  # to a zombie it does nothing: nobody has reaped the child
-            code = self._wait()
+            code = self._wait(tell=signal.SIGUSR1)
         if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1:
             raise _Over(code)
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
 
-    def _wait(self) -> int:
-        """Return the child's exit code, as often as somebody asks: a handler may interrupt us at any point."""
+    def _wait(self, tell: signal.Signals | None = None) -> int:
+        """Return the child's exit code, as often as somebody asks: a handler may interrupt us at any point.
+
+        ``tell``: a signal that it gets meanwhile, again and again, for it may not have learned yet what that means.
+        """
         assert self._child is not None
+        looks = 0
         while (end := os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+            if tell is not None and looks % _LOOKS_PER_WORD == 0:
+                os.kill(self._child, tell)
+            looks += 1
             time.sleep(_LOOK_EVERY_S)
         return end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status
 
     def _note_end(self, _signum: int, _frame: object) -> None:
         """Remember TERM: whoever cancels a task does not want it back, and a requeue by Slurm needs no second one."""
         self._ended = True
+
+
+def _spawn_deaf_to_warnings(argv: tuple[str, ...]) -> int:
+    """Start a program that ignores Slurm's warnings until it has handlers of its own; without, they would end it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # one that comes just now waits for our own handler
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
+    try:
+        return os.posix_spawn(argv[0], argv, os.environ, setsigmask=mask)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Over(Exception):

@@ -47,6 +47,12 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
             why="sbatch wants #! and an interpreter in its first line",
             fix="begin the script with #!/bin/bash",
         )
+    if "\r\n" in script:
+        raise BadInput(
+            "the batch script has line ends of DOS (CRLF)",
+            why="sbatch does not take it, and the shell would not understand it",
+            fix="sed -i 's/\\r$//' SCRIPT",
+        )
     mistakes: list[str] = []
     try:
         words = sbatch_words(script)

@@ -65,8 +65,8 @@ class LocalScheduler:
         """Return the text of a script that would merge; here whoever submits merges."""
         return merge_text(order)
 
-    def submit(self, order: ArrayOrder) -> Submitted:
-        """Run the array to its end."""
+    def submit(self, order: ArrayOrder, note: Callable[[Submitted], None] = lambda job: None) -> Submitted:
+        """Run the array to its end; there is nothing to note before that."""
         order.logs.mkdir(parents=True, exist_ok=True)
         terms = replace(self._terms, max_requeues=order.requeues)
         done = self.run_script(self.script(order), name=order.name, state_folder=order.logs, terms=terms)

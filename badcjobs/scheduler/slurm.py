@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import BadcjobsError, ExitCode, NotHere
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.scheduler.squeue import query_states
 
@@ -71,7 +71,7 @@ class SlurmScheduler:
         lines += ["", *order.setup, f"exec {shlex.join([*self._program, 'merge', str(order.out)])}", ""]
         return "\n".join(lines)
 
-    def submit(self, order: ArrayOrder) -> Submitted:
+    def submit(self, order: ArrayOrder, note: Callable[[Submitted], None] = lambda job: None) -> Submitted:
         """Hand in both; without a merge job the array goes on, and a warning says what to do later."""
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise NotHere(
@@ -81,6 +81,7 @@ class SlurmScheduler:
             )
         order.logs.mkdir(parents=True, exist_ok=True)
         job_id = self._submit_array(order)
+        note(Submitted(job_id, None, order.indices))
         return Submitted(job_id, self._submit_merge(order, job_id), order.indices)
 
     def states(self, job: Submitted) -> JobStates:
@@ -129,6 +130,13 @@ class SlurmScheduler:
 
     def _executor(self, order: ArrayOrder) -> Any:
         from submitit import SlurmExecutor
+
+        if "%" in str(order.logs):
+            raise BadInput(
+                f"{order.out} has a % in its name",
+                why="Slurm would put something else in its place wherever it writes a log",
+                fix="badcjobs submit … --out DIR   (a name without %)",
+            )
 
         class Executor(SlurmExecutor):
             @classmethod

@@ -376,3 +376,23 @@ def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_
     broken = wrong.start().wait()
     assert broken.exit_code == 3, broken.stderr
     assert "no array task could begin" in broken.stderr
+
+
+def test_tasks_that_fail_beside_old_results_are_not_all_done(site: Site) -> None:
+    manifest = site.manifest(4)
+    here = ("--out", site.out, "--cluster", "local", "--simulate", 2)
+    done = site.badcjobs("submit", manifest, *here, "--tasks", 2, "--engine", "demo")
+    assert done.exit_code == 0, done.stderr
+    fails = site.folder / "fails.sbatch"
+    fails.write_text("#!/bin/bash\n#SBATCH --array=0-1\nexit 3\n")
+    failed = site.badcjobs("submit", *here, "--script", fails)
+    assert failed.exit_code == 1, failed.stdout + failed.stderr
+    assert "task 0: FAILED, exit code 3" in failed.stderr
+
+
+def test_a_script_with_line_ends_of_dos_is_refused_as_sbatch_does(site: Site) -> None:
+    script = site.folder / "dos.sbatch"
+    script.write_bytes(b"#!/bin/bash\r\n#SBATCH --array=0-1\r\necho hello\r\n")
+    refused = site.badcjobs("submit", "--cluster", "local", "--script", script, "--simulate", 2)
+    assert refused.exit_code == 2
+    assert "CRLF" in refused.stderr

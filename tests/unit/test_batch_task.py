@@ -155,3 +155,20 @@ def _when(ready: Path, number: signal.Signals) -> None:
 
     main, stop = threading.main_thread().ident or 0, threading.Event()
     threading.Thread(target=wait, daemon=True).start()
+
+
+def test_a_warning_that_comes_while_the_child_still_starts_does_not_end_it_and_is_told_again(program: Path) -> None:
+    program.write_text(
+        "import signal, sys, time\n"
+        "time.sleep(1)\n"  # imports, as badcjobs has many
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
+        "time.sleep(20)\n"
+        "sys.exit(9)\n"
+    )
+    task, seen = task_for(program, 5), list[Any]()
+    handle(task, seen)
+    threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)).start()
+    with pytest.raises(SystemExit) as left:
+        task()
+    assert left.value.code == -1
+    assert len(seen) == 1, "it stopped in order, and is to be started again"
