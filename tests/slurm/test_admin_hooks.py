@@ -66,7 +66,8 @@ def test_of_a_wrapper_that_was_killed_slurm_says_how_it_ended(hooked: Hooked) ->
     assert job.ask("SELECT exit_code, slurm_state, slurm_exit_code, slurm_reason FROM task") == [
         (None, "FAILED", "0:9", "jobcomp")
     ]
-    (record,) = (job.folder / "out" / "tasks").glob("*.slurm.json")
+    tasks = job.folder / "out" / "tasks"  # Slurm has told the end of the job; its epilog may still be at work
+    (record,) = wait_for(lambda: list(tasks.glob("*.slurm.json")), "the record of the epilog")
     assert record.stem.removesuffix(".slurm") == job.databases[0].stem
     told = json.loads(record.read_text())
     assert (told["job_id"], told["array_index"], told["node"]) == (str(hooked.ids["killed"]), 3, "gpu0")

