@@ -96,7 +96,7 @@ class NvmlBench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int = 2, **settings: object) -> None:
         self.clock = HandClock()
         self._now_s, self._worked_s = 1000.0, 0.0
-        self.library = FakeNvml(monkeypatch, devices, **{"now_s": self._now_s, "worked_s": self._worked_s, **settings})
+        self.stand_in = FakeNvml(monkeypatch, devices, **{"now_s": self._now_s, "worked_s": self._worked_s, **settings})
         self.reader = NvmlReader(self.clock)
 
     def move(self, seconds: float, worked_s: float = 0.0) -> None:
@@ -104,7 +104,7 @@ class NvmlBench:
         self.clock.sleep(seconds)
         self._now_s += seconds
         self._worked_s += worked_s
-        self.library.set(now_s=self._now_s, worked_s=self._worked_s)
+        self.stand_in.set(now_s=self._now_s, worked_s=self._worked_s)
 
     def read(self, index: int = 0) -> Reading:
         return self.reader.read(fake_uuid(index))

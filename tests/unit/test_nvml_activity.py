@@ -82,8 +82,8 @@ def test_gpm_is_asked_every_five_seconds_and_not_called_missing_in_between(bench
         given.append(reading.busy_percent is not None)
         one.move(1, worked_s=0.5)
     assert given == [second in (5, 10) for second in range(11)]
-    assert one.library.calls("gpm", 0) == 1
-    assert one.library.calls("gpm_sample", 0) == 3
+    assert one.stand_in.calls("gpm", 0) == 1
+    assert one.stand_in.calls("gpm_sample", 0) == 3
 
 
 def test_a_tick_that_comes_a_little_early_does_not_put_the_window_off(bench: OpenBench) -> None:
@@ -96,11 +96,11 @@ def test_a_tick_that_comes_a_little_early_does_not_put_the_window_off(bench: Ope
 def test_a_window_that_fails_is_covered_by_the_next_one(bench: OpenBench, call: str) -> None:
     one = bench()
     one.read()
-    one.library.set(failing=call)
+    one.stand_in.set(failing=call)
     failed = one.read_later(5, worked_s=5)
     assert failed.sm_occupancy_percent is None
     assert failed.missing["sm_occupancy_percent"] == "Unknown Error"
-    one.library.set(failing=None)
+    one.stand_in.set(failing=None)
     reading = one.read_later(5, worked_s=0)
     assert reading.busy_percent == pytest.approx(50)
     assert reading.missing == {}
@@ -109,7 +109,7 @@ def test_a_window_that_fails_is_covered_by_the_next_one(bench: OpenBench, call: 
 def test_while_gpm_fails_the_next_best_source_tells_how_busy_the_device_is(bench: OpenBench) -> None:
     one = bench()
     one.read()
-    one.library.set(failing="gpm_metrics")
+    one.stand_in.set(failing="gpm_metrics")
     reading = one.read_later(5, worked_s=5)
     assert (reading.busy_percent, reading.sources["busy_percent"]) == (50.0, "utilization")
     assert "busy_percent" not in reading.missing
@@ -145,26 +145,26 @@ def test_a_device_without_gpm_says_so_once_and_for_all(bench: OpenBench, trouble
         reading = one.read()
         assert reading.missing == dict.fromkeys(GPM_METRICS, f"no GPM on this device: {reason}")
         one.move(1)
-    assert one.library.calls("gpm", 0) == 1
+    assert one.stand_in.calls("gpm", 0) == 1
     assert one.read(1).missing == {}
 
 
 def test_gpm_that_is_taken_away_in_mid_run_leaves_the_other_sources(bench: OpenBench) -> None:
     one = bench()
     one.read()
-    one.library.set(forbidden="gpm_sample")
+    one.stand_in.set(forbidden="gpm_sample")
     reading = one.read_later(5, worked_s=5)
     assert reading.missing["sm_occupancy_percent"] == "no GPM on this device: Insufficient Permissions"
     assert reading.sources["busy_percent"] == "utilization"
-    assert one.library.live_samples() == 0
+    assert one.stand_in.live_samples() == 0
     one.read_later(5)
-    assert one.library.calls("gpm_sample", 0) == 2
+    assert one.stand_in.calls("gpm_sample", 0) == 2
 
 
 def test_a_gpm_question_that_fails_at_first_is_put_again(bench: OpenBench) -> None:
     one = bench(failing="gpm")
     assert one.read().missing["sm_occupancy_percent"] == "Unknown Error"
-    one.library.set(failing=None)
+    one.stand_in.set(failing=None)
     one.read_later(5)
     assert one.read_later(5, worked_s=1).busy_percent == pytest.approx(20)
 
@@ -173,19 +173,19 @@ def test_gpm_samples_are_given_back(bench: OpenBench) -> None:
     one = bench()
     one.read(0)
     one.read(1)
-    assert one.library.live_samples() == 4
+    assert one.stand_in.live_samples() == 4
     one.reader.close()
-    assert one.library.live_samples() == 0
+    assert one.stand_in.live_samples() == 0
 
 
 def test_the_window_of_a_device_that_was_lost_begins_anew(bench: OpenBench) -> None:
     one = bench()
     one.read()
-    one.library.set(lost=0)
+    one.stand_in.set(lost=0)
     with pytest.raises(DeviceUnreadable, match="GPU is lost"):
         one.read_later(5, worked_s=5)
-    assert one.library.live_samples() == 0
-    one.library.set(lost=None)
+    assert one.stand_in.live_samples() == 0
+    one.stand_in.set(lost=None)
     assert one.read_later(1).busy_percent is None
     assert one.read_later(5, worked_s=1).busy_percent == pytest.approx(20)
 
@@ -232,7 +232,7 @@ def test_an_old_driver_lists_its_processes_in_the_old_way(bench: OpenBench) -> N
         assert reading.processes == ((ProcessReading(1, 100 * 2**20),) if knows_the_old_way else None)
         assert ("processes" in reading.missing) != knows_the_old_way
         one.move(5)
-    assert one.library.calls("processes", 0) == 1
+    assert one.stand_in.calls("processes", 0) == 1
 
 
 def test_processes_that_cannot_be_listed_are_none_with_the_reason(bench: OpenBench) -> None:
@@ -246,15 +246,15 @@ def test_shares_are_asked_since_the_last_sample_that_was_seen(bench: OpenBench) 
     one = bench(processes="0:4711:512:30")
     one.read()
     one.read_later(5)
-    assert one.library.last_seen_us(0) == 1000 * SECOND_US
+    assert one.stand_in.last_seen_us(0) == 1000 * SECOND_US
     one.read_later(5)
-    assert one.library.last_seen_us(0) == 1005 * SECOND_US
+    assert one.stand_in.last_seen_us(0) == 1005 * SECOND_US
 
 
 def test_a_process_that_has_ended_is_still_named_for_what_it_used(bench: OpenBench) -> None:
     one = bench(processes="0:4711:512:30")
     one.read()
-    one.library.set(processes="0:4711:-:30:x")  # of neither kind: in no list
+    one.stand_in.set(processes="0:4711:-:30:x")  # of neither kind: in no list
     assert one.read_later().processes == (ProcessReading(4711, None, 30),)
 
 
@@ -334,7 +334,7 @@ def test_where_nothing_else_tells_the_plain_utilization_is_given_with_every_read
         reading = one.read()
         assert (reading.busy_percent, reading.sources["busy_percent"]) == (50.0, "utilization")
         one.move(1)
-    assert one.library.calls("process_utilization", 0) == 1
+    assert one.stand_in.calls("process_utilization", 0) == 1
 
 
 def test_a_device_that_tells_in_no_way_how_busy_it_is_gives_the_reason(bench: OpenBench) -> None:
@@ -362,7 +362,7 @@ def test_with_gpm_the_counters_are_left_alone(bench: OpenBench) -> None:
     one = bench()
     one.read()
     one.read_later()
-    assert one.library.calls("fields", 0) == 0
+    assert one.stand_in.calls("fields", 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -383,18 +383,18 @@ def test_counters_that_a_device_refuses_are_not_asked_again(
         missing = one.read().missing
         assert missing["pcie_rx_bytes_per_s"] == missing["pcie_tx_bytes_per_s"] == reason
         one.move(5)
-    assert one.library.calls("fields", 0) == 1
+    assert one.stand_in.calls("fields", 0) == 1
 
 
 def test_a_counter_that_began_anew_gives_no_rate_and_the_next_window_does(bench: OpenBench) -> None:
     one = bench(unsupported="gpm")
     one.read()
     one.clock.sleep(5)
-    one.library.set(now_s=1)
+    one.stand_in.set(now_s=1)
     reading = one.read()
     assert reading.missing["pcie_rx_bytes_per_s"] == "the byte counter began anew"
     one.clock.sleep(5)
-    one.library.set(now_s=6)
+    one.stand_in.set(now_s=6)
     assert one.read().pcie_rx_bytes_per_s == 2_000_000
 
 
@@ -412,7 +412,7 @@ def test_the_warm_tier_is_asked_every_five_seconds(bench: OpenBench) -> None:
         assert reading.fan_percent is None
         assert "fan_percent" not in reading.missing
     for call in ("energy", "fan", "encoder", "decoder", "ecc", "fields", "processes", "graphics"):
-        assert one.library.calls(call, 1) == 1, call
+        assert one.stand_in.calls(call, 1) == 1, call
 
 
 def test_every_warm_question_stands_alone(bench: OpenBench) -> None:
@@ -425,17 +425,17 @@ def test_every_warm_question_stands_alone(bench: OpenBench) -> None:
         "decoder_percent": "Not Available",
         "energy_j": "Function Not Found",
     }
-    one.library.set(unsupported=None, forbidden=None, failing=None, blank=None, absent=None)
+    one.stand_in.set(unsupported=None, forbidden=None, failing=None, blank=None, absent=None)
     reading = one.read_later()
     assert (reading.encoder_percent, reading.decoder_percent) == (5, 7)
     assert sorted(reading.missing) == ["ecc_errors", "energy_j", "fan_percent"]
-    assert one.library.calls("fan", 0) == 1
+    assert one.stand_in.calls("fan", 0) == 1
 
 
 def test_a_reading_keeps_its_reasons_whatever_is_learned_later(bench: OpenBench) -> None:
     one = bench(unsupported="fan")
     first = one.read()
-    one.library.set(unsupported="fan,power")
+    one.stand_in.set(unsupported="fan,power")
     assert sorted(one.read_later(1).missing) == ["fan_percent", "power_w"]
     assert list(first.missing) == ["fan_percent"]
 
@@ -443,9 +443,9 @@ def test_a_reading_keeps_its_reasons_whatever_is_learned_later(bench: OpenBench)
 def test_slow_calls_of_the_warm_tier_do_not_slow_the_hot_one(bench: OpenBench) -> None:
     one = bench(slow="energy=30,fan=30")
     one.read()
-    one.library.set(slow="energy=2000,fan=2000,gpm_sample=2000,processes=2000")
+    one.stand_in.set(slow="energy=2000,fan=2000,gpm_sample=2000,processes=2000")
     one.read_later(1)
-    assert [one.library.calls(call, 0) for call in ("energy", "fan", "power")] == [1, 1, 2]
+    assert [one.stand_in.calls(call, 0) for call in ("energy", "fan", "power")] == [1, 1, 2]
 
 
 def test_a_reader_finds_its_devices_again_after_somebody_ended_nvml(bench: OpenBench) -> None:
@@ -468,7 +468,7 @@ CALLS = (
 
 def two_warm_readings(one: NvmlBench, **trouble: object) -> list[Reading]:
     readings = [one.read()]
-    one.library.set(**trouble)
+    one.stand_in.set(**trouble)
     return [*readings, one.read_later(5, worked_s=1), one.read_later(5, worked_s=1)]
 
 

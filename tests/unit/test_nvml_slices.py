@@ -89,7 +89,7 @@ def test_mig_mode_is_asked_once_per_card_and_never_by_a_reading(bench: OpenBench
         one.reader.inventory()
         one.read_later(5)
         read_slice(one)
-    assert [one.library.calls("mig_mode", index) for index in range(3)] == [1, 1, 1]
+    assert [one.stand_in.calls("mig_mode", index) for index in range(3)] == [1, 1, 1]
 
 
 def test_a_slice_gives_its_own_memory(bench: OpenBench) -> None:
@@ -105,7 +105,7 @@ def test_what_belongs_to_the_whole_board_is_not_given_as_if_it_were_the_slices(b
             assert getattr(reading, metric) is None
             assert reading.missing[metric] == "board-wide under MIG"
         one.move(1)
-    assert one.library.calls("power", 1) == 0
+    assert one.stand_in.calls("power", 1) == 0
 
 
 def test_what_a_slice_refuses_is_none_with_the_reason(bench: OpenBench) -> None:
@@ -147,10 +147,10 @@ def test_the_card_of_slices_still_gives_what_is_board_wide(bench: OpenBench) -> 
 def test_slices_go_with_their_card(bench: OpenBench) -> None:
     one = bench()
     read_slice(one)
-    one.library.set(lost=1)
+    one.stand_in.set(lost=1)
     with pytest.raises(DeviceUnreadable, match="GPU is lost"):
         read_slice(one)
-    one.library.set(lost=None)
+    one.stand_in.set(lost=None)
     assert read_slice(one).memory_used_bytes == 2**28
 
 
