@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 
@@ -11,9 +13,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, mount, shm, wheel) where missing; repeatable",
+        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, chromium, …) where missing; repeatable",
     )
-    parser.addoption("--count", type=int, default=10, metavar="N", help="how many kills a kill campaign has")
+    parser.addoption("--count", type=int, default=6, metavar="N", help="how many kills a kill campaign has")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,3 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"--require {', '.join(sorted(unknown))}: known are {', '.join(sorted(needs.KNOWN))}")
     needs.required.update(config.getoption("--require"))
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep together what shares a fixture, on whatever number of cores."""
+    from support.order_of_tests import OneFileOneWorker
+
+    return OneFileOneWorker(config, log)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from badcjobs.errors import NotHere
+from badcjobs.errors import ExitCode, NotHere
 from badcjobs.report.as_text import table
 from badcjobs.report.words import count, plain
-from badcjobs.scheduler.sinfo import QUESTION, Best, Cluster, Node, choose_best, parse_sinfo, sum_gpus
+from badcjobs.scheduler.node_choice import Best, choose_best, most_on_a_node
+from badcjobs.scheduler.sinfo import QUESTION, Cluster, Node, parse_sinfo, sum_gpus
 from badcjobs.scheduler.slurm import SlurmRefused
 
 _PATIENCE_S = 60.0  # a controller under load answers late
@@ -25,6 +26,17 @@ class ClusterView:
     gpus: int
     kind: str | None
     best: Best | None
+    most_on_a_node: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a node that has so many GPUs, be they free or not."""
+        return self.best is not None and self.gpus <= self.most_on_a_node
+
+    @property
+    def exit_code(self) -> int:
+        """3 where no node has what was asked for: it is not here, however long one waits."""
+        return ExitCode.DONE if self.fits else ExitCode.NOT_HERE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``badcjobs cluster --json``; ``kind`` narrows every number in it."""
@@ -32,6 +44,8 @@ class ClusterView:
             "asked": {"gpus": self.gpus, "kind": self.kind},
             **sum_gpus(self.cluster.gpu_nodes(self.kind), self.kind),
             "kinds": self.cluster.kinds,
+            "fits": self.fits,
+            "most_on_a_node": self.most_on_a_node,
             "best": None if self.best is None else asdict(self.best),
             "partitions": [
                 {**asdict(one), "nodes": len(members), **sum_gpus(members, self.kind)}
@@ -56,7 +70,12 @@ def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) 
             why=f"kinds are {known}" if known else "sinfo lists none under Gres",
             fix=f"badcjobs cluster --kind {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
         )
-    return ClusterView(cluster, gpus, wanted, choose_best(cluster, gpus, wanted))
+    return view_cluster(cluster, gpus, wanted)
+
+
+def view_cluster(cluster: Cluster, gpus: int, kind: str | None) -> ClusterView:
+    """Choose where a job of so many GPUs would go."""
+    return ClusterView(cluster, gpus, kind, choose_best(cluster, gpus, kind), most_on_a_node(cluster, kind))
 
 
 def query_sinfo(environ: Mapping[str, str]) -> str:
@@ -134,10 +153,26 @@ def _cut(text: str, most: int) -> str:
 
 
 def _advice(view: ClusterView) -> list[str]:
-    wanted = count(view.gpus, "GPU") + (f" of kind {view.kind}" if view.kind else "")
-    if view.best is None:
+    of_kind = f" of kind {view.kind}" if view.kind else ""
+    wanted, best = count(view.gpus, "GPU") + of_kind, view.best
+    if not view.most_on_a_node:
         return [f"  best for {wanted}: none; every partition with such GPUs is down"]
-    lines = [f"  best for {wanted}: partition {_cut(view.best.partition, 60)}"]
-    if view.best.node:
-        lines.append(f"    on node {_cut(view.best.node, 80)}")
-    return [*lines, f"    {view.best.why}"]
+    if not view.fits:
+        return [f"  no node has {wanted}; the most on one is {view.most_on_a_node}", *_instead(view)]
+    assert best is not None
+    lines = [f"  best for {wanted}: partition {_cut(best.partition, 60)}"]
+    if best.node:
+        lines.append(f"    on node {_cut(best.node, 80)}")
+    return [*lines, f"    {best.why}"]
+
+
+def _instead(view: ClusterView) -> list[str]:
+    smaller = f"badcjobs template array --set gpus-per-node={view.most_on_a_node}   (more tasks, each on one node)"
+    if view.best is None:
+        return [f"    and no partition has so many on several nodes; try: {smaller}"]
+    several = f"--set nodes={view.best.nodes} --set gpus-per-node={view.best.gpus_per_node}"
+    return [
+        f"    {view.best.nodes} nodes of partition {_cut(view.best.partition, 50)} have them together",
+        f"    try: badcjobs template multinode {several}   (one badcjobs on each)",
+        f"    or:  {smaller}",
+    ]

@@ -7,21 +7,23 @@ database is ``store``'s business, what a row of a source is ``manifest``'s.
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput
+from badcjobs.finish_lines import finish_lines
 from badcjobs.frozen_run import FrozenRun
 from badcjobs.manifest import Sources, open_sources
 from badcjobs.model import ArrayShape, Completeness, JobFacts, TaskFacts
 from badcjobs.paths import RunFolder
-from badcjobs.report.words import index_ranges
 from badcjobs.store.job_file import open_job_database
-from badcjobs.store.source_rows import NOT_LISTED, SourceRows, scratch_rows
+from badcjobs.store.source_rows import NOT_LISTED, SourceRows, known_lengths, scratch_rows
+from badcjobs.trace import NO_NOTE, Trace, find_trace
 
 Progress = Callable[[int], None]
 
@@ -32,18 +34,54 @@ _LEFT = ("pending", "skipped", NOT_LISTED)
 def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
     """Compare the sources of a run with its job database; what cannot be found out is a remark, not an error."""
     try:
-        run, frozen = _find_frozen(database.absolute().parent, facts.file_folders)
+        runs = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
         return _describe(_by_task(facts, ()), facts, why_unknown=_reason(error))
+    if len(runs) > 1:
+        return _prove_together(database, facts, [frozen for _, frozen in runs], progress)
+    [(run, frozen)] = runs
     absent = absent_indices(facts, frozen.array)
     balance, why_unknown = _by_task(facts, absent), None
     try:
-        balance = _compare(database, facts, _open_frozen(frozen), frozen.array, absent, progress)
+        balance = _compare(database, facts, [_open_frozen(frozen)], frozen.array, absent, progress)
     except BadInput as error:
         why_unknown = _reason(error)
     except (OSError, sqlite3.Error) as error:
         why_unknown = f"the source cannot be compared with the job database: {error}"
-    return _describe(balance, facts, why_unknown=why_unknown, finish=_commands(balance, frozen, run, facts))
+    unmerged = tuple(index for index in balance.missing if index in facts.merged.new_indices)
+    balance = _leave_out(balance, facts.merged.new_indices)
+    trace = find_trace(run.path, max(facts.tasks, key=lambda task: task.started_at_ms).job_id if facts.tasks else "")
+    finish = _commands(balance, frozen, run, facts, trace)
+    return replace(
+        _describe(balance, facts, why_unknown=why_unknown),
+        finish=finish,
+        left_indices=_left_indices(balance) if finish and frozen.array is not None else (),
+        missing_logs=tuple(log for log in map(trace.log_of, balance.missing) if log is not None),
+        missing_notes=tuple(trace.notes.get(index, NO_NOTE) for index in balance.missing) if trace.emulated else (),
+        unmerged_indices=unmerged,
+    )
+
+
+def _leave_out(balance: _Balance, unread: Sequence[int]) -> _Balance:
+    """Return the balance without array tasks whose newest database nobody has merged: it may have done the rest."""
+    missing = tuple(index for index in balance.missing if index not in unread)
+    left, failed = balance.left.difference(unread), balance.failed.difference(unread)
+    return replace(balance, missing=missing, left=left, failed=failed)
+
+
+def _prove_together(database: Path, facts: JobFacts, runs: Sequence[FrozenRun], progress: Progress) -> Completeness:
+    """Compare the sources of several runs, the waves of a plan, with the one database of them all.
+
+    Which array task would do what is left is for each run alone to say.
+    """
+    balance, why_unknown = _by_task(facts, ()), None
+    try:
+        balance = _compare(database, facts, [_open_frozen(frozen) for frozen in runs], None, [], progress)
+    except BadInput as error:
+        why_unknown = _reason(error)
+    except (OSError, sqlite3.Error) as error:
+        why_unknown = f"the sources cannot be compared with the job database: {error}"
+    return _describe(balance, facts, why_unknown=why_unknown)
 
 
 def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
@@ -61,19 +99,23 @@ def _is_outside(task: TaskFacts) -> bool:
     return task.job_id.startswith("local")
 
 
-def _find_frozen(beside: Path, file_folders: Sequence[str]) -> tuple[RunFolder, FrozenRun]:
-    """Return the run whose tasks were merged: beside the job database or, where that lies elsewhere, above them."""
+def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
+    """Return the run whose tasks were merged: beside the job database or, where that lies elsewhere, above them.
+
+    Several, where the task databases are of several runs; then each of them has to say what its source was.
+    """
     if (frozen := _read_frozen(RunFolder(beside))) is not None:
-        return RunFolder(beside), frozen
+        return [(RunFolder(beside), frozen)]
     above = [(beside / folder).parent for folder in file_folders if Path(folder).name == "tasks"]
     # By their real names: one run may have been given by two paths.
     runs = {path.resolve(): RunFolder(path) for path in above if _is_there(RunFolder(path).run_toml)}
-    if len(runs) > 1:
-        raise BadInput("no run.toml beside the job database", why="its task databases are of several runs")
-    for run in runs.values():
-        if (frozen := _read_frozen(run)) is not None:
-            return run, frozen
-    raise BadInput("no run.toml beside the job database")
+    found = [(run, frozen) for run in runs.values() if (frozen := _read_frozen(run)) is not None]
+    if 0 < len(found) < len({path.resolve() for path in above}):  # rows of the others would be proved by nothing
+        why = "its task databases are of several runs, not all of which have one"
+        raise BadInput("no run.toml beside the job database", why=why)
+    if not found:
+        raise BadInput("no run.toml beside the job database")
+    return found
 
 
 def _is_there(path: Path) -> bool:
@@ -94,7 +136,8 @@ def _read_frozen(run: RunFolder) -> FrozenRun | None:
 
 def _open_frozen(frozen: FrozenRun) -> Sources:
     root = frozen.settings.get("root")
-    return open_sources([Path(path) for path in frozen.settings["source"]], root=None if root is None else Path(root))
+    paths = [Path(path) for path in frozen.settings["source"]]
+    return open_sources(paths, root=None if root is None else Path(root), cutting=frozen.cutting)
 
 
 def _reason(error: BadInput) -> str:
@@ -113,7 +156,10 @@ class Shares:
     by_manifest: bool = False  # a list of manifests: the position picks the line
 
     def rule(self) -> Callable[[int, int], int]:
-        """Return the function that maps a row number and its part of the sources to a position in the array."""
+        """Return the function that maps a row number and its part of the sources to a position in the array.
+
+        Recordings that are cut are taken whole: all their chunks have the number of the recording.
+        """
         step, count = self.step_tasks, 1 if self.shape is None else self.shape.count
         return (lambda row, part: part) if self.by_manifest else (lambda row, part: row // step % count)
 
@@ -159,36 +205,57 @@ def _by_task(facts: JobFacts, absent: Sequence[int], not_listed: int = 0) -> _Ba
 
 
 def _compare(
-    database: Path, facts: JobFacts, sources: Sources, shape: ArrayShape | None, absent: list[int], progress: Progress
+    database: Path,
+    facts: JobFacts,
+    sources: Sequence[Sources],
+    shape: ArrayShape | None,
+    absent: list[int],
+    progress: Progress,
 ) -> _Balance:
-    shares = find_shares(facts.tasks, shape, by_manifest=sources.manifests_listed is not None)
-    tally = _count(sources, shares, progress)
+    """Compare the sources of a run with its job database; those of several together have no shape."""
+    by_manifest = any(one.manifests_listed is not None for one in sources) and len(sources) == 1
+    shares = find_shares(facts.tasks, shape, by_manifest=by_manifest)
+    lengths = known_lengths(database) if any(one.cutting.cuts_recordings for one in sources) else {}
+    tally = _count(sources, shares, lengths, progress)
     missing = [index for index in absent if index in tally]
     if _adds_up(database, facts, tally, missing) and not (shape and _is_anybodys(facts)):
         return _by_task(facts, missing, sum(tally[index][0] for index in missing))
-    return _by_identity(database, facts, sources, shares, absent, progress)
+    return _by_identity(database, facts, sources, shares, absent, lengths, progress)
 
 
-def _count(sources: Sources, shares: Shares, progress: Progress) -> dict[int | None, tuple[int, int]]:
+def _count(
+    sources: Sequence[Sources], shares: Shares, lengths: Mapping[str, float], progress: Progress
+) -> dict[int | None, tuple[int, int]]:
     """Return how many rows every array index takes, and the sum of the hashes of their identities."""
     position_of = shares.rule()
-    rows = [0] * max(len(sources.parts), 1 if shares.shape is None else shares.shape.count)
-    sums = rows.copy()
+    rows = [0] * max(*(len(one.parts) for one in sources), 1 if shares.shape is None else shares.shape.count)
+    sums, tell = rows.copy(), _every_batch(progress)
 
     def note(row: int, part: int, key: tuple[str, str]) -> None:
         position = position_of(row, part)
         rows[position] += 1
         sums[position] += hash(key)
-        if (row + 1) % _BATCH == 0:
-            progress(row + 1)
+        tell()
 
-    sources.read_identities(note)
+    for one in sources:
+        one.read_identities(note, lengths)
     tally: dict[int | None, tuple[int, int]] = {}
     for position in (position for position, many in enumerate(rows) if many):
         index = shares.index_at(position)
         before = tally.get(index, (0, 0))  # positions behind the array's end are all nobody's
         tally[index] = before[0] + rows[position], before[1] + sums[position]
     return tally
+
+
+def _every_batch(progress: Progress) -> Callable[[], None]:
+    """Return what is called for each chunk, and tells how many there were now and then."""
+    seen = itertools.count(1)
+
+    def tell() -> None:
+        if (chunks := next(seen)) % _BATCH == 0:
+            progress(chunks)
+
+    return tell
 
 
 def _adds_up(
@@ -211,17 +278,23 @@ def _is_anybodys(facts: JobFacts) -> bool:
 
 
 def _by_identity(
-    database: Path, facts: JobFacts, sources: Sources, shares: Shares, absent: list[int], progress: Progress
+    database: Path,
+    facts: JobFacts,
+    sources: Sequence[Sources],
+    shares: Shares,
+    absent: list[int],
+    lengths: Mapping[str, float],
+    progress: Progress,
 ) -> _Balance:
-    position_of = shares.rule()
+    position_of, tell = shares.rule(), _every_batch(progress)
     with scratch_rows() as rows:
 
         def note(row: int, part: int, key: tuple[str, str]) -> None:
             rows.add(key, position_of(row, part))
-            if (row + 1) % _BATCH == 0:
-                progress(row + 1)
+            tell()
 
-        sources.read_identities(note)
+        for one in sources:
+            one.read_identities(note, lengths)
         rows.compare_with(database)
         return _read_balance(rows, facts, shares, absent)
 
@@ -250,9 +323,7 @@ def _read_balance(rows: SourceRows, facts: JobFacts, shares: Shares, absent: lis
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def _describe(
-    balance: _Balance, facts: JobFacts, *, why_unknown: str | None, finish: tuple[str, ...] = ()
-) -> Completeness:
+def _describe(balance: _Balance, facts: JobFacts, *, why_unknown: str | None) -> Completeness:
     states, known = balance.states, why_unknown is None
     return Completeness(
         expected=sum(states.values()) if known else None,
@@ -268,17 +339,19 @@ def _describe(
         not_listed_examples=balance.not_listed_examples,
         strangers_examples=balance.strangers_examples,
         missing_indices=balance.missing,
-        finish=finish,
     )
 
 
-def _commands(balance: _Balance, frozen: FrozenRun, run: RunFolder, facts: JobFacts) -> tuple[str, ...]:
+def _left_indices(balance: _Balance) -> tuple[int, ...]:
+    """Return the array tasks that would do what is left; none where somebody else would have to."""
+    indices = balance.left or balance.failed
+    return () if None in indices else tuple(sorted(index for index in indices if index is not None))
+
+
+def _commands(balance: _Balance, frozen: FrozenRun, run: RunFolder, facts: JobFacts, trace: Trace) -> tuple[str, ...]:
     """Return the lines that do what is left; failed chunks alone are worth a line too, every run tries them again."""
     if not balance.missing and sum(balance.states.values()) == balance.states.get("done", 0):
         return ()
-    here = frozen.command_line(run.path, facts.last_settings)
-    indices = balance.left or balance.failed
-    if frozen.array is None or not indices or None in indices:
-        return (here,)
-    ranges = index_ranges([index for index in indices if index is not None], frozen.array.step)
-    return f"sbatch --array={ranges} …", here
+    if facts.merged.new_indices and not balance.left and not balance.failed:
+        return ()  # all that is left may be done in what is not merged yet
+    return finish_lines(frozen, run.path, facts.last_settings, trace, _left_indices(balance))

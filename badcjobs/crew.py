@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from badcjobs.learned import Learned
-from badcjobs.model import Device, WorkerPlan
+from badcjobs.model import Device, MemoryHeld, WorkerPlan
 from badcjobs.seams import Clock
 from badcjobs.workers.plan import plan_workers
 from badcjobs.workers.ramp import Beginning, Ramp, Step, begin
@@ -28,12 +28,13 @@ Note = Callable[[str, str | None, float | None, str], None]  # kind, subject, va
 
 @dataclass(frozen=True)
 class Terms:
-    """What a crew is made of: the devices (each with its id), the cores, and how many workers somebody wants."""
+    """What a crew is made of: the devices (each with its id), cores, memory, and how many workers somebody wants."""
 
     devices: Sequence[tuple[int, Device]]
     cpus: int
     per_gpu: int | None  # None: auto
     cpu_workers: int = 0
+    memory_bytes: int | None = None  # main memory that was granted; None: nobody knows of a limit
 
     @property
     def model(self) -> str:
@@ -57,6 +58,7 @@ class Crew:
         self._next_s = 0.0
         self._ramp: Ramp | None = None
         self._slots = 0
+        self._worker_bytes = 0  # of main memory, at most; 0: nobody has read it
         self._short_since_s: float | None = None  # since when there are fewer workers than there should be
         per_gpu = terms.per_gpu
         if per_gpu is None and terms.devices:
@@ -78,12 +80,22 @@ class Crew:
             devices=len(terms.devices),
             memory_bytes=min(memories, default=None),
             known=known,
+            granted_bytes=terms.memory_bytes,
+            worker_bytes=lesson.worker_bytes,
         )
-        self._ramp = Ramp(beginning, len(terms.devices), settled=known is not None and lesson.settled)
+        settled = known is not None and lesson.settled and not beginning.short_of_memory
+        self._ramp = Ramp(beginning, len(terms.devices), settled=settled, granted_bytes=terms.memory_bytes)
         self._decide(beginning.workers, f"to begin with: {beginning.reason}")
         return beginning
 
-    def look(self, supervisor: Supervisor, *, left: int, memory_peaks: Callable[[float], dict[int, int]]) -> None:
+    def look(
+        self,
+        supervisor: Supervisor,
+        *,
+        left: int,
+        memory_peaks: Callable[[float], dict[int, int]],
+        memory_held: Callable[[], MemoryHeld | None],
+    ) -> None:
         """Measure, and hire or retire; called all the time, at work once a second."""
         now_s = self._clock.monotonic_s()
         if self._ramp is None or self._ramp.settled or supervisor.draining or now_s < self._next_s:
@@ -105,7 +117,9 @@ class Crew:
             chunks_left=left,
             all_warm=all(supervisor.finished.get(slot) for slot in at_work),
             memory_share=self._memory_share(memory_peaks(30.0)),
+            memory_held=memory_held(),
         )
+        self._worker_bytes = max(self._worker_bytes, (self._ramp.main_memory.peak_bytes or 0) // max(1, len(at_work)))
         self._obey(step, supervisor)
 
     def _obey(self, step: Step | None, supervisor: Supervisor) -> None:
@@ -122,7 +136,13 @@ class Crew:
             if slots and len(slots) < step.workers and not step.settled:
                 supervisor.hire(self._plan_one(device_id, device, step.workers))
         if self._ramp is not None and self._ramp.settled and step.workers in self._ramp.rates:
-            self._learned.note(self._terms.model, workers=step.workers, cores=self._terms.cores, settled=step.settled)
+            self._learn(step)
+
+    def _learn(self, step: Step) -> None:
+        memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
+        self._learned.note(
+            self._terms.model, workers=step.workers, cores=self._terms.cores, settled=step.settled, **memory
+        )
 
     def _plan_one(self, device_id: int, device: Device, per_gpu: int) -> WorkerPlan:
         slot, self._slots = self._slots, self._slots + 1

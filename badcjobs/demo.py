@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import random
 import wave
@@ -35,7 +36,7 @@ class Demo:
 
 
 def run_demo(out: Path, world: World, tell: Callable[[str], None] = lambda line: None) -> Demo:
-    """Make audio, run a small array over it on simulated GPUs, merge and report."""
+    """Make audio, run a small array over it on simulated GPUs, merge and report; what is done there stays done."""
     out = world.cwd / out
     RunFolder(out).create()
     manifest = make_audio(out / "audio")
@@ -79,15 +80,21 @@ def make_audio(folder: Path) -> Path:
 
 
 def write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
-    """Write one chunk: the noise, and now and then a chirp."""
+    """Write one chunk: the noise, and now and then a chirp; a file that holds it already stays as it is.
+
+    A second demo in the same folder would else find other audio than was done, and do it all again.
+    """
     samples = array("h", noise)
     for _ in range(chance.randint(0, 3)):
         start = chance.randrange(0, len(samples) - _RATE)
         pitch = chance.uniform(0.9, 2.2)
         length = chance.randrange(_RATE // 5, _RATE // 2)
         samples[start : start + length] = array("h", (int(16_000 * math.sin(i * pitch)) for i in range(length)))
-    with wave.open(str(path), "wb") as audio:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as audio:
         audio.setnchannels(1)
         audio.setsampwidth(2)
         audio.setframerate(_RATE)
         audio.writeframes(samples.tobytes())
+    if not path.exists() or path.read_bytes() != made.getvalue():
+        path.write_bytes(made.getvalue())

@@ -1,8 +1,8 @@
 """One run per device where no Slurm shares them out: kernel locks that the runs of all users of a machine respect.
 
 A lock is flock(2) on a file per device (lock_files.py opens them). The kernel gives it back when the run ends, however
-it ends; the text in the file (who has it) counts only while it is locked. Files are never removed: a lock on a file
-that is gone would hold nobody off.
+it ends, and so has whoever was handed the open file (``DeviceLocks.files``). The text in the file (who has it) counts
+only while it is locked. Files are never removed: a lock on a file that is gone would hold nobody off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from badcjobs.lock_files import LockFiles, read_text, write_text
+from badcjobs.lock_files import LockFiles, lock, read_text, unlock, write_text
 from badcjobs.seams import Clock
 
 VARIABLE = "BADCJOBS_LOCK_DIR"
@@ -51,7 +51,7 @@ class LockView:
         if fd is None:
             return None
         try:
-            return None if _lock(fd, fcntl.LOCK_SH) else f"locked by {read_text(fd)}"
+            return None if lock(fd, fcntl.LOCK_SH) else f"locked by {read_text(fd)}"
         finally:
             os.close(fd)
 
@@ -79,7 +79,7 @@ class DeviceLocks:
         name = _file_name(uuid)
         try:
             while (fd := self._files.open(name, create=True)) is not None:
-                if not _lock(fd, fcntl.LOCK_EX):
+                if not lock(fd, fcntl.LOCK_EX):
                     who = read_text(fd)
                     os.close(fd)
                     return f"locked by {who}"
@@ -92,12 +92,17 @@ class DeviceLocks:
             return f"its lock cannot be taken: {error.strerror}"
         return None
 
+    @property
+    def files(self) -> tuple[int, ...]:
+        """The open files that hold the locks: a process that is given them keeps the devices if this one dies."""
+        return tuple(self._held)
+
     def release(self) -> None:
         """Give all devices back."""
         while self._held:
             fd = self._held.pop()
             write_text(fd, "")
-            os.close(fd)
+            unlock(fd)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -136,21 +141,13 @@ def _gate(files: LockFiles, clock: Clock, *, create: bool) -> Iterator[None]:
         fd = None  # the locks themselves decide; this is only for good manners
     try:
         for _ in range(_GATE_TRIES):
-            if fd is None or _lock(fd, fcntl.LOCK_EX):
+            if fd is None or lock(fd, fcntl.LOCK_EX):
                 break
             clock.sleep(_GATE_REST_S)
         yield
     finally:
         if fd is not None:
             os.close(fd)
-
-
-def _lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _file_name(uuid: str) -> str:

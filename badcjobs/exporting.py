@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.out_of_date import find_news
 from badcjobs.paths import RunFolder
 from badcjobs.store.exports.badc_chunks import write_chunks
 from badcjobs.store.exports.badc_summary import write_resume_summary
 from badcjobs.store.exports.badc_telemetry import write_telemetry
 from badcjobs.store.exports.fresh_file import fresh_file, make_folder
-from badcjobs.store.exports.parquet import ROW_GROUP, require_pyarrow, write_parquet
+from badcjobs.store.exports.parquet import column_types, require_pyarrow
+from badcjobs.store.exports.row_writers import batch_size, rows_written_to
 from badcjobs.store.exports.tables import (
-    Row,
     Selection,
     check_columns,
     check_tables,
@@ -26,13 +27,9 @@ from badcjobs.store.exports.tables import (
     open_for_export,
     select,
 )
-from badcjobs.store.exports.text import write_csv, write_json, write_json_lines
 from badcjobs.store.exports.window import Window
 
 Progress = Callable[[str, int], None]  # table, rows so far
-
-_TEXT_BATCH = 5_000
-_TEXT_WRITERS = {"csv": write_csv, "json": write_json, "jsonl": write_json_lines}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +70,23 @@ class ExportedFile:
     rows: int
 
 
-def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> list[ExportedFile]:
-    """Write what is ordered and say what that was; the database is only read."""
+def export(
+    order: ExportOrder,
+    stdout: BinaryIO,
+    progress: Progress = lambda table, rows: None,
+    note: Callable[[str], None] = lambda remark: None,
+) -> list[ExportedFile]:
+    """Write what is ordered and say what that was; the database is only read.
+
+    ``note`` is told that task databases have changed since they were merged.
+    """
     database = find_database(order.source)
     _check(order, database)
     if order.form == "parquet":
         require_pyarrow()
     with open_for_export(database) as db:
+        if news := find_news(db, database):
+            note(news)
         if order.form == "badc":
             return _export_badc(db, order, progress)
         return _export_tables(db, order, database, stdout, progress)
@@ -157,28 +164,14 @@ def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> list[
 
 
 def _write(db: sqlite3.Connection, selection: Selection, form: str, out: BinaryIO, progress: Progress) -> int:
-    rows = _CountedRows(db, selection, ROW_GROUP if form == "parquet" else _TEXT_BATCH, progress)
-    if form == "parquet":
-        write_parquet(db, selection, rows, out)
-    else:
-        _TEXT_WRITERS[form](selection.columns, rows, out)
-    return rows.count
-
-
-class _CountedRows:
-    """The rows of a selection, batch by batch, counted as they pass."""
-
-    def __init__(self, db: sqlite3.Connection, selection: Selection, size: int, progress: Progress) -> None:
-        self.count = 0
-        self._table = selection.table
-        self._batches = selection.batches(db, size)
-        self._progress = progress
-
-    def __iter__(self) -> Iterator[list[Row]]:
-        for batch in self._batches:
-            yield batch
-            self.count += len(batch)
-            self._progress(self._table, self.count)
+    types = column_types(db, selection) if form == "parquet" else dict.fromkeys(selection.columns, "")
+    rows = 0
+    with rows_written_to(out, form, types) as write:
+        for batch in selection.batches(db, batch_size(form)):
+            write(batch)
+            rows += len(batch)
+            progress(selection.table, rows)
+    return rows
 
 
 # --- BADC -------------------------------------------------------------------------------------------------------------

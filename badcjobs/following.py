@@ -1,82 +1,73 @@
-"""From a submitted array to its verdict: follow → judge. Counts chunks where tasks publish them."""
+"""From a submitted array to its verdict: follow → judge. What the chunks say, and what Slurm says of the tasks."""
 
 from __future__ import annotations
 
-import shlex
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from badcjobs.errors import ExitCode, NotHere
+from badcjobs.chunk_counter import ChunkCounter
+from badcjobs.ends import TaskEnd, find_ends, nobody_began, verdict_of
+from badcjobs.errors import ExitCode
+from badcjobs.handing_in import Handed
 from badcjobs.job import finish_job, summarize_database
 from badcjobs.model import JobStates
 from badcjobs.paths import RunFolder
 from badcjobs.report.summarize import Summary
+from badcjobs.scheduler.squeue import UNFINISHED
 from badcjobs.scheduler.watch import progress_line, watch
 from badcjobs.seams import Clock, Scheduler
-from badcjobs.store.connect import open_sealed
 from badcjobs.store.merging.merge import MergeOrder
-from badcjobs.submitting import Handed, Progress
+from badcjobs.submitting import Progress
 
 _CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A job that is over: ``summary`` judges all chunks of the run, ``verdict`` this job as well."""
+
+    summary: Summary
+    verdict: str
+    ends: tuple[TaskEnd, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """What says the same as the verdict."""
+        return int(_CODES[self.verdict])
+
+
 def follow(handed: Handed, scheduler: Scheduler, clock: Clock, tell: Callable[[str], None]) -> JobStates:
-    """Wait for the end of array and merge job; ``tell`` gets one line for each change."""
-    counter = ChunkCounter(RunFolder(handed.plan.order.out).tasks)
+    """Wait for the end of array and merge job; ``tell`` gets one line for each change.
+
+    Returns how all tasks stood that were seen to end, also those that Slurm has forgotten since.
+    """
+    names = f"{handed.job.job_id}_*" if handed.plan.anew else "[!.]*"
+    counter = ChunkCounter(RunFolder(handed.plan.order.out).tasks, names)
     of = handed.plan.chunks
+    seen: dict[int, str] = {}
+    codes: dict[int, int] = {}
 
     def line(states: JobStates) -> None:
+        seen.update(states.array)
+        codes.update(states.exit_codes)
         tell(progress_line(handed.job, states, min(counter.done(), of), of))
 
-    return watch(scheduler, handed.job, clock, line)
+    last = watch(scheduler, handed.job, clock, line)
+    ended = {index: state for index, state in seen.items() if state not in UNFINISHED}
+    return replace(last, array=ended, exit_codes=codes)
 
 
-def judge(handed: Handed, states: JobStates, clock: Clock, progress: Progress) -> tuple[Summary, int]:
-    """Return the merged summary and the exit code that says the same; merge here where no merge job has done it."""
-    folder = RunFolder(handed.plan.order.out)
+def judge(handed: Handed, states: JobStates, clock: Clock, progress: Progress) -> Judged:
+    """Return how the job has ended; merge here where no merge job has done it."""
+    folder, logs = RunFolder(handed.plan.order.out), handed.plan.order.logs
     if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():
-        raise _nobody_began(handed)
+        ends = find_ends(handed.job, states, folder, logs)
+        raise nobody_began(handed.job.job_id, ends, then="the same command with --again")
     if states.merge == "COMPLETED" and folder.job_database.exists():
-        summary = summarize_database(folder.job_database, progress)
+        summary = summarize_database(folder.job_database, progress, now_ms=clock.now_ms())
     else:
         summary = finish_job(MergeOrder([folder.path], folder.job_database), clock, reading_source=progress).summary
-    return summary, int(_CODES[summary.verdict])
-
-
-def _nobody_began(handed: Handed) -> NotHere:
-    """Return what the first task's log says, which speaks for all."""
-    job, logs = handed.job, handed.plan.order.logs
-    log = next(iter(sorted(logs.glob(f"{job.job_id}_{job.indices[0]}_*.out"))), None)
-    return NotHere(
-        f"no task of job {job.job_id} could begin",
-        why=log.read_text(errors="replace").strip()[-2000:] if log else "it left no log: cancelled before it began?",
-        fix=f"less {shlex.quote(str(log or logs))}   (then the same command with --again)",
-    )
-
-
-@dataclass(slots=True)
-class ChunkCounter:
-    """Counts the chunks that are done in the published task databases; reads each one only when it has changed."""
-
-    tasks: Path
-    _known: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
-
-    def done(self) -> int:
-        """Return how many are done by now."""
-        for path in self.tasks.glob("[!.]*.sqlite"):
-            try:
-                status = path.stat()
-                mark = (status.st_mtime_ns, status.st_size)
-                if self._known.get(path.name, (None, 0))[0] != mark:
-                    self._known[path.name] = mark, _count_done(path)
-            except (OSError, sqlite3.Error):
-                continue  # just being replaced; the next look will tell
-        return sum(done for _, done in self._known.values())
-
-
-def _count_done(database: Path) -> int:
-    with closing(open_sealed(database)) as db:
-        return int(db.execute("SELECT count(*) FROM chunk WHERE status = 'done'").fetchone()[0])
+    ends = find_ends(handed.job, states, folder, logs)
+    # Every chunk may be done by an older job, while of this one no task has even begun.
+    verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
+    return Judged(summary, verdict, ends)

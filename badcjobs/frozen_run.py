@@ -12,11 +12,14 @@ from typing import Any
 
 from badcjobs.config import RunSettings, read_toml, settings_by_key
 from badcjobs.errors import BadInput
+from badcjobs.manifest import Cutting
 from badcjobs.model import ArrayShape
+from badcjobs.paths import is_there
 
 _LONGEST_COMMAND = 4000  # letters; a terminal takes about as many in one line
 # They say what one task is to do, not how.
 _OF_ONE_TASK = ("shard", "resume", "retry_failed", "time_left", "profile", "profile_chunks")
+_PATTERNS = "[recordings] patterns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class FrozenRun:
 
     settings: dict[str, Any]
     array: ArrayShape | None
+    patterns: tuple[str, ...] | None = None  # what paths of recordings mean; None: a version froze it that did not say
 
     @classmethod
     def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
@@ -33,18 +37,22 @@ class FrozenRun:
         values["source"] = tuple(_absolute(cwd, path) for path in values["source"])
         if values["root"] is not None:
             values["root"] = _absolute(cwd, values["root"])
-        return cls({key: value for key, value in values.items() if value is not None}, array)
+        if values["chunk_length"] is None:
+            del values["overlap"]  # of nothing; a run of a version that could not cut has none either
+        patterns = tuple(pattern.text for pattern in settings.patterns)
+        return cls({key: value for key, value in values.items() if value is not None}, array, patterns)
 
     @classmethod
     def read(cls, path: Path) -> FrozenRun | None:
         """Read run.toml; None when no task has written it yet."""
-        if not path.exists():
+        if not is_there(path):
             return None
         document = read_toml(path)
         array = document.get("array")
         try:
             settings = {k: tuple(v) if isinstance(v, list) else v for k, v in document.get("run", {}).items()}
-            return cls(settings, None if array is None else _parse_array(array))
+            patterns = _parse_patterns(document.get("recordings", {}))
+            return cls(settings, None if array is None else _parse_array(array), patterns)
         except (AttributeError, TypeError, ValueError) as error:
             raise BadInput(
                 f"{path} is not as the first task of the run wrote it",
@@ -52,11 +60,24 @@ class FrozenRun:
                 fix="put it back, or use another --out for a new run",
             ) from error
 
+    @property
+    def cutting(self) -> Cutting:
+        """How this run's recordings become chunks; raise BadInput where nobody could have frozen that."""
+        rows, length_s, overlap_s = (self.settings.get(key) for key in ("cut", "chunk_length", "overlap"))
+        numbers = [value for value in (length_s, overlap_s) if value is not None]
+        if not isinstance(rows, bool | None) or not all(type(value) in (int, float) for value in numbers):
+            raise BadInput(
+                "run.toml does not say how recordings were cut", fix="put it back as its first task wrote it"
+            )
+        return Cutting(rows, length_s, overlap_s or 0.0)
+
     def to_toml(self, version: str) -> str:
         """Return the file's text."""
         lines = ["# The settings that every task of this run shares, frozen by its first task.", ""]
         lines += [f"written_by = {_toml(f'badcjobs {version}')}", "", "[run]"]
         lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
+        if self.patterns is not None:
+            lines += ["", "[recordings]", f"patterns = {_toml(self.patterns)}"]
         if self.array is not None:
             shape = self.array
             lines += ["", "[array]", f"first = {shape.first}", f"step = {shape.step}", f"count = {shape.count}"]
@@ -65,14 +86,15 @@ class FrozenRun:
     def command_line(self, out: Path, also: Mapping[str, Any]) -> str:
         """Return the ``badcjobs run`` that takes the whole source with these settings, ready to paste.
 
-        ``also`` holds settings that are not frozen, by TOML name. Where the line would be too long to paste, or hold
-        letters that do not print, the settings are left in run.toml.
+        ``also`` holds settings that are not frozen, by TOML name, as a task was told. Where the line would be too long
+        to paste, or hold letters that do not print, the settings are left in run.toml; so are patterns of names, for
+        which there is no flag.
         """
         others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
         source = " ".join(shlex.quote(path) for path in self.settings.get("source", ()))
         into = f"--out={shlex.quote(str(out))}"
         line = " ".join(["badcjobs run", source, into, *_flags({**others, **self.settings})])
-        if len(line) <= _LONGEST_COMMAND and line.isprintable():
+        if len(line) <= _LONGEST_COMMAND and line.isprintable() and not self.patterns:
             return line
         config = shlex.quote(str(out / "run.toml"))
         return " ".join(["badcjobs run", f"--config={config}", into, *_flags(others)])
@@ -92,15 +114,18 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
     """Refuse a task whose settings differ from the run's, naming every key."""
-    keys = sorted(set(frozen.settings) | set(mine.settings))
-    differing = [key for key in keys if frozen.settings.get(key) != mine.settings.get(key)]
+    first, now = dict(frozen.settings), dict(mine.settings)
+    if frozen.patterns is not None:
+        first[_PATTERNS], now[_PATTERNS] = frozen.patterns, mine.patterns
+    differing = [key for key in sorted(set(first) | set(now)) if first.get(key) != now.get(key)]
     if differing:
+        named = _PATTERNS in differing  # for which there is no flag
+        anew = "; badcjobs export --config FILE reads names anew" if named else ""
+        same = f"use the same settings{f' (--config={shlex.quote(str(path))} has them)' if named else ''}"
         raise BadInput(
             f"{', '.join(differing)}: not as in {path}",
-            why="\n".join(
-                f"{key} was {_toml(frozen.settings.get(key))}, now {_toml(mine.settings.get(key))}" for key in differing
-            ),
-            fix="use the same settings, or another --out for a new run",
+            why="\n".join(f"{key} was {_toml(first.get(key))}, now {_toml(now.get(key))}" for key in differing),
+            fix=f"{same}, or another --out for a new run{anew}",
         )
 
 
@@ -134,6 +159,14 @@ def _parse_array(table: dict[str, int]) -> ArrayShape:
     if not (type(shape.first) is type(shape.step) is type(shape.count) is int and shape.step > 0):
         raise ValueError("[array] must hold whole numbers")
     return shape
+
+
+def _parse_patterns(table: dict[str, Any]) -> tuple[str, ...] | None:
+    if (texts := table.get("patterns")) is None:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("[recordings] patterns must be a list of texts")
+    return tuple(texts)
 
 
 def _absolute(cwd: Path, path: str) -> str:

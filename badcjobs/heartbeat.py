@@ -15,6 +15,9 @@ class Progress:
     chunks_total: int
     audio_done_s: float
     elapsed_s: float
+    start_up_s: float = 0.0  # of that, before the first chunk was begun
+    failed: int = 0  # of the settled ones, for good
+    retrying: int = 0  # of those that are left: they have failed before, and are tried again or wait for it
 
     @property
     def rate(self) -> float | None:
@@ -23,10 +26,14 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last chunk, at the pace so far; None before anything is known."""
-        if self.chunks_settled == 0:
+        """Seconds until the last chunk, at the pace since the first; None before anything is known.
+
+        Nor when nothing is left but what has failed before: how long that rests, and how often, has no pace.
+        """
+        left = self.chunks_total - self.chunks_settled
+        if self.chunks_settled == 0 or 0 < left <= self.retrying:
             return None
-        return self.elapsed_s * (self.chunks_total - self.chunks_settled) / self.chunks_settled
+        return max(0.0, self.elapsed_s - self.start_up_s) * left / self.chunks_settled
 
 
 class Beat:
@@ -39,10 +46,11 @@ class Beat:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for a line; the next one is due after this."""
-        if self._clock.monotonic_s() < self._next_s:
+        """Whether it is time for a line; the next one is due after this, and what was slept through never."""
+        late_s = self._clock.monotonic_s() - self._next_s
+        if late_s < 0:
             return False
-        self._next_s += self._every_s
+        self._next_s += self._every_s * (1 + late_s // self._every_s)
         return True
 
 
@@ -58,12 +66,19 @@ def heartbeat_line(
     return (
         f"heartbeat cpu={_percent(cpu_percent)} mem={_percent(memory_percent)} gpu={_percent(gpu_percent)}"
         f" devices={devices} chunks={progress.chunks_settled}/{progress.chunks_total}"
-        f" rate={'?' if progress.rate is None else f'{progress.rate:.0f}x'} eta={_clock_time(progress.eta_s)}"
+        f" rate={_times(progress.rate)} eta={_clock_time(progress.eta_s)}"
     )
 
 
 def _percent(value: float | None) -> str:
     return "?" if value is None else f"{value:.0f}%"
+
+
+def _times(rate: float | None) -> str:
+    """Return a whole number, as scripts know it; below 1, where that would be 0, two digits of it."""
+    if rate is None:
+        return "?"
+    return f"{rate:.0f}x" if rate >= 1 else f"{max(rate, 0.0001):.2g}x"  # never 5e-05
 
 
 def _clock_time(seconds: float | None) -> str:

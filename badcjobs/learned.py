@@ -30,6 +30,7 @@ class Lesson:
     settled: bool = False  # it was the best; else there was no time to try more
     crowded_s: float | None = None  # seconds of audio that ran out of memory with the usual threads
     alone_s: float | None = None  # and even with one thread, and nothing beside it
+    worker_bytes: int | None = None  # of main memory, for each worker
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Lesson:
@@ -45,6 +46,7 @@ class Lesson:
             values.get("settled") is True,
             known("crowded_s", int, float),
             known("alone_s", int, float),
+            known("worker_bytes", int),
         )
 
 

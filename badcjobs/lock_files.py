@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -63,6 +64,23 @@ class LockFiles:
                 fix="export BADCJOBS_LOCK_DIR=/a/folder   (the same for all users, on a disk of this machine)",
             ) from error
         return fd
+
+
+def lock(fd: int, kind: int) -> bool:
+    """Take the kernel's lock on an open file, if nobody else has it."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(fd: int) -> None:
+    """Give a lock back at once, even where another process has the same open file, and close it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def read_text(fd: int) -> str:

@@ -13,9 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from badcjobs.allocation.slurm_variables import parse_allocation
+from badcjobs.cluster import query_sinfo
 from badcjobs.devices import open_sight
+from badcjobs.errors import BadcjobsError
 from badcjobs.model import StandIn
-from badcjobs.preflight.facts import FolderFacts, GpuFacts, ModuleFacts, SlurmFacts
+from badcjobs.preflight.facts import FolderFacts, GpuFacts, ModuleFacts, NameFacts, NodeFacts, SlurmFacts, Trial
+from badcjobs.preflight.names import parse_trial
+from badcjobs.scheduler.node_choice import largest_size
+from badcjobs.scheduler.sinfo import UNTYPED, Cluster, parse_sinfo
 from badcjobs.scheduler.slurm_config import QUESTION, TIME_FORMAT, parse_config
 from badcjobs.seams import Clock
 from badcjobs.store.filesystem import read_filesystem
@@ -101,6 +106,43 @@ def ask_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     return SlurmFacts(config.max_array_size, config.kill_wait_s, skew_s)
 
 
+def ask_nodes(environ: Mapping[str, str], partition: str | None) -> tuple[NodeFacts | None, NameFacts | None]:
+    """Ask sinfo once how large nodes are, and what there is by name; None: it does not say."""
+    try:
+        cluster = parse_sinfo(query_sinfo(environ))
+    except BadcjobsError:  # a cluster without sinfo, or too busy to answer: then its limits are not judged
+        return None, None
+    if not cluster.nodes:  # it shows some users nothing
+        return None, None
+    whose = f"partition {partition}" if partition else "this Slurm"
+    size = largest_size(cluster, partition)
+    memory_gb = None if size is None or size.memory_mib is None else size.memory_mib / 1024
+    largest = None if size is None else NodeFacts(whose, size.gpus, size.cores, memory_gb)
+    return largest, _names(cluster, None if size is None else partition, whose)
+
+
+def _names(cluster: Cluster, partition: str | None, whose: str) -> NameFacts:
+    """Return what there is by name; features and kinds of one partition, or of all."""
+    there = cluster.reached(partition)
+    features = sorted({word for node in there for word in node.features})
+    kinds = sorted({one.kind for node in there for one in node.gpus} - {UNTYPED})
+    partitions, nodes = (tuple(one.name for one in names) for names in (cluster.partitions, cluster.nodes))
+    whose, all_work = whose if partition else "this Slurm", all(node.works for node in there)
+    return NameFacts(whose, partitions, nodes, tuple(features), tuple(kinds), all_work)
+
+
+def try_script(path: Path, environ: Mapping[str, str], cwd: Path) -> Trial | None:
+    """Let sbatch say what it thinks of a script, which submits nothing; None: nobody can ask it."""
+    program = shutil.which("sbatch", path=environ.get("PATH"))
+    if program is None:
+        return None
+    try:
+        done = _run([program, "--test-only", str(path)], environ, cwd)
+    except (OSError, subprocess.SubprocessError):
+        return None  # too busy to answer
+    return parse_trial(done.returncode, done.stdout + done.stderr)
+
+
 def try_modules(names: Sequence[str], environ: Mapping[str, str]) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
     wanted = tuple(names)
@@ -128,9 +170,9 @@ def look_at_gpus(environ: Mapping[str, str], clock: Clock) -> GpuFacts:
         return GpuFacts(tuple(names), backend, sight.trouble or sight.grant.why, in_job)
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(argv: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        argv, env=dict(environ), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         timeout=_PATIENCE_S, check=False,
     )  # fmt: skip
 

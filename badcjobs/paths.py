@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -12,6 +14,15 @@ from badcjobs.model import TaskKey
 
 _MOST_RESTARTS = 10_000
 LIVE_PREFIX = ".live-"  # hidden folders of live files; nobody but their owners looks into them
+
+
+def is_there(path: Path) -> bool:
+    """Say whether something exists; raise BadInput where nobody can tell: a folder above it is closed to us."""
+    try:
+        return path.exists()
+    except OSError as error:
+        line = shlex.join(["ls", "-ld", str(path.absolute().parent)])
+        raise BadInput(f"{path} cannot be looked at", why=error.strerror, fix=line) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +68,19 @@ class RunFolder:
         """Take a name nobody has used: a second run inside the same job counts as a restart."""
         for restart in range(key.restart, key.restart + _MOST_RESTARTS):
             candidate = replace(key, restart=restart)
-            if self.task_database(candidate).exists():
-                continue
             try:
+                if restart == key.restart:
+                    os.scandir(self.tasks).close()  # who may not look into it would do all once more
+                if self.task_database(candidate).exists():
+                    continue
                 self.task_log(candidate).open("x").close()
             except FileExistsError:
                 continue
             except OSError as error:
                 raise BadInput(
-                    f"--out {self.path} cannot be written", why=str(error), fix="--out a folder that you may write to"
+                    f"--out {self.path} cannot be used",
+                    why=f"{error.strerror}: {error.filename}",
+                    fix=f"{shlex.join(['ls', '-ld', str(self.tasks)])}   (or another --out)",
                 ) from error
             return candidate
         raise BadInput(
@@ -95,7 +110,7 @@ class RunFolder:
         for path in sorted(self.tasks.glob("*.sqlite")):
             other = TaskKey.parse(path.stem)
             sibling = other and other.job_id == key.job_id and other.array_index != key.array_index
-            if not path.name.startswith(".") and path.name not in merged and not sibling:
+            if not path.name.startswith(".") and path.name not in merged and not sibling and path.is_file():
                 found.append(path)
         return found
 

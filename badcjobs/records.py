@@ -6,22 +6,29 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from badcjobs import __version__
+from badcjobs.allocation.end_time import EndTime
+from badcjobs.allocation.memory import requested_memory_bytes
 from badcjobs.left_behind import Owner, hold
 from badcjobs.live_folder import choose_live_folder
-from badcjobs.model import AlertLimits, Allocation, Device, StandIn, TaskKey
+from badcjobs.model import AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
 from badcjobs.recorder_half import RecorderHalf
 from badcjobs.store.live.halves import OwnHalf
 from badcjobs.store.live.publisher import Publisher
 from badcjobs.store.live.readings import Pulse, last_reading_ms, read_device_state, read_memory_peaks, read_pulse
 from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.telemetry.alert_hooks import AlertHooks
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.followed import Followed
+from badcjobs.telemetry.hook_calls import HookCalls
 from badcjobs.telemetry.order import SidecarOrder
 from badcjobs.telemetry.sidecar import Sidecar
+from badcjobs.telemetry.usage import UsageReader
+from badcjobs.telemetry.usage_watch import UsageWatch
 from badcjobs.world import World
 
 log = logging.getLogger(__name__)
@@ -37,6 +44,7 @@ class Recording:
     stand_in: StandIn
     limits: AlertLimits = field(default_factory=AlertLimits)
     on_alert: Callable[[Alert], None] | None = None  # told of each begin and end, by whoever looks after the recorder
+    hooks: AlertHooks = field(default_factory=AlertHooks)  # who else is told, outside this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +88,11 @@ class Records:
         self._mark = mark
         self._publisher: Publisher | None = None
         self._sidecar: Sidecar | None = None
+        self._calls: HookCalls | None = None
+        self._usage: UsageWatch | None = None
         self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
 
-    def begin(self, *, engine: str | None, telemetry: bool) -> None:
+    def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
         """Write the task's own row, and say where all of this is kept meanwhile."""
         log.info("%s", self._live.words)
         if self._live.is_risky:
@@ -94,6 +104,8 @@ class Records:
             version=__version__,
             engine=engine,
             telemetry=telemetry,
+            memory_limit_bytes=requested_memory_bytes(self._allocation.facts),
+            time_limit_s=None if end is None else (end.at_ms - self._started_at_ms) / 1000,
         )
         self.writer.write_meta(self._live.to_meta())
 
@@ -108,10 +120,19 @@ class Records:
 
         ``wait_s``: wait so long for its first sample, so that what comes next is recorded from its beginning.
         """
-        self._sidecar = Sidecar(self._order(devices, how), how.on_alert)
+        if how.hooks.wanted:
+            world = self._world
+            self._calls = HookCalls(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
+        self._sidecar = Sidecar(self._order(devices, how), partial(self._pass_on, how.on_alert))
         self._readings.recorder = self._sidecar
         if wait_s > 0:
             self._sidecar.wait_until_ready(wait_s)
+
+    def _pass_on(self, on_alert: Callable[[Alert], None] | None, alert: Alert) -> None:
+        if self._calls is not None:
+            self._calls.add(alert)
+        if on_alert is not None:
+            on_alert(alert)
 
     def _order(self, devices: tuple[Device, ...], how: Recording) -> SidecarOrder:
         return SidecarOrder(
@@ -146,6 +167,25 @@ class Records:
         if self._sidecar is not None:
             self._sidecar.check()
 
+    def start_usage(self) -> None:
+        """Begin to read what our own processes use, beside the work; whoever works calls write_usage now and then."""
+        self._usage = UsageWatch(UsageReader(self._world.pid), self._world.clock)
+
+    def write_usage(self) -> None:
+        """Write what was read of our own processes since the last call."""
+        if self._usage is None:
+            return
+        try:
+            for reading, at_ms in self._usage.news():
+                self.writer.add_usage(reading, at_ms)
+        except sqlite3.Error as error:
+            log.warning("what our processes use cannot be written: %s", error)
+            self._usage = None  # once: the next chunk will say it, too
+
+    def memory_held(self) -> MemoryHeld | None:
+        """Return the main memory that our own processes held at the last reading; None: nobody reads it."""
+        return None if self._usage is None else self._usage.memory_held
+
     def tell_of_work(self, *, waits: bool) -> None:
         """Let the recorder know whether work waits: only then is an idle device worth an alert."""
         if self._sidecar is not None:
@@ -177,6 +217,7 @@ class Records:
         if self._publisher is not None:
             self._publisher.stop()
         failure = self._stop_recorder()
+        self._stop_usage()
         ended_at_ms = self._world.clock.now_ms()
         end = {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
         self._write_end(**end)
@@ -186,6 +227,8 @@ class Records:
         if published:
             self._readings.tidy_up()
             self.local.remove()
+        if self._calls is not None:
+            self._calls.finish()  # last: nobody's results wait for a server that hangs
         return Closing(ended_at_ms, published, failure, self.writer.waiting)
 
     def _stop_recorder(self) -> str | None:
@@ -199,6 +242,11 @@ class Records:
             gaps.append((last_reading_ms(self.readings_at_hand()) or self._started_at_ms, now_ms, failure))
         self._write_gaps(gaps)
         return failure or self._sidecar.unwritten.words
+
+    def _stop_usage(self) -> None:
+        if self._usage is not None:
+            self._usage.finish()
+            self.write_usage()
 
     def _write_gaps(self, gaps: list[tuple[int, int, str]]) -> None:
         try:

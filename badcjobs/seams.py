@@ -169,6 +169,14 @@ class CannotCut(Exception):
     """No piece can be made of this audio; the text says why."""
 
 
+class NotThere(CannotCut):
+    """The audio is missing, or breaks off before this piece begins; no engine has seen it."""
+
+
+class NoDecoder(CannotCut):
+    """Nobody here can read this format; it is not the audio's fault."""
+
+
 class Cutter(Protocol):
     """Makes shorter audio of long audio."""
 
@@ -176,8 +184,19 @@ class Cutter(Protocol):
         """Return the seconds of audio that are in a file; None: nobody here can tell."""
         ...
 
+    def promised_s(self, path: Path) -> float | None:
+        """Return the seconds that a header promises, also where the file breaks off before; None: nobody can tell."""
+        ...
+
+    def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
+        """Return about how large a stretch of a file is as a WAV file; raise OSError where it cannot be read."""
+        ...
+
     def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
-        """Write the audio between two moments as a WAV file; raise CannotCut, or OSError where a disk is full."""
+        """Write the audio between two moments as a WAV file; raise CannotCut, or OSError where a disk is full.
+
+        Without an end (``math.inf``), and where the end lies beyond it, up to the end of the audio.
+        """
         ...
 
 
@@ -218,6 +237,8 @@ class Journal(Protocol):
         device_id: int | None,
         gpu_state: str | None = None,
     ) -> None: ...
+
+    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None: ...
 
     def next_pending(self, limit: int) -> Sequence[Chunk]: ...
 

@@ -16,16 +16,18 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 @dataclass(frozen=True, slots=True)
 class StagingChoice:
-    """Whether audio is staged, why, and how much of it at once."""
+    """Whether audio is staged, why, and how much of it at once; or only what has to be cut out of longer files."""
 
     staged: bool
     why: str
     most_bytes: int = 0
+    only_cuts: bool = False
 
     @property
     def words(self) -> str:
         """The decision, for the log."""
         what = "is copied to this node before it is needed" if self.staged else "is read where it lies"
+        what = "is cut out of longer files before it is needed" if self.only_cuts else what
         return f"audio {what}: {self.why}"
 
 
@@ -38,8 +40,10 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
     if not chunks:
         return StagingChoice(False, "nothing waits")
     far = next((path for path in _folders(chunks) if read_filesystem(path).shared), None)
+    is_cut = any(chunk.is_cut for chunk in chunks) and not here.shared
     if far is None:
-        return StagingChoice(False, f"{_folders(chunks)[0]} is local")
+        why = f"{_folders(chunks)[0]} is local"
+        return StagingChoice(True, why, most_bytes, only_cuts=True) if is_cut else StagingChoice(False, why)
     if here.shared:
         return StagingChoice(False, f"{local} is no node-local disk ({here.words})")
     return StagingChoice(True, f"{far} is on {read_filesystem(far).words}, {local} on {here.words}", most_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 from collections.abc import Callable
 
@@ -40,6 +41,7 @@ class StopRequest:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the work is to outlive the terminal
             signal.signal(number, self.receive)
+        atexit.register(_hear_no_more)
 
     @property
     def requested(self) -> bool:
@@ -57,3 +59,9 @@ class StopRequest:
         """The signal, for the log."""
         last = self.cut_short_by or self.ended_by or self.warned_by
         return last.name if last else "no signal"
+
+
+def _hear_no_more() -> None:
+    """Let no late signal change the exit code: a leaving Python gives its handlers back, and warnings would end it."""
+    for number in (*WARNINGS, *ENDINGS):
+        signal.signal(number, signal.SIG_IGN)

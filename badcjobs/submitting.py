@@ -1,35 +1,30 @@
-"""From a source to a submitted array: check → hand in. What comes then is following.py's business.
+"""From a source to the order for an array: check → plan. It is handed in by handing_in.py.
 
 Whatever needs the whole source is checked here, once, and not in every task.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
-import shlex
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from badcjobs.config import RunSettings, make_settings, read_toml, settings_by_key
-from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.errors import BadInput
 from badcjobs.frozen_run import FrozenRun, check_against
-from badcjobs.job import finish_job
+from badcjobs.job import summarize_database
 from badcjobs.manifest import Shard, open_sources
-from badcjobs.model import ArrayOrder, Submitted
+from badcjobs.model import ArrayOrder
 from badcjobs.paths import RunFolder
 from badcjobs.report.summarize import Summary
-from badcjobs.scheduler.array_spec import parse_array
-from badcjobs.scheduler.submitted_file import Record, read_record, write_record
-from badcjobs.scheduler.watch import has_ended
-from badcjobs.scheduler.wishes import Known, Wishes, make_order
-from badcjobs.seams import Clock, Scheduler, Unanswered
-from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.scheduler.asked import asked_of
+from badcjobs.scheduler.submitted_file import read_record
+from badcjobs.scheduler.wishes import Known, Wishes, count_idle, make_order
+from badcjobs.seams import Clock
+from badcjobs.store.merging.merge import MergeOrder, merge
 
 Progress = Callable[[int], None]
 
@@ -53,44 +48,54 @@ class Plan:
 
     order: ArrayOrder
     chunks: int
+    asked: Mapping[str, Any]  # by the options of submit, whatever part of it is submitted now
+    looked_at: int | None = None  # chunks whose audio was looked at; None: when it was submitted, and not now
+    listed: int | None = None  # how many manifests a list of manifests names
     finished: Summary | None = None  # the run as it is, where nothing is left to submit again
+    anew: bool = False  # --no-resume: what earlier jobs have done is done once more
+    left: int | None = None  # chunks of a run that has stopped; None: all, or nobody has counted
 
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """A job that is with the scheduler; ``found``: it was there before this command."""
-
-    job: Submitted
-    plan: Plan
-    found: bool
-
-
-# --- check ------------------------------------------------------------------------------------------------------------
+    @property
+    def idle(self) -> int:
+        """How many tasks have nothing to do; of a list of manifests, each has its own."""
+        return count_idle(self.order, self.chunks) if self.listed is None else 0
 
 
 def make_plan(
-    command: Command, wishes: Wishes, cwd: Path, clock: Clock, progress: Progress, *, again: bool = False
+    command: Command,
+    wishes: Wishes,
+    cwd: Path,
+    clock: Clock,
+    progress: Progress,
+    *,
+    again: bool = False,
+    find: bool = True,
+    keep: bool = True,
 ) -> Plan:
     """Check settings, source, run folder and options; raise one BadInput for each kind of trouble.
 
-    ``again``: of a run that has stopped, only the array indices that have work left.
+    ``again``: of a run that has stopped, only the array indices that have work left, or with --no-resume all of them.
+    ``find``: the source of a job that is there already was checked when that was submitted.
+    ``keep``: what has to be merged to know what is left is merged for good; else the run folder stays as it is.
     """
     out, flags, config = cwd / command.out, command.flags, command.config
     mistakes: list[str] = []
     settings = _settings(out, flags, config, mistakes)
-    chunks, listed = 0, None
-    if (record := read_record(out)) is not None and not again:
-        chunks = record.chunks  # that was checked when it was submitted
+    source = Source(0, 0, None)
+    if find and not again and (record := read_record(out)) is not None:
+        source = Source(record.chunks, None, record.listed)  # that was checked when it was submitted
     elif settings is not None:
-        chunks, listed = read_source(settings, cwd, progress)
+        source = read_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
     frozen = FrozenRun.read(run_toml)
-    known = Known(frozen is not None, frozen.array if frozen else None, listed)
+    known = Known(frozen is not None, frozen.array if frozen else None, source.listed)
     arguments = run_arguments(out, flags, config, cwd)
     order = make_order(wishes, known, out=out, run_arguments=arguments, mistakes=mistakes)
     if frozen is not None and settings is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
-    return _what_is_left(Plan(order, chunks), clock) if again and not order.only else Plan(order, chunks)
+    anew = settings is not None and not settings.resume
+    plan = Plan(order, source.chunks, asked_of(order), source.looked_at, source.listed, anew=anew)
+    return _what_is_left(plan, clock, keep=keep) if again and not anew and not order.only else plan
 
 
 def _settings(out: Path, flags: Mapping[str, Any], config: Path | None, mistakes: list[str]) -> RunSettings | None:
@@ -105,21 +110,29 @@ def _settings(out: Path, flags: Mapping[str, Any], config: Path | None, mistakes
     return settings
 
 
-def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[int, int | None]:
-    """Read every row and look at some of the audio; return how many rows, and how many manifests a list names."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What reading a source has shown."""
+
+    chunks: int
+    looked_at: int | None
+    listed: int | None
+
+
+def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> Source:
+    """Read every row, and look at the audio of some."""
     root = None if settings.root is None else cwd / settings.root
-    sources = open_sources([cwd / path for path in settings.source], root=root)
+    sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
     rows = 0
 
-    def count(row: int, _part: int, _key: tuple[str, str]) -> None:
+    def count(_row: int, _part: int, _key: tuple[str, str]) -> None:
         nonlocal rows
-        rows = row + 1
+        rows += 1
         progress(rows)
 
     sources.read_identities(count)
-    for _ in sources.chunks(Shard(0, max(1, rows // _LOOKED_AT))):  # finds rows that repeat, too
-        pass
-    return rows, sources.manifests_listed
+    looked_at = sum(1 for _ in sources.chunks(Shard(0, max(1, rows // _LOOKED_AT))))  # finds rows that repeat, too
+    return Source(rows, looked_at, sources.manifests_listed)
 
 
 def run_arguments(out: Path, flags: Mapping[str, Any], config: Path | None, cwd: Path) -> tuple[str, ...]:
@@ -142,96 +155,32 @@ def _flag(key: str, value: Any) -> list[str]:
     return [f"--{name}={one}" for one in (value if isinstance(value, list | tuple) else [value])]
 
 
-def _what_is_left(plan: Plan, clock: Clock) -> Plan:
+def _what_is_left(plan: Plan, clock: Clock, *, keep: bool) -> Plan:
     """Return the plan for the array indices that have work left; all of them where no task has got that far."""
     folder = RunFolder(plan.order.out)
-    if not folder.run_toml.exists() or not any(folder.tasks.glob("*.sqlite")):
+    if not folder.run_toml.exists() or not (folder.job_database.exists() or any(folder.tasks.glob("*.sqlite"))):
         return plan
-    summary = finish_job(MergeOrder([folder.path], folder.job_database), clock).summary
+    summary = _merged(folder, clock) if keep else _merged_aside(folder, clock)
     if summary.verdict == "done":
         return replace(plan, finished=summary)
-    lines = summary.completeness.finish if summary.completeness else ()
-    found = next((match[1] for line in lines if (match := re.match(r"sbatch --array=(\S+)", line))), None)
-    left = () if found is None else parse_array(found).indices
-    return plan if len(left) == plan.order.tasks else replace(plan, order=replace(plan.order, only=left))
+    proof = summary.completeness
+    plan = replace(plan, left=None if proof is None or proof.expected is None else proof.expected - proof.done)
+    indices = proof.left_indices if proof is not None else ()
+    return plan if len(indices) == plan.order.tasks else replace(plan, order=replace(plan.order, only=indices))
 
 
-# --- hand in ----------------------------------------------------------------------------------------------------------
+def _merged(folder: RunFolder, clock: Clock) -> Summary:
+    merge(MergeOrder([folder.path], folder.job_database), clock)
+    return summarize_database(folder.job_database)  # its page is drawn at the end, by the merge job
 
 
-def hand_in(plan: Plan, scheduler: Scheduler, clock: Clock, *, again: bool = False) -> Handed:
-    """Submit the array and its merge job; without ``again`` a job that this run folder has already is found instead."""
-    out = plan.order.out
-
-    def note(job: Submitted) -> None:
-        write_record(out, Record(scheduler.name, job, plan.order.run_arguments, plan.chunks, clock.now_ms()))
-
-    with _alone_in(out):
-        record = read_record(out)
-        if record is not None and not again:
-            _check_same(record, plan, scheduler)
-            return Handed(record.job, plan, found=True)
-        if record is not None and record.cluster == scheduler.name:
-            _check_ended(record, scheduler)
-        _check_writable(out)
-        job = scheduler.submit(plan.order, note)
-        note(job)
-        return Handed(job, plan, found=False)
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Let one submit after the other look into a run folder: the second finds the job of the first."""
-    if not out.is_dir():
-        _check_writable(out)
-    try:
-        lock = os.open(out, os.O_RDONLY)
-    except OSError:
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # this filesystem has no locks
-        yield
-    finally:
-        os.close(lock)
-
-
-def _check_same(record: Record, plan: Plan, scheduler: Scheduler) -> None:
-    out = shlex.quote(str(plan.order.out))
-    if record.cluster != scheduler.name:
-        raise BadInput(
-            f"{out} has a job already, {record.job.job_id} of --cluster {record.cluster}",
-            fix=f"the same command with --cluster {record.cluster}, or --again once that has ended",
-        )
-    if record.run_arguments != plan.order.run_arguments:
-        raise BadInput(
-            f"{out} has a job already, {record.job.job_id}, and it was told something else",
-            why=f"then: {shlex.join(record.run_arguments)}\nnow: {shlex.join(plan.order.run_arguments)}",
-            fix=f"{scheduler.cancel_line(record.job)}; then the same command with --again, or with another --out",
-        )
-
-
-def _check_ended(record: Record, scheduler: Scheduler) -> None:
-    try:
-        ended = has_ended(scheduler.states(record.job))
-    except Unanswered as error:
-        raise BadcjobsError(f"nobody knows whether job {record.job.job_id} has ended", why=str(error)) from error
-    if not ended:
-        raise BadInput(
-            f"job {record.job.job_id} has not ended yet",
-            why="a second one would do the same chunks once more",
-            fix=f"{scheduler.cancel_line(record.job)}   (or the same command with --wait, without --again)",
-        )
-
-
-def _check_writable(out: Path) -> None:
-    RunFolder(out).create()
-    try:
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise BadInput(
-            f"--out {out} cannot be written", why=error.strerror, fix="--out a folder you may write to"
-        ) from error
+def _merged_aside(folder: RunFolder, clock: Clock) -> Summary:
+    """Merge into a file that is gone afterwards, on top of what is merged already."""
+    with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
+        aside = RunFolder(Path(name))  # where everything lies as in the run folder: merged files are named from there
+        for mine, copy in ((folder.run_toml, aside.run_toml), (folder.job_database, aside.job_database)):
+            if mine.exists():
+                shutil.copyfile(mine, copy)
+        aside.tasks.symlink_to(folder.tasks)
+        merge(MergeOrder([aside.tasks], aside.job_database), clock)
+        return summarize_database(aside.job_database)

@@ -64,14 +64,16 @@ def look_around(settings: RunSettings, world: World) -> Given:
         [world.cwd / path for path in settings.source],
         root=None if settings.root is None else world.cwd / settings.root,
         position=place.position,
+        cutting=settings.cutting,
     )
     check_every_manifest_has_a_task(sources, place)
     grant = find_devices(world, allocation, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
+        try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"  # a job without GPUs simulates none
         raise NotHere(
             "this task has no GPU",
             why=grant.why,
-            fix="ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2, or --simulate 2 to try it out",
+            fix=f"ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2{try_out}",
         )
     mark = mark_of(allocation, world)
     profile = order_profile(settings, world, mark, grant)

@@ -15,23 +15,29 @@ from dataclasses import dataclass
 
 from badcjobs import __version__
 from badcjobs.allocation.end_time import end_words
+from badcjobs.allocation.memory import own_memory_bytes
 from badcjobs.announcement import announce
+from badcjobs.audio.cutter import AudioCutter
 from badcjobs.config import RunSettings
 from badcjobs.crew import Crew, Terms
 from badcjobs.deadline import Deadline, Pace
-from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode, StoppedEarly
+from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
 from badcjobs.frozen_run import check_against, freeze
-from badcjobs.heartbeat import Beat, Progress, heartbeat_line
+from badcjobs.heartbeat import Beat, heartbeat_line
 from badcjobs.learned import Learned, learned_files, subject_of
-from badcjobs.manifest import Shard
-from badcjobs.model import TaskKey
+from badcjobs.manifest import Remarks, Shard
+from badcjobs.model import Device, TaskKey
+from badcjobs.naming import gap_lines, name_reader
 from badcjobs.outfit import Outfit
 from badcjobs.paths import RunFolder
+from badcjobs.probed import probe_files
+from badcjobs.probed_limits import find_limits
 from badcjobs.records import Recording, Records
 from badcjobs.resume import skip_what_is_done
 from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.surroundings import Given, look_around
+from badcjobs.surroundings import Given, heed, look_around
 from badcjobs.task_end import TaskEnd, Verdict
+from badcjobs.work_now import count_progress, count_work
 from badcjobs.workers.leftovers import end_leftovers
 from badcjobs.workers.supervise import RetryPolicy, Supervisor, Tally
 from badcjobs.world import World
@@ -50,8 +56,10 @@ def run_task(settings: RunSettings, world: World) -> TaskEnd:
         crew = plan_work(task)
         task.records.start_publishing(settings.publish_every_s)
         if crew.plans and settings.telemetry:
-            how = Recording(settings.interval_s, settings.stand_in(task.world.cwd), settings.alerts)
+            stand_in = settings.stand_in(task.world.cwd)
+            how = Recording(settings.interval_s, stand_in, settings.alerts, hooks=settings.hooks)
             task.records.start_recorder(given.grant.devices, how)
+            task.records.start_usage()
         try:
             verdict = judge(task, work_off(task, crew))
         except sqlite3.Error as error:
@@ -84,6 +92,11 @@ class Task:
         self.writer.add_decision(kind, subject, value, reason, self.world.clock.now_ms())
 
     @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that work is given to."""
+        return self.given.grant.devices[: self.settings.max_gpus]
+
+    @property
     def elapsed_s(self) -> float:
         return (self.world.clock.now_ms() - self.given.started_at_ms) / 1000
 
@@ -106,8 +119,8 @@ def take_name(given: Given, settings: RunSettings, world: World) -> Iterator[Tas
             live_mode=settings.live_mode,
         )
         world.log_to(out.task_log(key))
-        records.begin(engine=given.engine.name, telemetry=settings.telemetry)
-        records.writer.write_meta({"settings": settings.to_json()})
+        records.begin(engine=given.engine.name, telemetry=settings.telemetry, end=given.end)
+        records.writer.write_meta({"settings": settings.to_json(world.cwd)})
         records.writer.write_meta(announce(world.environ, key, out.task_database(key)))
         pace = Pace(None if given.end is None else Deadline(given.end, world.clock))
         learned = Learned(subject_of(settings), learned_files(out.path, world.environ))
@@ -139,8 +152,17 @@ def list_work(task: Task) -> None:
     shard = Shard(place.index, place.count)
     if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
         shard = Shard(place.step_index, place.step_count)
-    rows = task.writer.fill(sources.chunks(shard), lambda rows: keep_listing(task, rows))
+    names = name_reader(task.settings, task.world.cwd)
+    remarks = Remarks(keeps_missing=True)
+    chunks = sources.chunks(shard, remarks, while_waiting=lambda: heed(task.world.stop))
+    rows = task.writer.fill(chunks, lambda rows: keep_listing(task, rows), names.of)
     log.info("source: %s; part %s: %d chunks", ", ".join(sources.descriptions), shard, rows)
+    for line in remarks.lines():
+        log.warning("%s", line)
+    for line in remarks.notes():
+        log.info("%s", line)
+    for line in gap_lines(task.writer.name_gaps(), names.patterns):
+        log.info("%s", line)
     task.writer.set_shard(shard.index, shard.count)
     if task.settings.resume:
         skip_what_is_done(
@@ -155,9 +177,7 @@ def list_work(task: Task) -> None:
 
 def keep_listing(task: Task, rows: int) -> None:
     """Show progress; a signal ends a long listing, with nothing started and nothing written."""
-    stop = task.world.stop
-    if stop.requested:
-        raise StoppedEarly(stop.name, 128 + stop.ended_by if stop.ended_by is signal.SIGINT else ExitCode.RUN_ME_AGAIN)
+    heed(task.world.stop)
     task.world.progress(rows)
 
 
@@ -173,10 +193,11 @@ def plan_work(task: Task) -> Crew:
     log.info("devices: %s; %s", ", ".join(d.pin for d in devices) or "none", task.given.grant.why.replace("\n", "; "))
     work = writer.count_by_status().get("pending", 0)
     terms = Terms(
-        [(writer.device_id(device), device) for device in devices[: settings.max_gpus] if work],
+        [(writer.device_id(device), device) for device in task.devices if work],
         cpus=task.given.allocation.cpus or task.world.cores,
         per_gpu=settings.workers_wanted,
         cpu_workers=settings.cpu_workers if work and not devices else 0,
+        memory_bytes=own_memory_bytes(task.given.allocation.facts),
     )
     crew = Crew(terms, task.learned, task.note_decision, task.world.clock)
     writer.set_plan(devices=len(devices), workers=len(crew.plans))
@@ -213,13 +234,16 @@ def work_off(task: Task, crew: Crew) -> Tally:
             obey_signals(task, supervisor)
             obey_time(task, supervisor)
             task.records.look_after_recorder()
+            task.records.write_usage()
             left = pending - supervisor.tally.done - supervisor.tally.failed
-            crew.look(supervisor, left=left, memory_peaks=task.records.memory_peaks)
+            records = task.records
+            crew.look(supervisor, left=left, memory_peaks=records.memory_peaks, memory_held=records.memory_held)
             waits = left >= len(crew.plans) and not supervisor.draining  # enough for every worker
             task.records.tell_of_work(waits=waits)
             write_decisions(task, outfit)
             if beat.is_due:
                 log.info("%s", heartbeat(task))
+            task.world.show(lambda: count_work(task.writer, task.devices, task.elapsed_s))
         write_decisions(task, outfit)
     except BaseException:
         supervisor.kill()
@@ -238,8 +262,11 @@ def equip(task: Task, crew: Crew) -> Outfit:
         keep=task.out.path / "profiles" / task.key.name,
         local=task.records.local.path,
         workers=len(crew.plans),
+        cutter=AudioCutter(task.world.environ.get("PATH")),
+        clock=task.world.clock,
     )
-    outfit.cut_what_is_too_long(task.learned, crew.plans, task.world.environ.get("PATH"), task.world.clock)
+    probed = find_limits(probe_files(task.out.path, task.world.environ), crew.plans, task.given.engine, task.settings)
+    outfit.cut_what_is_too_long(task.learned, crew.plans, probed)
     return outfit
 
 
@@ -273,11 +300,9 @@ def obey_time(task: Task, supervisor: Supervisor) -> None:
 
 def heartbeat(task: Task) -> str:
     """Return the heartbeat line of this moment."""
-    counts = task.writer.count_by_status()
-    settled = counts.get("done", 0) + counts.get("failed", 0) + counts.get("poison", 0)
     pulse = task.records.pulse(task.settings.heartbeat_every_s)
     return heartbeat_line(
-        Progress(settled, settled + counts.get("pending", 0), task.writer.audio_done_s(), task.elapsed_s),
+        count_progress(task.writer, task.elapsed_s),
         cpu_percent=pulse.cpu_percent,
         memory_percent=pulse.memory_percent,
         gpu_percent=pulse.gpu_percent,

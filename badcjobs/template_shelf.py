@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs import resources
 from badcjobs.errors import BadInput
 from badcjobs.scheduler.script import fill, keys_of, parse_settings, still_open
+from badcjobs.scheduler.template_values import WrongValue, wrong_values
+from badcjobs.store.exports.fresh_file import cannot_write
 
 _ENDING = ".sbatch"
 
@@ -50,8 +51,28 @@ def fill_template(name: str, settings: list[str], *, complete: bool) -> Template
         names = ", ".join(one.name for one in list_templates())
         raise BadInput(f"there is no template {name!r}", why=f"templates are {names}", fix="badcjobs template")
     template = _read(path)
-    values = parse_settings(template.text, settings, template.name, complete=complete)
+    wrong = wrong_values(keys_of(template.text), settings)
+    try:
+        values = parse_settings(template.text, settings, template.name, complete=complete)
+    except BadInput as error:
+        raise _together(error, wrong, template.name) if wrong else error from None
+    if wrong:
+        raise _together(None, wrong, template.name)
     return Template(template.name, fill(template.text, values))
+
+
+def _together(error: BadInput | None, wrong: list[WrongValue], name: str) -> BadInput:
+    """Put wrong values and whatever else is wrong into one answer."""
+    lines = [str(one) for one in wrong]
+    if error is None and len(lines) == 1:
+        what, why = lines[0], None
+    else:
+        what = f"the template {name} cannot be filled in like this"
+        others = [] if error is None else [text for text in (error.what, error.why) if text and text != what]
+        why = "\n".join([*lines, *others])
+    examples = {one.key: one.example.partition(" or ")[0].partition(",")[0] for one in wrong}
+    fix = f"badcjobs template {name} " + " ".join(f"--set {key}={example}" for key, example in examples.items())
+    return BadInput(what, why=why, fix=fix)
 
 
 def write_script(path: Path, text: str, *, force: bool) -> None:
@@ -62,8 +83,7 @@ def write_script(path: Path, text: str, *, force: bool) -> None:
     except FileExistsError as error:
         raise BadInput(f"{path} exists already", why="it may have been edited", fix="add --force") from error
     except OSError as error:
-        fix = f"mkdir -p {shlex.quote(str(path.parent))}" if isinstance(error, FileNotFoundError) else None
-        raise BadInput(f"{path} cannot be written", why=error.strerror, fix=fix) from error
+        raise cannot_write(path, error) from error
 
 
 def _read(path: Path) -> Template:

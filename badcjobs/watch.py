@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from badcjobs.config import LIVE_MODES, alert_limits, read_toml
+from badcjobs.config import LIVE_MODES, read_alerts, read_toml
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import AlertLimits, StandIn
 from badcjobs.records import Recording, Records
 from badcjobs.store.into_place import unfinished_name
 from badcjobs.store.live.sample_text import TEXT_FORMS
 from badcjobs.surroundings import find_devices, mark_of, read_allocation
+from badcjobs.telemetry.alert_hooks import AlertHooks
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.process_lookup import RECORDING_MARK
 from badcjobs.world import World
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 _PUBLISH_EVERY_S = 30.0
 _FIRST_SAMPLE_PATIENCE_S = 10.0
 _LONGEST_INTERVAL_S = 86_400.0
-_TABLES = ("run", "alerts", "array", "written_by")  # what the file of a run, or its run.toml, may hold
+_TABLES = ("run", "alerts", "report", "array", "written_by")  # what the file of a run, or its run.toml, may hold
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may be well again later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
@@ -46,6 +47,7 @@ class WatchSettings:
     overwrite: bool = False
     live_mode: str = "auto"
     alerts: AlertLimits = field(default_factory=AlertLimits)
+    hooks: AlertHooks = field(default_factory=AlertHooks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,11 @@ def watch(settings: WatchSettings, world: World, tell: Callable[[str], None] = l
     records.writer.add_devices(grant.devices)
     records.writer.set_plan(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
-    how = Recording(settings.interval_s, settings.stand_in, settings.alerts, partial(_tell_of_end, tell))
+    on_end = partial(_tell_of_end, tell)
+    how = Recording(settings.interval_s, settings.stand_in, settings.alerts, on_end, settings.hooks)
     records.start_recorder(grant.devices, how, wait_s=_FIRST_SAMPLE_PATIENCE_S)
+    if settings.command:
+        records.start_usage()
     if settings.command:
         exit_code = _follow_command(settings, world, records, {**world.environ, RECORDING_MARK: mark})
     else:
@@ -105,18 +110,18 @@ def _tell_of_end(tell: Callable[[str], None], alert: Alert) -> None:
         tell(alert.words)
 
 
-def read_alert_limits(config: Path | None) -> AlertLimits:
-    """Return the limits in the table [alerts] of a TOML file, perhaps that of a run; without a file, the defaults."""
+def read_alert_settings(config: Path | None) -> tuple[AlertLimits, AlertHooks]:
+    """Return the table [alerts] of a TOML file, perhaps that of a run; without a file, the defaults."""
     mistakes: list[str] = []
-    limits = AlertLimits()
+    alerts = AlertLimits(), AlertHooks()
     if config is not None:
         document = read_toml(config)
         unknown = [name for name in document if name not in _TABLES]
         mistakes += [f"{config}: unknown key {name!r}; limits are in the table [alerts]" for name in unknown]
-        limits = alert_limits(document.get("alerts", {}), config, mistakes)
+        alerts = read_alerts(document.get("alerts", {}), config, mistakes)
     if mistakes:
         raise BadInput(f"{config} cannot be used", why="\n".join(mistakes), fix="badcjobs guide telemetry")
-    return limits
+    return alerts
 
 
 def _check_settings(settings: WatchSettings) -> None:
@@ -215,6 +220,7 @@ def _follow_command(settings: WatchSettings, world: World, records: Records, env
     passed_on: set[object] = set()
     while child.poll() is None:
         records.look_after_recorder()
+        records.write_usage()
         for number in _signals_to_pass_on(world, passed_on):
             child.send_signal(number)
         if end_s is not None and world.clock.monotonic_s() >= end_s and "time" not in passed_on:

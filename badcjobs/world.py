@@ -8,6 +8,7 @@ from pathlib import Path
 
 from badcjobs.seams import Clock
 from badcjobs.stop import StopRequest
+from badcjobs.work_now import WorkNow
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,4 @@ class World:
     cores: int
     log_to: Callable[[Path], None] = field(default=lambda path: None)
     progress: Callable[[int], None] = field(default=lambda rows: None)
+    show: Callable[[Callable[[], WorkNow]], None] = field(default=lambda look: None)  # looks only when it likes to

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from support.order_of_tests import by_folder
 
-_ONE_CLUSTER = Path(__file__).parent / "slurm"
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hear of a terminal that closes and of Ctrl-C, also where the suite itself was started with nohup and ``&``.
 
-def pytest_configure() -> None:
-    """Hear of a terminal that closes, also where the suite itself was started with nohup."""
+    What hypothesis tries is the same every time, so that a change is judged by itself alone; who looks for examples
+    that nobody has tried yet gives ``--hypothesis-profile default``.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("same", derandomize=True, deadline=None)
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("same")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together what shares a fixture: the tests of a file, and all that run on the one Slurm cluster."""
-    for item in items:
-        group = "slurm" if _ONE_CLUSTER in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=by_folder)
 
 
 @pytest.fixture(autouse=True)

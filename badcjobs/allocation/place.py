@@ -59,15 +59,19 @@ def _began_without_array(allocation: Allocation) -> BadInput:
 
 
 def _irregular(allocation: Allocation) -> BadInput:
-    count = allocation.array_indices[3] if allocation.array_indices else None
-    if count is None:
+    if allocation.array_indices is None:
         return BadInput(
             f"this array task ({allocation.job_id}_{allocation.array_index}) does not know its array's shape",
             why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
             fix="badcjobs run … --shard I/N   (I from 0)",
         )
+    first, last, step, count = allocation.array_indices
+    # Evenly spaced it may be, but a task cannot know it: Slurm says the same of 1,3,5,7 and of 1,2,6,7.
+    apart, rest = divmod(last - first, max(count - 1, 1))
+    same = "" if rest else f"if the steps are even: --array={ArrayShape(first, apart, count)}; "
     return BadInput(
-        "the indices of this array are not evenly spaced",
-        why="the first task of a run decides the shards from the first index, the step and the count",
-        fix=f"sbatch --array=0-{count - 1} …   (later, any of its indices may be submitted again)",
+        "the indices of this array are a list, whose spacing Slurm hides from its tasks",
+        why="the first task of a run decides the shards from the first index, the step and the count; of a list Slurm"
+        f" tells only that it goes from {first} to {last}, with {count} tasks and a step of {step}",
+        fix=f"sbatch --array=0-{count - 1} …   ({same}later, any of its indices may be submitted again)",
     )

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
 from badcjobs.job import find_job_database, summarize_database
 from badcjobs.store.job_file import open_job_database
@@ -21,7 +22,7 @@ def open_job(path: str | os.PathLike[str]) -> Job:
         >>> job.summary()["audio_hours_per_gpu_hour"]                                 # doctest: +SKIP
         >>> job.query("select label, count(*) as many from detection group by 1")     # doctest: +SKIP
 
-    Raises ``badcjobs.errors.DatabaseProblem`` when there is no such file.
+    Raises ``badcjobs.errors.DatabaseProblem`` when there is no such place, or it is not merged yet.
     """
     return Job(find_job_database(Path(path)))
 
@@ -37,7 +38,7 @@ class Job:
 
     def summary(self) -> dict[str, Any]:
         """Return what ``badcjobs report --json`` prints; raises DatabaseProblem when the file cannot be read."""
-        return summarize_database(self.path).to_dict()
+        return summarize_database(self.path, now_ms=SystemClock().now_ms()).to_dict()
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -40,7 +40,9 @@ class BatchTask:
         except _Over as over:
             code = over.code
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"badcjobs: Slurm does not start this task again: {error}", file=sys.stderr)
+            from badcjobs.cli.output import remark
+
+            remark(f"Slurm does not start this task again: {error}")
             code = ExitCode.RUN_ME_AGAIN
         if code:
             sys.exit(int(code))

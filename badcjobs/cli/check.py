@@ -20,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def check(
+    context: typer.Context,
     source: Annotated[
         list[str] | None,
         typer.Argument(metavar="SOURCE", help="Manifest CSV, folder of audio, or a list of either."),
@@ -28,12 +29,19 @@ def check(
     site: Annotated[str | None, typer.Option(help="sockeye, or a site file of your own: ./mysite.toml.")] = None,
     script: Annotated[str | None, typer.Option(help="The job script that would be submitted.")] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of the array; default: the script's --array.")] = None,
-    gpus_per_task: Annotated[int | None, typer.Option(min=1, help="GPUs of each task.")] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each task.")] = None,
-    mem: Annotated[str | None, typer.Option(help="Memory of each task, as sbatch takes it: 16G.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of each task; default: one.")] = None,
+    gpus_per_task: Annotated[int | None, typer.Option(min=1, help="GPUs of each task, on all its nodes.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each task, on one node.")] = None,
+    mem: Annotated[str | None, typer.Option(help="Memory of each task on one node, as sbatch takes it: 16G.")] = None,
     time: Annotated[str | None, typer.Option(help="Time of each task, as sbatch takes it: 12:00:00.")] = None,
     account: Annotated[str | None, typer.Option(help="The account that pays.")] = None,
+    merge_account: Annotated[str | None, typer.Option(help="The one that pays for submit's merge job.")] = None,
     root: Annotated[str | None, typer.Option(help="Where relative source_paths start from.")] = None,
+    cut: Annotated[
+        bool | None, typer.Option("--cut/--no-cut", help="Whether rows of a manifest are cut out of longer files.")
+    ] = None,
+    chunk_length: Annotated[float | None, typer.Option(help="Cut whole recordings into chunks of S seconds.")] = None,
+    overlap: Annotated[float | None, typer.Option(help="With --chunk-length: seconds that neighbours share.")] = None,
     engine: Annotated[str | None, typer.Option(help="hawkears (default), hawkears1, command or demo.")] = None,
     command: Annotated[str | None, typer.Option(help="For --engine command: 'prog {input} {output}'.")] = None,
     engine_arg: Annotated[list[str] | None, typer.Option(help="An argument for the engine; repeatable.")] = None,
@@ -46,13 +54,17 @@ def check(
 
     Exit code 0 when nothing is a problem (there may be warnings), 1 when something is, 2 for wrong usage.
     """
+    from dataclasses import replace
     from pathlib import Path
 
-    from badcjobs.checking import CheckOrder, Here
+    from badcjobs.check_order import CheckOrder
+    from badcjobs.checking import Here
     from badcjobs.checking import check as check_all
+    from badcjobs.cli.grammar import read_grammar
     from badcjobs.cli.output import RowCounter, log_to_stderr, print_json, say
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
+    from badcjobs.manifest.cutting import Cutting
     from badcjobs.preflight.finding import findings_text
 
     log_to_stderr(quiet=True)
@@ -60,6 +72,7 @@ def check(
         sources=tuple(source or ()),
         out=out,
         root=root,
+        cutting=Cutting(cut, chunk_length, overlap or 0.0),
         site=site,
         script=script,
         engine=engine,
@@ -67,10 +80,18 @@ def check(
         command=command,
         hawkears_python=hawkears_python,
         hawkears_root=hawkears_root,
-        asked=_asked(tasks=tasks, gpus=gpus_per_task, cpus=cpus, mem=mem, time=time, account=account),
+        asked=replace(
+            _asked(mem, time, cpus, nodes),
+            tasks=tasks,
+            gpus_per_task=gpus_per_task,
+            account=account,
+            merge_account=merge_account,
+        ),
         quick=quick,
     )
-    found = check_all(order, Here(environ(), SystemClock(), Path.cwd(), RowCounter("chunks looked at")))
+    grammar = read_grammar(context.find_root().command)
+    here = Here(environ(), SystemClock(), Path.cwd(), RowCounter("chunks looked at"), grammar)
+    found = check_all(order, here)
     if json_wanted:
         print_json(found.to_dict())
     else:
@@ -78,17 +99,21 @@ def check(
     return int(found.exit_code)
 
 
-def _asked(
-    *, tasks: int | None, gpus: int | None, cpus: int | None, mem: str | None, time: str | None, account: str | None
-) -> Asked:
+def _asked(mem: str | None, time: str | None, cpus: int | None, nodes: int | None) -> Asked:
     from badcjobs.errors import BadInput
     from badcjobs.preflight.facts import Asked
     from badcjobs.scheduler.job_script import parse_limit
-    from badcjobs.script_facts import parse_memory_gb
+    from badcjobs.script_request import parse_memory_gb
 
     try:
         time_s = None if time is None else parse_limit(time)
         memory_gb = None if mem is None else parse_memory_gb(mem)
     except ValueError as error:
         raise BadInput(str(error), fix="badcjobs check … --time 12:00:00 --mem 16G") from error
-    return Asked(tasks=tasks, gpus_per_task=gpus, cpus=cpus, memory_gb=memory_gb, time_s=time_s, account=account)
+    return Asked(
+        nodes=nodes,
+        cpus_per_node=cpus,
+        memory_gb_per_node=memory_gb,
+        time_s=time_s,
+        no_time_limit=time is not None and time_s is None,
+    )

@@ -21,7 +21,8 @@ def cluster(
 ) -> int:
     """Show free and used GPUs per partition and node, and where a task of so many GPUs would start.
 
-    Asks sinfo once. Exit code 3 without Slurm or without any such GPU, 5 when sinfo refuses.
+    Asks sinfo once. Exit code 3 without Slurm, without any such GPU, or when no node has so many (the advice then says
+    which is the most, and what to ask for instead); 5 when sinfo refuses.
     """
     from badcjobs.cli.output import print_json, say
     from badcjobs.cli.world import environ
@@ -32,4 +33,4 @@ def cluster(
         print_json(view.to_dict())
     else:
         say(cluster_text(view))
-    return 0
+    return int(view.exit_code)

@@ -21,21 +21,29 @@ def demo(
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> int:
-    """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html."""
-    from badcjobs.cli.output import print_json, say, shown
+    """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html.
+
+    In a folder that holds a demo already it goes on as any run does: what is done stays done.
+    """
+    from badcjobs.cli.colour import colour_wanted
+    from badcjobs.cli.merge import files_text
+    from badcjobs.cli.output import print_json, remark, say
     from badcjobs.cli.world import read_world
     from badcjobs.demo import run_demo
     from badcjobs.report.as_text import summary_text
+    from badcjobs.report.text_lines import paste_lines
 
     folder = out or _new_folder()
-    typer.echo("badcjobs: making audio, then an array of 4 tasks on 4 simulated GPUs (about 10 s) …", err=True)
+    if folder.exists():
+        remark(f"{folder} is there already: what is done in it stays done; without --out a new folder is made")
+    remark("making audio, then an array of 4 tasks on 4 simulated GPUs (about 10 s) …")
     done = run_demo(folder, read_world())
     if json_wanted:
         print_json(done.job.summary.to_dict())
         return done.exit_code
-    say(summary_text(done.job.summary, folder.name))
-    say(f"\n  each task   {done.command}")
-    say(f"  database    {shown(done.job.database)}\n  report      {shown(done.job.report)}")
+    say(summary_text(done.job.summary, folder.name, colour=colour_wanted()), painted=True)
+    say("\n".join(["", "  each task", *paste_lines(done.command, 4), ""]))
+    say(files_text(done.job))
     return done.exit_code
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.exporting import ExportedFile
+    from badcjobs.exporting import ExportedFile, ExportOrder
+    from badcjobs.exporting_heard import HeardOrder
 
-_EXAMPLE = "Example: badcjobs export runs/july --format csv --columns recording_id,label,score -o july.csv"
+_EXAMPLE = "Example: badcjobs export runs/july --format csv --by-study-area --min-score 0.8 -o july-detections"
 
 
 class Form(str, Enum):
@@ -44,48 +47,145 @@ def export(
     columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="These columns, in this order.")] = None,
     from_text: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Not before.")] = None,
     to_text: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before.")] = None,
+    by_study_area: Annotated[
+        bool, typer.Option("--by-study-area", help="What was heard: a file for each study area, and one for all.")
+    ] = False,
+    species: Annotated[
+        str | None, typer.Option(metavar="ROPT,RUGR", help="What was heard of these species, by code or name.")
+    ] = None,
+    min_score: Annotated[float | None, typer.Option(metavar="X", help="What was heard with a score from X on.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with a table [recordings]: read places and dates anew.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what was heard in an earlier export.")] = False,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> int:
     """Write tables of a task or job database as CSV, JSON or Parquet, or as the files that BADC reads.
 
+    With --by-study-area, --species, --min-score or --config: detections on the clock of their recordings, with study
+    area, location and date. With --by-study-area, or if -o has no ending, -o is a folder with a file per study area;
+    else one file (-o x.csv), or stdout (-o -).
     TIME is ISO-8601 (naive: UTC) or UTC milliseconds. JSON into a file that ends in .jsonl is an object per line.
     More, with sqlite-utils, Datasette, pandas and DuckDB: badcjobs guide export.
     """
-    from badcjobs.cli.output import log_to_stderr
+    from badcjobs.cli.output import log_to_stderr, remark
+    from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
     from badcjobs.errors import BadInput
     from badcjobs.exporting import ExportOrder
     from badcjobs.exporting import export as carry_out
     from badcjobs.store.exports.window import parse_window
 
     log_to_stderr(quiet=True)
-    to_stdout = str(output) == "-"
+    to_stdout = is_stdout(output)
     if to_stdout and json_wanted:
-        raise BadInput("--json and -o - both want stdout", fix="-o FILE")
+        raise BadInput(f"--json and -o {output} both want stdout", fix="-o FILE")
+    instead = f"export.{form.value}" if output.suffix and form is not Form.BADC else "exported"
+    inputs = [source, *sources_of(source), *([] if config is None else [config])]
+    refuse_data([Target("-o", output, instead)], inputs)
+    if by_study_area or species is not None or min_score is not None or config is not None:
+        plain = {"--table": table, "--all": everything, "--columns": columns, "--from": from_text, "--to": to_text}
+        heard = _heard_order(source, form, None if to_stdout else output, [name for name in plain if plain[name]],
+                             by_study_area, species, min_score, config, force)  # fmt: skip
+        return _export_heard(heard, json_wanted)
     order = ExportOrder(
         source, form.value, None if to_stdout else output, tuple(table or ()), everything,
         None if columns is None else tuple(name.strip() for name in columns.split(",")),
         parse_window(from_text, to_text),
     )  # fmt: skip
-    try:
-        exported = carry_out(order, sys.stdout.buffer, _Progress())
+    with _careful_output(order):
+        notes: list[str] = []
+        exported = carry_out(order, sys.stdout.buffer, _Progress(), notes.append)
         sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
-        if isinstance(error, BrokenPipeError):  # `| head -1` has seen enough
-            return 0
-        raise BadInput("stdout cannot be written", why=error.strerror, fix="-o FILE, on a disk with space") from error
-    if not to_stdout:
-        _tell(form, exported, json_wanted)
+        if not to_stdout:
+            _tell(form, exported, json_wanted, notes)
+        for note in notes:
+            remark(note)
     return 0
 
 
-def _tell(form: Form, exported: list[ExportedFile], json_wanted: bool) -> None:
+@contextmanager
+def _careful_output(order: ExportOrder | HeardOrder) -> Iterator[None]:
+    """Say what is wrong with the output; a reader of stdout who has seen enough (`| head -1`) is no failure."""
+    import errno
+    from dataclasses import replace
+
+    from badcjobs.errors import BadInput
+
+    into_file = order if order.output is not None else replace(order, output=Path(f"export.{order.form}"))
+    larger_files = f"ulimit -f unlimited && {into_file.command_line()}"
+    try:
+        yield
+    except BadInput as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
+            raise BadInput(error.what, why=error.why, fix=larger_files) from error
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
+        if not isinstance(error, BrokenPipeError):
+            fix = larger_files if error.errno == errno.EFBIG else "df -h   (then -o FILE, on a disk with space)"
+            raise BadInput("stdout cannot be written", why=error.strerror, fix=fix) from error
+
+
+def _heard_order(
+    source: Path,
+    form: Form,
+    output: Path | None,
+    plain: list[str],
+    by_study_area: bool,
+    species: str | None,
+    min_score: float | None,
+    config: Path | None,
+    force: bool,
+) -> HeardOrder:
+    """Put together what is wanted of what was heard; all mistakes are named at once."""
+    import math
+
+    from badcjobs.config import read_name_patterns
+    from badcjobs.errors import BadInput
+    from badcjobs.exporting_heard import HeardOrder
+    from badcjobs.store.exports.heard import Wanted
+
+    codes = tuple(dict.fromkeys(code.strip() for code in (species or "").split(",") if code.strip()))
+    mistakes = [f"{name} is for tables, not for what was heard in recordings" for name in plain]
+    if form is Form.BADC:
+        mistakes.append("--format badc has files of its own, with everything that was heard")
+    if species is not None and not codes:
+        mistakes.append(f"--species {species!r} names no species")
+    if min_score is not None and not math.isfinite(min_score):
+        mistakes.append(f"--min-score {min_score} is not a number to compare with")
+    if mistakes:
+        raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
+    patterns = () if config is None else read_name_patterns(config)
+    wanted = Wanted(codes, min_score)
+    return HeardOrder(source, form.value, output, by_study_area, wanted, patterns, config, force)
+
+
+def _export_heard(order: HeardOrder, json_wanted: bool) -> int:
+    from dataclasses import asdict, replace
+
+    from badcjobs.cli.output import print_json, remark
+    from badcjobs.exporting_heard import export_heard
+
+    # What it has written of several files before it is stopped is its own, and may be overwritten.
+    with _careful_output(replace(order, force=order.force or order.needs_folder)):
+        exported = export_heard(order, sys.stdout.buffer, _Progress())
+        sys.stdout.flush()
+        if json_wanted:
+            print_json({"format": order.form, **asdict(exported)})
+        elif order.output is not None:
+            _tell(Form(order.form), exported.files, json_wanted, exported.notes)
+        for note in exported.notes:
+            remark(note)
+    return 0
+
+
+def _tell(form: Form, exported: list[ExportedFile], json_wanted: bool, notes: list[str]) -> None:
     from dataclasses import asdict
 
     from badcjobs.cli.output import print_json, say
 
     if json_wanted:
-        print_json({"format": form.value, "files": [asdict(file) for file in exported]})
+        print_json({"format": form.value, "files": [asdict(file) for file in exported], "notes": notes})
         return
     for file in exported:
         rows = "1 row" if file.rows == 1 else f"{file.rows:,} rows"
@@ -100,6 +200,8 @@ class _Progress:
         self._next_s = time.monotonic() + self._every_s
 
     def __call__(self, table: str, rows: int) -> None:
+        from badcjobs.cli.output import remark
+
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + self._every_s
-            print(f"badcjobs: {rows:,} rows of {table} written", file=sys.stderr)
+            remark(f"{rows:,} rows of {table} written")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from badcjobs.job import FinishedJob
 
 _EXAMPLE = "Example: badcjobs merge runs/july"
 
@@ -29,29 +32,46 @@ def merge(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another merge of the same job.")] = True,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML file with what energy and GPU time cost: [report].")
+    ] = None,
 ) -> int:
     """Join all task databases of a run into job.sqlite and say what happened.
 
     Repeatable, in any order; files that have not changed since the last merge are not read again. Exit code 0 when
     every file was read whole, 4 when something was lost (each file is named with its reason).
     """
-    from badcjobs.cli.output import FileCounter, RowCounter, log_to_stderr, print_json, remark, say, shown
+    from badcjobs.cli.colour import colour_wanted
+    from badcjobs.cli.output import FileCounter, RowCounter, log_to_stderr, print_json, remark, say
     from badcjobs.clock import SystemClock
+    from badcjobs.config import read_factors
     from badcjobs.errors import ExitCode
-    from badcjobs.job import default_target, finish_job
+    from badcjobs.job import default_target, finish_job, job_title
     from badcjobs.report.as_text import removal_text, summary_text
     from badcjobs.store.merging.merge import MergeOrder
 
     log_to_stderr(quiet=True)
+    factors = None if config is None else read_factors(config)
     counter = FileCounter("task databases merged")
     order = MergeOrder(inputs, output or default_target(inputs), strict, wait, progress=counter, tell=remark)
     reading = RowCounter("rows of the source read")
-    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=reading)
+    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=reading, factors=factors)
     if json_wanted:
-        print_json(job.to_dict())
+        print_json({**job.to_dict(), "why_no_report": job.why_no_report})
     else:
-        say(summary_text(job.summary, job.database.parent.absolute().name))
-        say(f"\n  database    {shown(job.database)}\n  report      {shown(job.report)}")
+        say(summary_text(job.summary, job_title(job.database), colour=colour_wanted()), painted=True)
+        say("\n" + files_text(job))
         if job.removed is not None:
             say(removal_text(job.removed.removed, job.removed.left))
     return ExitCode.DATABASE if job.lossy else ExitCode.DONE
+
+
+def files_text(job: FinishedJob) -> str:
+    """Return where the job database and the page are; or why there is no page, or only an earlier one."""
+    from badcjobs.cli.output import shown
+
+    page = shown(job.report)
+    if job.why_no_report is not None:
+        left = f"; {page} is of an earlier merge" if job.report.is_file() else ""
+        page = f"not written: {job.why_no_report}{left}"
+    return f"  database    {shown(job.database)}\n  report      {page}"

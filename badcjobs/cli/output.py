@@ -9,34 +9,50 @@ import sys
 import time
 from pathlib import Path
 
+from badcjobs.cli.safe_text import SafeFormatter, safe_json, safe_lines
+from badcjobs.report.words import plain
+
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _TIME = "%Y-%m-%dT%H:%M:%S"
 
+if logging.lastResort is not None:  # who warns in a command that keeps no log
+    logging.lastResort.setFormatter(SafeFormatter())
 
-def say(text: str) -> None:
-    """Print a result; a reader who has left (``| head -1``) or a full disk is no failure of what was done."""
+
+def say(text: str, *, painted: bool = False) -> None:
+    """Print a result for people; ``painted``: it may have colours of ours."""
+    _print(safe_lines(text, painted=painted))
+
+
+def hand_out(document: str) -> None:
+    """Print a document as it is, for whoever keeps it; on a terminal nothing in it steers that."""
+    _print(safe_lines(document, tabs=True) if sys.stdout.isatty() else document)
+
+
+def _print(text: str) -> None:
+    """Print; a reader who has left (``| head -1``) or a full disk is no failure of what was done."""
     try:
         print(text, flush=True)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            print(f"badcjobs: warning: the result cannot be printed: {error}", file=sys.stderr)
+            remark(f"warning: the result cannot be printed: {error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
 
 
 def print_json(document: object) -> None:
     """Print one JSON document, and nothing else."""
-    say(json.dumps(document, indent=2, ensure_ascii=False))
+    _print(safe_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def shown(path: Path) -> str:
     """Return a path as people type it: relative to the working directory where it lies below it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return plain(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:
     """Send the log to stderr; ``quiet`` leaves only warnings."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    handler.setFormatter(SafeFormatter(_FORMAT, _TIME))
     handler.setLevel(logging.WARNING if quiet else logging.INFO)
     root = logging.getLogger("badcjobs")
     root.setLevel(logging.INFO)
@@ -47,7 +63,7 @@ def log_to_stderr(*, quiet: bool = False) -> None:
 def log_to_file(path: Path) -> None:
     """Add a task's own log file."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+    handler.setFormatter(SafeFormatter(_FORMAT, _TIME))
     logging.getLogger("badcjobs").addHandler(handler)
 
 
@@ -60,7 +76,7 @@ class RowCounter:
 
     def __call__(self, rows: int) -> None:
         if rows % self._every == 0:
-            print(f"badcjobs: {rows:,} {self._what}", file=sys.stderr)
+            remark(f"{rows:,} {self._what}")
 
 
 class FileCounter:
@@ -87,4 +103,4 @@ class FileCounter:
 
 def remark(text: str) -> None:
     """Say something on the way, on stderr."""
-    print(f"badcjobs: {text}", file=sys.stderr)
+    print(safe_lines(f"badcjobs: {text}"), file=sys.stderr)

@@ -19,9 +19,13 @@ from badcjobs.cli import (
     gpus,
     guide,
     merge,
+    monitor,
+    plan,
+    probe,
     record,
     report,
     run,
+    serve,
     submit,
     template,
 )
@@ -39,7 +43,24 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, gpus, run, submit, template, record, merge, report, export, check, cluster, guide):
+for module in (
+    demo,
+    gpus,
+    run,
+    submit,
+    template,
+    record,
+    monitor,
+    serve,
+    merge,
+    report,
+    export,
+    check,
+    plan,
+    probe,
+    cluster,
+    guide,
+):
     module.add_to(app)
 
 
@@ -94,9 +115,11 @@ def _ignore_signals() -> None:
 
 def _complain(error: BadcjobsError, debug: bool) -> int:
     """Say what went wrong, after the traceback of what is being handled if that is wanted; return the exit code."""
+    from badcjobs.cli.safe_text import safe_error, safe_lines
+
     if debug:
-        traceback.print_exc()
-    print(error, file=sys.stderr)
+        print(safe_lines(traceback.format_exc()), file=sys.stderr)
+    print(safe_error(error), file=sys.stderr)
     return int(error.exit_code)
 
 

@@ -31,22 +31,25 @@ def record(
     live_mode: Annotated[
         str, typer.Option(help="Where the live file is: auto, local or shared (badcjobs guide store).")
     ] = "auto",
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table [alerts]: their limits.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [alerts].")] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON (not with a command).")] = False,
 ) -> int:
     """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns)."""
     from dataclasses import asdict
 
-    from badcjobs.cli.output import log_to_stderr, print_json, remark
+    from badcjobs.cli.output import log_to_stderr, print_json, remark, say
+    from badcjobs.cli.targets import Target, refuse_data
     from badcjobs.cli.world import read_world
     from badcjobs.config import stand_in
-    from badcjobs.watch import WatchSettings, read_alert_limits, watch
+    from badcjobs.watch import WatchSettings, read_alert_settings, watch
 
     log_to_stderr(quiet=True)
+    if overwrite:
+        refuse_data([Target("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
     world = read_world()
     settings = WatchSettings(
         out, interval, duration, tuple(command or ()), stand_in(world.cwd, simulate, simulate_script, replay),
-        overwrite, live_mode, read_alert_limits(config),
+        overwrite, live_mode, *read_alert_settings(config),
     )  # fmt: skip
     end = watch(settings, world, remark)  # the log, kept to warnings, tells only of their begin
     if json_wanted:
@@ -54,6 +57,9 @@ def record(
     else:
         trouble = "" if end.telemetry == "on" else f"; telemetry {end.telemetry}"
         devices = "1 device" if end.devices == 1 else f"{end.devices} devices"
-        said = f"badcjobs: {devices} recorded for {end.wall_s:.1f} s: {end.out}{trouble}"
-        typer.echo(said, err=bool(command))  # a command's own output stays clean
+        said = f"{devices} recorded for {end.wall_s:.1f} s: {end.out}{trouble}"
+        if command:
+            remark(said)  # its own output stays clean
+        else:
+            say(f"badcjobs: {said}")
     return end.exit_code

@@ -34,6 +34,17 @@ def run(
     ] = None,
     hawkears_root: Annotated[str | None, typer.Option(help="Folder with HawkEars' data/ and yaml/.")] = None,
     root: Annotated[str | None, typer.Option(help="Where relative source_paths start from.")] = None,
+    cut: Annotated[
+        bool | None,
+        typer.Option("--cut/--no-cut", help="Rows of a manifest are cut out of longer files; default: those that are."),
+    ] = None,
+    chunk_length: Annotated[
+        float | None,
+        typer.Option(help="Cut whole recordings into chunks of so many seconds; default: each is one chunk."),
+    ] = None,
+    overlap: Annotated[
+        float | None, typer.Option(help="With --chunk-length: seconds that neighbouring chunks share; default 0.")
+    ] = None,
     simulate: Annotated[int | None, typer.Option(help="Pretend that this machine has N GPUs.")] = None,
     simulate_script: Annotated[str | None, typer.Option(help="TOML file: their load and faults.")] = None,
     replay: Annotated[str | None, typer.Option(help="Pretend that the devices are those of a task database.")] = None,
@@ -99,7 +110,10 @@ def run(
 
 
 def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_wanted: bool) -> int:
+    from dataclasses import replace
+
     from badcjobs.cli.output import log_to_stderr, print_json, say
+    from badcjobs.cli.progress_bars import ProgressBars
     from badcjobs.cli.world import read_world
     from badcjobs.config import make_settings
     from badcjobs.errors import BadInput
@@ -110,7 +124,8 @@ def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_want
         raise BadInput("--out DIR is missing", fix="badcjobs run SOURCE --out runs/first")
     settings = make_settings(out, flags, config)
     log_to_stderr()
-    end = run_task(settings, read_world())
+    with ProgressBars(wanted=not json_wanted) as bars:
+        end = run_task(settings, replace(read_world(), show=bars.show))
     if json_wanted:
         print_json(end.to_dict())
     else:

@@ -13,7 +13,7 @@ from badcjobs.cli.run import run
 
 _EXAMPLE = (
     "Example: badcjobs submit manifest.csv --out /scratch/st-pi-1/july --cluster slurm --tasks 20 --gpus-per-task 4"
-    " --account st-pi-1-gpu --constraint gpu_mem_32 --setup 'module load gcc cuda'"
+    " --account st-pi-1-gpu --merge-account st-pi-1 --constraint gpu_mem_32 --setup 'module load gcc cuda'"
 )
 CLUSTERS = ("slurm", "local")
 # Of `badcjobs run`: they choose for one task what the array chooses for all.
@@ -38,42 +38,55 @@ def submit(
         str | None, typer.Option(help="The indices instead, as sbatch takes them: 1-20:2, 0-19%4; later a part: 3,7.")
     ] = None,
     parallel: Annotated[int | None, typer.Option(help="Let at most N tasks run at a time.")] = None,
-    gpus_per_task: Annotated[int, typer.Option(help="GPUs of each task.")] = 1,
+    gpus_per_task: Annotated[int | None, typer.Option(help="GPUs of each task; default 1.")] = None,
     cpus: Annotated[int | None, typer.Option(help="Cores of each task; default 2 per GPU.")] = None,
     mem: Annotated[str | None, typer.Option(help="Memory of each task; default 4G per GPU. It is billed.")] = None,
-    time: Annotated[str, typer.Option(help="Time limit of each task: minutes, H:M:S or D-H:M:S.")] = "12:00:00",
+    time: Annotated[
+        str | None, typer.Option(help="Time limit of each task: minutes, H:M:S or D-H:M:S; default 12:00:00.")
+    ] = None,
     account: Annotated[str | None, typer.Option(help="Who pays; on Sockeye it ends in -gpu.")] = None,
     partition: Annotated[str | None, typer.Option(help="On many sites better left to Slurm.")] = None,
     constraint: Annotated[str | None, typer.Option(help="Which nodes: gpu_mem_32.")] = None,
     sbatch: Annotated[
         list[str] | None, typer.Option(help="Another option for the array; repeatable: --sbatch=--qos=high.")
     ] = None,
-    job_name: Annotated[str, typer.Option(help="What squeue calls it.")] = "badcjobs",
+    job_name: Annotated[str | None, typer.Option(help="What squeue calls it; default badcjobs.")] = None,
     setup: Annotated[
         list[str] | None, typer.Option(help="A line of shell before the work; repeatable: 'module load gcc cuda'.")
     ] = None,
     requeues: Annotated[
         int, typer.Option(help="How often a task that stopped in order, with work left, is started again.")
     ] = 10,
-    merge_account: Annotated[str | None, typer.Option(help="Who pays for the merge job, which has no GPU.")] = None,
-    merge_mem: Annotated[str, typer.Option(help="Memory of the merge job.")] = "4G",
-    merge_time: Annotated[str, typer.Option(help="Time limit of the merge job.")] = "1:00:00",
+    merge_account: Annotated[
+        str | None, typer.Option(help="Who pays for the merge job, which has no GPU; on Sockeye without -gpu.")
+    ] = None,
+    merge_mem: Annotated[str | None, typer.Option(help="Memory of the merge job; default 4G.")] = None,
+    merge_time: Annotated[str | None, typer.Option(help="Time limit of the merge job; default 1:00:00.")] = None,
     script: Annotated[
-        Path | None, typer.Option(help="With --cluster local: run this job script, as sbatch would.")
+        Path | None,
+        typer.Option(
+            help="With --cluster local: run this job script, as sbatch would; --time and the like win over it."
+        ),
     ] = None,
     share_gpus: Annotated[
         bool, typer.Option("--share-gpus", help="With --cluster local: let several tasks use one GPU.")
     ] = False,
     kill_wait: Annotated[
-        float, typer.Option(help="With --cluster local: seconds between TERM and KILL, as Slurm's KillWait.")
-    ] = 30.0,
+        float | None,
+        typer.Option(help="With --cluster local: seconds between TERM and KILL, as Slurm's KillWait; default 30."),
+    ] = None,
     workers_per_gpu: Annotated[
         str | None, typer.Option(help="Engine processes per device: N, or auto (as many as pay); default auto.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts and submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts, and change nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow it to the end; exit with its verdict.")] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="The job of this run folder has ended: submit what is left.")
+        bool,
+        typer.Option(
+            "--again",
+            help="Submit what is left, once the job of this run folder has ended, or with --no-resume all once more;"
+            " other --time, --mem, … may be given.",
+        ),
     ] = False,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [run]; flags win over it.")] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -82,8 +95,12 @@ def submit(
     """Submit a source as an array of tasks, and a job that merges what they did.
 
     The source is read here once, from end to end; each task then does its share, and what was stopped by the clock is
-    started again. The same command finds its job again: with --wait it goes on waiting. All options of `badcjobs run`
-    that make sense for an array are passed on to its tasks.
+    started again. All options of `badcjobs run` that make sense for an array are passed on to its tasks.
+
+    The same command finds its job again, from DIR/submitted.json, and submits nothing twice: while the job is there it
+    says how to follow it (with --wait it goes on waiting), afterwards how it ended. To submit what is left then, add
+    --again: array tasks that have nothing left to do are left out. A job keeps what it was submitted with, so other
+    options need --again, too (scancel ends a job that you do not want to wait for).
     """
     from badcjobs.cli.output import log_to_stderr
     from badcjobs.cli.submit_local import LocalOptions, submit_here, submit_script
@@ -102,17 +119,37 @@ def submit(
     )  # fmt: skip
     given = {"source": source, "workers_per_gpu": workers_per_gpu, **of_run}
     flags = {key: value for key, value in given.items() if value not in (None, [])}
-    local = LocalOptions(share_gpus, kill_wait, requeues, again, dry_run, json_wanted)
+    local = LocalOptions(share_gpus, 30.0 if kill_wait is None else kill_wait, requeues, again, dry_run, json_wanted)
+    if cluster != "local":
+        _refuse_for_slurm(script, share_gpus=share_gpus, kill_wait=kill_wait)
     if script is not None:
-        if cluster != "local":
-            raise BadInput("--script goes with --cluster local", fix=f"sbatch {script}")
-        return submit_script(script, out, flags, wishes, local)
+        return submit_script(script, out, {**flags, **({} if config is None else {"config": config})}, wishes, local)
     if out is None:
         raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
     command = Command(out, flags, config)
     if cluster == "local":
         return submit_here(command, wishes, local)
     return submit_to_slurm(command, wishes, How(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted))
+
+
+def _refuse_for_slurm(script: Path | None, *, share_gpus: bool, kill_wait: float | None) -> None:
+    """Refuse options that mean something to the emulation only; without a word they would change nothing."""
+    from badcjobs.errors import BadInput
+
+    if script is not None:
+        raise BadInput("--script goes with --cluster local", fix=f"sbatch {script}")
+    if share_gpus:
+        raise BadInput(
+            "--share-gpus goes with --cluster local",
+            why="which tasks share a GPU is for Slurm to say",
+            fix="the same command without it; --workers-per-gpu auto starts as many engines on each GPU as pay",
+        )
+    if kill_wait is not None:
+        raise BadInput(
+            "--kill-wait goes with --cluster local",
+            why="how long Slurm waits between TERM and KILL is set for the whole cluster",
+            fix="scontrol show config | grep KillWait   (and the same command without it)",
+        )
 
 
 def _with_options_of_run(command: Callable[..., int]) -> Callable[..., int]:

@@ -32,7 +32,8 @@ def template(
     The keys are the names of its #SBATCH options and, in small letters, of its variables; an unknown or missing one is
     named. What is left open can be edited, or named when the script is submitted.
     """
-    from badcjobs.cli.output import print_json, remark, say
+    from badcjobs.cli.output import hand_out, print_json, remark, say
+    from badcjobs.cli.targets import Target, refuse_data
     from badcjobs.errors import BadInput
     from badcjobs.template_shelf import fill_template, list_templates, write_script
 
@@ -47,12 +48,13 @@ def template(
         return 0
     filled = fill_template(name, settings or [], complete=bool(settings) or output is not None)  # else it is looked at
     if output is not None:
+        refuse_data([Target("-o", output, "job.sbatch")])
         write_script(output, filled.text, force=force)
     if json_wanted:
         print_json({**filled.to_dict(), "text": filled.text, "file": None if output is None else str(output)})
         return 0
     if output is None:
-        say(filled.text.rstrip("\n"))
+        hand_out(filled.text.rstrip("\n"))
     else:
         say(f"{output} is written; next: sbatch {output}")
     if filled.open:

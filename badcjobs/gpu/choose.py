@@ -39,9 +39,11 @@ def open_reader(
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
     script = None if stand_in.script is None else load_script(Path(stand_in.script))
     if stand_in.simulate is not None:
+        from badcjobs.gpu.ledger import Ledger
         from badcjobs.gpu.simulated import SimulatedReader
 
-        return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms)
+        ledger = None if stand_in.ledger is None else Ledger(Path(stand_in.ledger))
+        return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
     if script is not None:
         raise BadInput(
             "a simulation script was given, but no number of simulated devices",

@@ -14,6 +14,7 @@ from math import cos, pi, sin
 from typing import Any
 
 from badcjobs.errors import BadInput
+from badcjobs.gpu.ledger import Ledger
 from badcjobs.gpu.script import SimulatedDevice, SimulationScript
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable
@@ -31,7 +32,15 @@ class SimulatedReader:
 
     backend = "simulated"
 
-    def __init__(self, count: int, script: SimulationScript | None = None, *, clock: Clock, started_at_ms: int) -> None:
+    def __init__(
+        self,
+        count: int,
+        script: SimulationScript | None = None,
+        *,
+        clock: Clock,
+        started_at_ms: int,
+        ledger: Ledger | None = None,
+    ) -> None:
         scripted = {device.index: device for device in (script.devices if script else ())}
         strangers = [str(index) for index in scripted if index >= count]
         if strangers:
@@ -43,6 +52,7 @@ class SimulatedReader:
         self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
         self._clock = clock
         self._started_at_ms = started_at_ms
+        self._ledger = ledger  # None: memory follows the load
         self._read_at_s = dict.fromkeys(self._devices, self._now_s())
         self.why = f"{count} simulated devices were asked for" + (", with a script" if script else "")
 
@@ -69,7 +79,10 @@ class SimulatedReader:
         if is_lost(device, at_s):
             raise DeviceUnreadable("GPU is lost (simulated)")
         since_s, self._read_at_s[uuid] = self._read_at_s[uuid], at_s
-        return replace(reading_at(device, at_s), faults=faults_between(device, since_s, at_s))
+        reading = replace(reading_at(device, at_s), faults=faults_between(device, since_s, at_s))
+        if self._ledger is None or reading.memory_used_bytes is None:
+            return reading
+        return replace(reading, memory_used_bytes=self._ledger.used_bytes(uuid))
 
     def hurry(self) -> None:
         """Do nothing: every reading is a whole one."""

@@ -6,24 +6,31 @@ import os
 import posixpath
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from badcjobs.manifest.audio_header import read_duration_s
+from badcjobs.manifest.audio_header import read_header
 from badcjobs.manifest.mistakes import shown
-from badcjobs.model import Fingerprint
+from badcjobs.model import AudioHeader, Fingerprint
 
 AUDIO_ENDINGS = (".wav", ".flac")
 AUDIO_WORDS = "WAV, FLAC"
+
+Found = tuple[str, Fingerprint]  # the absolute path of a file that is there
+ReadHeader = Callable[[str], AudioHeader]
 
 
 class NoAudio(Exception):
     """There is no audio file where one should be; the text says why, ``fix`` may hold a line to paste."""
 
-    def __init__(self, text: str, fix: str | None = None, *, nowhere: bool = False) -> None:
+    def __init__(
+        self, text: str, fix: str | None = None, *, nowhere: bool = False, missing_at: str | None = None
+    ) -> None:
         super().__init__(text)
         self.fix = fix
         self.nowhere = nowhere  # perhaps we looked in the wrong folder
+        self.missing_at = missing_at  # where the file should be: its rows fail alone; None: the source is wrong
 
 
 def is_audio(name: str) -> bool:
@@ -45,7 +52,7 @@ def with_slash(folder: Path | str) -> str:
     return f"{str(folder).rstrip('/')}/"
 
 
-def find_audio(path: str, folders: Sequence[str], sha256: str | None = None) -> tuple[str, Fingerprint]:
+def find_audio(path: str, folders: Sequence[str]) -> Found:
     """Return the absolute path of a file that exists, and its fingerprint from the same look, or raise NoAudio."""
     for folder in folders:
         place = path if path.startswith("/") else folder + path.removeprefix("./")
@@ -58,24 +65,47 @@ def find_audio(path: str, folders: Sequence[str], sha256: str | None = None) -> 
             raise NoAudio(text, f"ls -ld {shlex.quote(place)}") from error
         if stat.S_ISDIR(status.st_mode):
             raise NoAudio(f"a folder, not an audio file: {shown(path)}")
-        return place, Fingerprint(status.st_size, status.st_mtime_ns, sha256)
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe takes until somebody writes to it
+            text = f"a pipe, a socket or a device, not an audio file: {shown(path)}"
+            raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
+        return place, Fingerprint(status.st_size, status.st_mtime_ns)
     raise _missing(path, folders)
 
 
-def end_ms_of(audio_path: str) -> int | None:
-    """Return where the audio ends, from its header."""
-    duration_s = read_duration_s(audio_path)
-    return None if duration_s is None else round(duration_s * 1000)
+def with_header(found: Found, read: ReadHeader = read_header) -> Found:
+    """Return what find_audio has found together with what its header says."""
+    audio_path, fingerprint = found
+    return audio_path, replace(fingerprint, header=read(audio_path))
+
+
+def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
+    """Return what there is at a path, with its header if that is to be read; whatever is wrong is an answer, too."""
+    try:
+        found = find_audio(path, folders)
+    except NoAudio as problem:
+        return problem.with_traceback(None)
+    return found if read is None else with_header(found, read)
+
+
+def end_ms_of(header: AudioHeader) -> int | None:
+    """Return where the audio ends."""
+    return None if header.duration_s is None else round(header.duration_s * 1000)
+
+
+def covering_end_ms(header: AudioHeader) -> int | None:
+    """Return the first whole millisecond that is not before the end of the audio, so that no sample lies behind it."""
+    return None if header.duration_s is None else -(-round(header.duration_s * 1_000_000) // 1000)
 
 
 def _missing(path: str, folders: Sequence[str]) -> NoAudio:
     links = [place for folder in folders if (place := Path(folder, path)).is_symlink()]
+    at = str(links[0] if links else Path(folders[0], path))
     if links and ".git/annex" in str(links[0].readlink()):
         fix = f"git -C {shlex.quote(str(links[0].parent))} annex get ."
-        return NoAudio(f"git-annex has not fetched the content of {shown(path)}", fix)
+        return NoAudio(f"git-annex has not fetched the content of {shown(path)}", fix, missing_at=at)
     if links:
-        return NoAudio(f"a link to a file that does not exist: {shown(path)}")
-    return NoAudio(f"no such file: {shown(path)}", nowhere=True)
+        return NoAudio(f"a link to a file that does not exist: {shown(path)}", missing_at=at)
+    return NoAudio(f"no such file: {shown(path)}", nowhere=True, missing_at=at)
 
 
 def path_below(root: str, path: str) -> str:

@@ -15,6 +15,11 @@ from badcjobs.manifest.text_lines import read_lines
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")
 TIMES = ("start_ms", "end_ms")
+CARRIED = ("overlap_ms", "notes")  # what we do not read, but carry on
+# What a plan knows of a row, and its shard alone would not show. "yes": it is a stretch of its file, to be cut out.
+# "as 0-30000": whether it is one is seen by the first row of the file, which had these times and may be elsewhere.
+CUT = "badcjobs_cut"
+_AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LATEST_MS = 10**15  # thirty thousand years; a database holds no more than 64 bits
 
@@ -30,6 +35,11 @@ class Columns:
     start_ms: int | None
     end_ms: int | None
     sha256: int | None = None
+    overlap_ms: int | None = None
+    notes: int | None = None
+    cut: int | None = None
+    further: tuple[int, ...] = ()  # all that others have added
+    further_names: tuple[str, ...] = ()
 
 
 def is_header(line: str) -> bool:
@@ -79,7 +89,16 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
     start_ms, end_ms = (names.index(name) if name in names else None for name in TIMES)
     # Where two columns have that name nobody knows which of them is true.
     sha256 = names.index("sha256") if names.count("sha256") == 1 else None
-    return Columns(len(names), recording_id, chunk_id, source_path, start_ms, end_ms, sha256)
+    overlap_ms, notes, cut = (names.index(name) if name in names else None for name in (*CARRIED, CUT))
+    known = {recording_id, chunk_id, source_path, start_ms, end_ms, sha256, overlap_ms, notes, cut}
+    further = tuple(place for place in range(len(names)) if place not in known)
+    # A second sha256 is not to make those of another manifest doubtful, where the rows of both come together.
+    ours = HEADER.split(",")
+    further_names = tuple(f"{name} (column {at + 1})" if (name := names[at]) in ours else name for at in further)
+    return Columns(
+        len(names), recording_id, chunk_id, source_path, start_ms, end_ms, sha256,
+        overlap_ms, notes, cut, further, further_names,
+    )  # fmt: skip
 
 
 def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
@@ -116,6 +135,25 @@ def sha256_of(row: Sequence[str], columns: Columns) -> str | None:
         return None
     text = row[columns.sha256].strip().lower()
     return text if _SHA256.fullmatch(text) else None
+
+
+def cut_of(text: str) -> tuple[bool, tuple[int, int] | None]:
+    """Return whether a row is known to be a stretch of its file, and the times of that file's first row, if told."""
+    if not text or text == "yes":
+        return text == "yes", None
+    if found := _AS.fullmatch(text):
+        return False, (int(found[1]), int(found[2]))
+    raise ValueError(f'{CUT} {quoted(text)} is neither "yes" nor "as START-END"')
+
+
+def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Sequence[str]]:
+    """Return what the column CUT of a row holds, and what is wrong with that."""
+    text = "" if columns.cut is None else row[columns.cut].strip()
+    try:
+        cut_of(text)
+    except ValueError as error:
+        return "", (str(error),)
+    return text, ()
 
 
 def parse_ms(text: str) -> int | None:

@@ -7,16 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs.manifest.audio_files import (
-    AUDIO_WORDS,
-    NoAudio,
-    end_ms_of,
-    find_audio,
-    is_audio,
-    with_slash,
-    without_ending,
-)
+from badcjobs.manifest.audio_files import AUDIO_WORDS, is_audio, with_slash, without_ending
 from badcjobs.manifest.mistakes import Mistakes
+from badcjobs.manifest.recordings import Recording, chunks_of
+from badcjobs.manifest.remarks import Remarks
 from badcjobs.manifest.walk import Seen, Walk
 from badcjobs.model import Chunk
 
@@ -38,24 +32,17 @@ class Folder:
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
         folders = (with_slash(self.path.absolute()),)
-        for recording_id, path in self._recordings("", walk.mistakes):
-            if not walk.takes(recording_id, recording_id):
-                continue
-            try:
-                audio_path, fingerprint = find_audio(path, folders)
-            except NoAudio as problem:
-                walk.mistakes.add(0, f"has audio that cannot be used: {problem}", fix=problem.fix)
-            else:
-                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms_of(audio_path), fingerprint)
+        recordings = self._recordings("", walk.mistakes, walk.remarks)
+        yield from chunks_of(recordings, folders, walk, "has audio that cannot be used: ")
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        for recording_id, _ in self._recordings("", Mistakes([self.name])):
-            yield 0, (recording_id, recording_id)
+        for line, recording_id, _ in self._recordings("", Mistakes([self.name]), Remarks()):
+            yield line, (recording_id, recording_id)
 
-    def _recordings(self, below: str, mistakes: Mistakes) -> Iterator[tuple[str, str]]:
-        """Yield recording id and path of all audio below a folder, both relative to the source."""
+    def _recordings(self, below: str, mistakes: Mistakes, remarks: Remarks) -> Iterator[Recording]:
+        """Yield all audio below a folder; ids and paths are relative to the source."""
         try:
-            audio, folders = _list_folder(self.path / below)
+            audio, folders = _list_folder(self.path, below, remarks)
         except OSError as error:
             mistakes.add(0, f"has a folder that cannot be read: {below or '.'}", why=error.strerror or "")
             return
@@ -63,25 +50,31 @@ class Folder:
         for name in sorted(audio + list(folders)):
             path = f"{below}{name}"
             if name in folders:
-                yield from self._recordings(f"{path}/", mistakes)
+                yield from self._recordings(f"{path}/", mistakes, remarks)
             elif not _is_utf8(name):
                 mistakes.add(0, f"has a file whose name is not UTF-8: {path!r}")
             else:
                 stem = without_ending(name)
-                yield (path if hash(stem) in repeated else f"{below}{stem}"), path
+                yield Recording(0, path if hash(stem) in repeated else f"{below}{stem}", path)
 
 
-def _list_folder(folder: Path) -> tuple[list[str], set[str]]:
-    """Return the names of audio files (links included, not yet followed) and of folders."""
+def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str], set[str]]:
+    """Return the names of audio files (links included, not yet followed) and of folders; note what is passed over."""
     audio, folders = [], set()
-    with os.scandir(folder) as entries:
+    with os.scandir(source / below) as entries:
         for entry in entries:  # names only: a million entries would not fit into the memory we promise
-            if entry.name.startswith("."):
-                continue
             if entry.is_dir(follow_symlinks=False):
-                folders.add(entry.name)
+                if entry.name.startswith("."):
+                    remarks.hidden.add(f"{below}{entry.name}/")
+                else:
+                    folders.add(entry.name)
             elif is_audio(entry.name) and (entry.is_symlink() or entry.is_file()):
-                audio.append(entry.name)
+                if entry.name.startswith("."):
+                    remarks.hidden.add(f"{below}{entry.name}")
+                else:
+                    audio.append(entry.name)
+            elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (says no where a link leads in circles)
+                remarks.linked.add(f"{below}{entry.name}")
     return audio, folders
 
 

@@ -16,15 +16,17 @@ class Mistakes:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.count = 0
+        self.missing = 0  # of them, files that are not there
         self.source = 0  # which of the names is being read
         self._names = names
         self._guilty: set[int] = set()
         self._first: list[tuple[int, int, str, str]] = []
         self._fix: str | None = None
 
-    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None) -> None:
+    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
         """Note a mistake; line 0 is the source as a whole, and its text goes on after the source's name."""
         self.count += 1
+        self.missing += missing
         self._guilty.add(self.source)
         insort(self._first, (self.source, line, text, why))
         del self._first[SHOWN:]
@@ -33,6 +35,10 @@ class Mistakes:
     def add_unseen(self, count: int) -> None:
         """Count mistakes nobody will look at one by one."""
         self.count += count
+
+    def examples(self, most: int) -> tuple[list[str], str | None]:
+        """Return the first of them, and a line to paste."""
+        return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix
 
     def raise_any(self) -> None:
         if self.count:

@@ -7,16 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs.manifest.audio_files import (
-    NoAudio,
-    end_ms_of,
-    find_audio,
-    is_audio,
-    path_below,
-    search_folders,
-    without_ending,
-)
+from badcjobs.manifest.audio_files import is_audio, path_below, search_folders, without_ending
 from badcjobs.manifest.mistakes import Mistakes, quoted
+from badcjobs.manifest.recordings import Recording, chunks_of
 from badcjobs.manifest.text_lines import read_lines
 from badcjobs.manifest.walk import Seen, Walk
 from badcjobs.model import Chunk
@@ -36,22 +29,14 @@ class AudioList:
     without_rows: str = "lists nothing"
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        for line, recording_id, path in self._recordings(walk.mistakes):
-            if not walk.takes(recording_id, recording_id):
-                continue
-            try:
-                audio_path, fingerprint = find_audio(path, self.folders)
-            except NoAudio as problem:
-                walk.mistakes.add(line, str(problem), fix=problem.fix)
-            else:
-                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms_of(audio_path), fingerprint)
+        yield from chunks_of(self._recordings(walk.mistakes), self.folders, walk)
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for line, recording_id, _ in self._recordings(Mistakes([self.name])):
             yield line, (recording_id, recording_id)
 
-    def _recordings(self, mistakes: Mistakes) -> Iterator[tuple[int, str, str]]:
-        """Yield line, recording id and path. Two readings: an id depends on whether another path would get it too."""
+    def _recordings(self, mistakes: Mistakes) -> Iterator[Recording]:
+        """Read the list twice: a recording's id depends on whether another path would get it too."""
         stems = Seen()
         for _, path in self.lines(Mistakes([self.name])):
             if is_audio(path):
@@ -63,7 +48,7 @@ class AudioList:
                 continue
             full = path_below(self.root, path)
             stem = without_ending(full)
-            yield line, (full if hash(stem) in repeated else stem), path
+            yield Recording(line, full if hash(stem) in repeated else stem, path)
 
 
 def audio_list(path: Path, root: Path | None) -> AudioList:

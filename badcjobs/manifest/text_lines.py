@@ -14,7 +14,7 @@ def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
     # With "strict" the first wrong byte would end the reading, and the later mistakes would go untold.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for number, line in enumerate(file, 1):
-            if not line.isascii() and not _is_text(line):
+            if not line.isascii() and not is_text(line):
                 mistakes.add(number, "is not UTF-8", fix=_convert(path, "latin1"))
                 line = line.encode(errors="surrogateescape").decode(errors="replace")
             if "\0" in line:
@@ -31,7 +31,8 @@ def note_utf16(path: Path, start: bytes, mistakes: Mistakes) -> bool:
     return True
 
 
-def _is_text(line: str) -> bool:
+def is_text(line: str) -> bool:
+    """Say whether UTF-8 can hold it: what was no text is kept as surrogates."""
     try:
         line.encode()
     except UnicodeEncodeError:

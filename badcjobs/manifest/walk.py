@@ -1,13 +1,19 @@
-"""What one pass over all sources carries along: the row number, the keys seen, the mistakes."""
+"""What one pass over all sources carries along: how to cut, the row number, the keys seen, the mistakes."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
+from badcjobs.manifest.audio_files import NoAudio, ReadHeader
+from badcjobs.manifest.audio_header import read_header
+from badcjobs.manifest.cutting import AS_IT_COMES, Cutting
+from badcjobs.manifest.look_ahead import stay
 from badcjobs.manifest.mistakes import Mistakes
+from badcjobs.manifest.remarks import Remarks
 from badcjobs.manifest.shards import Shard
 from badcjobs.model import Chunk
 
@@ -39,10 +45,23 @@ class Seen:
 class Walk:
     """One reading of all sources, for the chunks of one shard."""
 
-    def __init__(self, shard: Shard, mistakes: Mistakes) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        mistakes: Mistakes,
+        cutting: Cutting = AS_IT_COMES,
+        remarks: Remarks | None = None,
+        read_header: ReadHeader = read_header,
+        while_waiting: Callable[[], None] = stay,
+    ) -> None:
         self.mistakes = mistakes
+        self.remarks = remarks or Remarks()
+        self.cutting = cutting
         self.seen = Seen()
-        self.rows = 0
+        self.read_header = read_header  # may be called by several threads
+        self.while_waiting = while_waiting  # called now and then while files are slow; may raise, which ends the walk
+        self.rows = 0  # so many have been counted; what is yielded may lag behind
+        self.row = 0  # the number of that whose chunks are being yielded; only recordings have one
         self._shard = shard
 
     def takes(self, recording_id: str, chunk_id: str) -> bool:
@@ -52,6 +71,23 @@ class Walk:
         if recording_id and chunk_id:
             self.seen.add((recording_id, chunk_id))
         return self._shard.takes(row_number)
+
+    def takes_recording(self, recording_id: str) -> bool:
+        """Count one more recording that is cut into chunks, and say whether it is ours, with all of them."""
+        return self.takes(recording_id, recording_id)
+
+    def miss(self, line: int, text: str, problem: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
+        """Note a row without audio; yield it all the same where such rows are to fail later, and alone.
+
+        It is listed as a stretch of its file, so that no engine gets more than the row should the file come back.
+        """
+        self.mistakes.add(line, text, fix=fix or problem.fix, missing=problem.missing_at is not None)
+        if problem.missing_at is not None and self.remarks.keeps_missing:
+            yield replace(row, audio_path=problem.missing_at, is_cut=True)
+
+    def known_length_s(self, recording_id: str) -> float | None:
+        """Return how long a recording is that nobody needs to look at any more; None: look."""
+        return None
 
 
 class Source(Protocol):
@@ -73,4 +109,7 @@ class Source(Protocol):
         """Yield our rows; note the mistakes of all rows, and of our rows' audio."""
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the line (0: it has none) and identity of every row, looking at nothing else."""
+        """Yield the line (0: it has none) and identity of every row, looking at nothing else.
+
+        A recording that we cut ourselves is one row here: its chunks differ whenever recordings do.
+        """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -30,7 +31,7 @@ def judge_out(out: FolderFacts, site: Site | None, home: str, *, on_cluster: boo
         only = " and ".join(site.writable)
         text = f"{_seen_as(out)} is not below {only}, the only shared place that jobs on {site.name} can write"
         yield problem("out", text, elsewhere)
-    elif on_cluster and not out.shared:
+    elif on_cluster and not out.shared and not (site and site.writable):  # the site file knows its own folders
         text = f"{_seen_as(out)} is on a disk of this machine ({out.filesystem}), which other nodes may not see"
         yield warning("out", text, f"{elsewhere}   (a folder that all nodes see)")
     elif out.refusal is None:
@@ -85,6 +86,14 @@ def _judge_log(log: str, site: Site, home: str) -> Iterator[Finding]:
     elif site.writable and not log.startswith("/dev/") and below_any(log, site.writable, home) is None:
         text = f"Slurm would write {log}, which is not below {' or '.join(site.writable)}: nobody may find it again"
         yield warning("log folder", text, fix)
+
+
+def judge_log_folder(folder: FolderFacts, script: ScriptFacts) -> Iterator[Finding]:
+    """Judge whether the folder of Slurm's log is there: where it is not, no task comes as far as its first line."""
+    if folder.missing:
+        text = f"{script.name} writes its log into {folder.path}, which is not there: Slurm does not make it"
+        details = ("every task would fail without a word",)
+        yield problem("log folder", text, f"mkdir -p {shlex.quote(folder.path)}", details)
 
 
 def judge_live(temporary: FolderFacts | None, site: Site | None, *, live_mode: str) -> Iterator[Finding]:

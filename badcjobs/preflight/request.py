@@ -1,10 +1,10 @@
-"""Judges what a job asks of Slurm: array, GPU-hours, time, memory and what it costs, account."""
+"""Judges what a job asks of Slurm: array, GPU-hours, time, nodes, account; what it costs is in ``billing.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from badcjobs.preflight.facts import Asked, SlurmFacts, SourceFacts
+from badcjobs.preflight.facts import Asked, NodeFacts, ScriptFacts, SlurmFacts, SourceFacts
 from badcjobs.preflight.finding import Finding, fine, problem, warning
 from badcjobs.preflight.site import Site
 
@@ -31,79 +31,119 @@ def judge_array(asked: Asked, site: Site | None, slurm: SlurmFacts | None) -> It
         yield problem("queue", text, f"#SBATCH --array=0-{site.queued_jobs - 2}")
 
 
+def judge_spacing(asked: Asked, script: ScriptFacts | None, *, sure: bool) -> Iterator[Finding]:
+    """See that tasks can know their place in the array; ``sure``: no run has begun that would tell it to them."""
+    start = script.start if script else None
+    if asked.array_range is None or (script is not None and start is None) or (start and "--shard" in start.named):
+        return
+    text = f"--array={asked.array} is a list, and Slurm hides the spacing of a list from its tasks"
+    fix = f"#SBATCH --array={asked.array_range}"
+    if sure and not (start and start.hidden):
+        yield problem("array", f"{text}: all of them would end at once, for none knows its share", fix)
+    else:
+        yield warning("array", f"{text}: they know their shares only in a run that has begun already", fix)
+
+
 def judge_gpu_hours(asked: Asked, site: Site | None) -> Iterator[Finding]:
     """Compare tasks × GPUs × time with the cap on what may run and wait together."""
-    if asked.tasks is None or asked.gpus_per_task is None or asked.time_s is None:
+    if not asked.gpus_per_task or (asked.time_s is None and not asked.no_time_limit):
         return
-    gpus, hours = asked.tasks * asked.gpus_per_task, asked.time_s / 3600
-    said = f"{asked.tasks:,} tasks × {asked.gpus_per_task} GPUs × {hours:,.4g} h = {gpus * hours:,.0f} GPU-hours"
-    if not site or not site.gpu_hours:
+    gpus = (asked.tasks or 1) * asked.gpus_per_task
+    said = f"{_counted(asked.tasks or 1, 'task')} × {_counted(asked.gpus_per_task, 'GPU')}"
+    cap = site.gpu_hours if site else None
+    if asked.time_s is None:
+        if site and cap:
+            text = f"{said} without a time limit have no end, but {site.name} allows {cap:,.0f} GPU-hours"
+            yield problem("GPU-hours", text, _within_cap(asked, None, site))
+        return
+    hours = asked.time_s / 3600
+    product = gpus * hours
+    said += f" × {hours:,.4g} h = {product:{',.0f' if product >= 10 else '.2g'}} GPU-hours"
+    if not site or not cap:
         yield fine("GPU-hours", f"{said}; no cap is known")
-    elif gpus * hours <= site.gpu_hours:
-        yield fine("GPU-hours", f"{said}; {site.name} allows {site.gpu_hours:,.0f} running and queued together")
+    elif gpus * hours <= cap:
+        yield fine("GPU-hours", f"{said}; {site.name} allows {cap:,.0f} running and queued together")
     else:
-        text = f"{said}, but {site.name} allows {site.gpu_hours:,.0f} running and queued together"
-        yield problem("GPU-hours", text, _within_cap(asked, asked.gpus_per_task, hours, site.gpu_hours))
+        text = f"{said}, but {site.name} allows {cap:,.0f} running and queued together"
+        yield problem("GPU-hours", text, _within_cap(asked, hours, site))
 
 
-def _within_cap(asked: Asked, gpus_per_task: int, hours: float, cap: float) -> str:
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _within_cap(asked: Asked, hours: float | None, site: Site) -> str:
     """Return a shorter time where it is still worth a start, else fewer tasks: either way the rest is done later."""
-    assert asked.tasks is not None
-    minutes = int(cap / (asked.tasks * gpus_per_task) * 60)
-    again = "   (what is left is done when you submit it again)"
-    if minutes >= 60:
+    assert asked.gpus_per_task is not None
+    assert site.gpu_hours is not None
+    cap, again = site.gpu_hours, "   (what is left is done when you submit it again)"
+    minutes = int(min(cap / ((asked.tasks or 1) * asked.gpus_per_task), site.time_h or cap) * 60)
+    if minutes >= 60 or (asked.tasks is None and minutes):
         return f"#SBATCH --time={minutes // 60}:{minutes % 60:02d}:00{again}"
-    tasks = int(cap / (gpus_per_task * hours))
-    if tasks:
-        return f"#SBATCH --array=0-{tasks - 1}{again}"
-    return f"#SBATCH --gpus-per-node=1 --array=0-0 --time={int(cap)}:00:00{again}"
+    tasks = int(cap / (asked.gpus_per_task * (hours or 1)))
+    if tasks and asked.tasks is not None:
+        return f"#SBATCH --array=0-{tasks - 1}{'' if hours else ' --time=1:00:00'}{again}"
+    return f"#SBATCH --nodes=1 --gpus-per-node=1 --time={max(1, int(cap))}:00:00{again}"
 
 
-def judge_node(asked: Asked, site: Site | None) -> Iterator[Finding]:
-    """Compare one task with one node of the site, and its time with the longest one."""
+def judge_time(asked: Asked, site: Site | None) -> Iterator[Finding]:
+    """Compare the time limit with the site's longest, and say what is lost without one."""
+    longest = site.time_h if site else None
+    if site and longest and (asked.no_time_limit or (asked.time_s or 0) > longest * 3600):
+        wanted = "no time limit" if asked.time_s is None else f"{asked.time_s / 3600:,.4g} h"
+        text = f"--time asks for {wanted}, but {site.name} allows {longest:,.4g} h"
+        yield problem("time", text, f"#SBATCH --time={int(longest)}:00:00")
+    elif asked.no_time_limit:
+        text = "--time asks for no time limit: nothing warns a task before its end, and no plan can be kept"
+        yield warning("time", text, "#SBATCH --time=12:00:00   (what is left is done when you submit it again)")
+
+
+def judge_node(asked: Asked, site: Site | None, there: NodeFacts | None = None) -> Iterator[Finding]:
+    """Compare what a task wants of one node with a node of the site; what its file does not say, Slurm may."""
     if asked.gpus_per_task == 0:
         yield warning("GPUs", "the script asks Slurm for no GPU", "#SBATCH --gpus-per-node=1")
-    if site is None:
-        return
-    if asked.time_s is not None and site.time_h and asked.time_s > site.time_h * 3600:
-        text = f"--time asks for {asked.time_s / 3600:,.4g} h, but {site.name} allows {site.time_h:,.4g} h"
-        yield problem("time", text, f"#SBATCH --time={int(site.time_h)}:00:00")
-    for subject, wanted, most, unit, flag in (
-        ("GPUs", asked.gpus_per_task, site.node_gpus, "GPUs", "--gpus-per-node={:.0f}"),
-        ("cores", asked.cpus, site.node_cpus, "cores", "--cpus-per-task={:.0f}"),
-        ("memory", asked.memory_gb, site.node_memory_gb, "GB of memory", "--mem={:.0f}G"),
+    said = NodeFacts(site.name, site.node_gpus, site.node_cpus, site.node_memory_gb) if site else NodeFacts("")
+    for subject, wanted, part, unit in (
+        ("GPUs", asked.gpus_per_node, "gpus", "GPUs"),
+        ("cores", asked.cpus_per_node, "cpus", "cores"),
+        ("memory", asked.memory_gb_per_node, "memory_gb", "GB of memory"),
     ):
+        whose = there if there is not None and getattr(said, part) is None else said
+        most = getattr(whose, part)
         if wanted is not None and most is not None and wanted > most:
-            text = f"a task asks for {wanted:,.4g} {unit}, but a node of {site.name} has {most:,.4g}"
-            yield problem(subject, text, f"#SBATCH {flag.format(most)}")
+            text = f"a task asks for {wanted:,.4g} {unit} on a node, but a node of {whose.whose} has {most:,.4g}"
+            yield problem(subject, text, _less(subject, most))
 
 
-def judge_billing(asked: Asked, site: Site | None) -> Iterator[Finding]:
-    """Show what a task is billed, and warn where memory or cores cost more than its GPUs."""
-    if site is None or site.bill_gpu is None or not asked.gpus_per_task:
+def _less(subject: str, most: float) -> str:
+    """Return the line that asks for as much as a node has."""
+    if subject == "memory":
+        return f"#SBATCH --mem={most:.0f}G" if most == int(most) else f"#SBATCH --mem={int(most * 1024)}M"
+    if subject == "cores":
+        return f"#SBATCH --cpus-per-task={most}"
+    if most == 0:
+        return "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"
+    return f"#SBATCH --gpus-per-node={most}   (more: badcjobs template multinode)"
+
+
+def judge_spread(asked: Asked, site: Site | None, script: ScriptFacts | None) -> Iterator[Finding]:
+    """See that a task of several nodes is started on all of them: the script itself runs on the first."""
+    start = script.start if script else None
+    nodes = _nodes_needed(asked, site)
+    if script is None or start is None or nodes < 2 or any(one.spread for one in script.starts or (start,)):
         return
-    memory_gb = site.node_memory_gb if asked.memory_gb == 0 else asked.memory_gb
-    gpus = asked.gpus_per_task * site.bill_gpu
-    parts = [f"{asked.gpus_per_task} GPUs × {site.bill_gpu:g} = {gpus:g}"]
-    memory = cores = 0.0
-    if memory_gb is not None and site.bill_memory_gb is not None:
-        memory = memory_gb * site.bill_memory_gb
-        parts.append(f"{memory_gb:g} GB × {site.bill_memory_gb:g} = {memory:g}")
-    if asked.cpus is not None and site.bill_cpu is not None:
-        cores = asked.cpus * site.bill_cpu
-        parts.append(f"{asked.cpus} cores × {site.bill_cpu:g} = {cores:g}")
-    bill = max(gpus, memory, cores) if site.bill_rule == "max" else gpus + memory + cores
-    rule = "the largest counts" if site.bill_rule == "max" else "they add up"
-    said = f"{', '.join(parts)}; {rule}: {bill:g} an hour for each task"
-    if memory > gpus and site.bill_memory_gb is not None:
-        mib = int(max(gpus, cores if site.bill_rule == "max" else 0.0) / site.bill_memory_gb * 1024)
-        fix = f"#SBATCH --mem={mib}M   (costs no more than the rest; ask for more only if a first task needed it)"
-        yield warning("billing", f"memory costs {memory / gpus:.1f} times what the GPUs cost: {said}", fix)
-    elif cores > gpus and site.bill_cpu is not None:
-        fix = f"#SBATCH --cpus-per-task={max(1, int(gpus / site.bill_cpu))}"
-        yield warning("billing", f"cores cost {cores / gpus:.1f} times what the GPUs cost: {said}", fix)
-    else:
-        yield fine("billing", said)
+    text = (
+        f"{script.name} asks for {nodes} nodes, but line {start.line} starts badcjobs on the first alone:"
+        " the GPUs of the others have nothing to do"
+    )
+    yield warning("nodes", text, "#SBATCH --nodes=1   (and more array tasks; or srun: badcjobs template multinode)")
+
+
+def _nodes_needed(asked: Asked, site: Site | None) -> int:
+    if asked.nodes is not None or not asked.gpus_per_task:
+        return asked.nodes or 1
+    on_one = asked.gpus_per_node or (site.node_gpus if site else None)
+    return -(-asked.gpus_per_task // on_one) if on_one else 1
 
 
 def judge_account(asked: Asked, site: Site | None, *, has_script: bool) -> Iterator[Finding]:
@@ -111,6 +151,8 @@ def judge_account(asked: Asked, site: Site | None, *, has_script: bool) -> Itera
     if site is None or not site.account_ends_with:
         return
     ending = site.account_ends_with
+    if has_script and asked.gpus_per_task is None:
+        return  # a job without GPUs, such as a merge, is often paid by another account
     if asked.account is None:
         if has_script:
             text = f"the script names no account; on {site.name} GPU jobs need one that ends in {ending}"
@@ -125,6 +167,24 @@ def judge_account(asked: Asked, site: Site | None, *, has_script: bool) -> Itera
         yield fine("account", f"{asked.account} ends in {ending}")
 
 
+def judge_merge_account(asked: Asked, site: Site | None, script: ScriptFacts | None) -> Iterator[Finding]:
+    """Warn where the account of GPU jobs would pay for a merge, which has no GPU: of a script, or of ``submit``."""
+    ending = site.account_ends_with if site else None
+    if site is None or not ending:
+        return
+    if script is not None and (script.start is not None or "merge" not in script.other_commands or asked.gpus_per_task):
+        return
+    account = asked.account if script is not None else asked.merge_account or asked.account
+    if account is None or not account.endswith(ending) or account == ending:
+        return
+    text = (
+        f"the merge job has no GPU, but would be paid by {account}, an account of GPU jobs on {site.name}: it may wait"
+    )
+    other = account.removesuffix(ending)
+    line = f"#SBATCH --account={other}" if script is not None else f"badcjobs submit … --merge-account {other}"
+    yield warning("merge account", f"{text} for ever", line)
+
+
 def judge_shares(asked: Asked, source: SourceFacts) -> Iterator[Finding]:
     """Compare the array with what there is to do."""
     listed = source.manifests_listed
@@ -134,5 +194,7 @@ def judge_shares(asked: Asked, source: SourceFacts) -> Iterator[Finding]:
         text = f"the list names {listed:,} manifests, but the array has {asked.tasks:,} tasks: the run is refused"
         yield problem("array", text, f"#SBATCH --array=0-{listed - 1}")
     elif asked.tasks > source.chunks:
-        text = f"{asked.tasks:,} tasks for {source.chunks:,} chunks: {asked.tasks - source.chunks:,} have nothing to do"
+        idle = asked.tasks - source.chunks
+        have = f"{idle:,} {'has' if idle == 1 else 'have'} nothing to do"
+        text = f"{asked.tasks:,} tasks for {_counted(source.chunks, 'chunk')}: {have}"
         yield warning("array", text, f"#SBATCH --array=0-{max(1, source.chunks) - 1}")

@@ -1,37 +1,38 @@
-"""Judges a job script: will badcjobs hear Slurm's signals, and does a second start keep the log of the first?"""
+"""Judges a job script: will badcjobs hear Slurm's signals, and does a second start keep the log of the first?
+
+What it loads before is ``modules.py``'s business.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from badcjobs.preflight.facts import ModuleFacts, ScriptFacts, SlurmFacts, Start, WarningSignal
+from badcjobs.preflight.facts import Asked, Mistake, ScriptFacts, SlurmFacts, Start, WarningSignal
 from badcjobs.preflight.finding import Finding, fine, problem, warning
-from badcjobs.preflight.site import Site
 
 HEARD = ("USR1", "USR2")  # as warnings; see badcjobs/stop.py
-SIGNAL_LINE = "#SBATCH --signal=B:USR1@180"
 _LEAST_LEAD_S = 120  # Slurm looks at its limits every 30 s, so a warning may come that much late
+_GOOD_LEAD_S = 180
 _PUBLISHING_S = 5  # after the grace: the last publication
 
 
-def judge_script(script: ScriptFacts) -> Iterator[Finding]:
+def judge_script(script: ScriptFacts, asked: Asked) -> Iterator[Finding]:
     """Judge everything that stands in the script itself."""
     for mistake in script.mistakes:
-        yield problem("script", f"{script.name}: {mistake}", "sbatch --test-only " + script.name)
-    if script.late_options:
-        lines = ", ".join(map(str, script.late_options))
-        text = f"{script.name} line {lines}: #SBATCH behind the first command is a comment to sbatch"
-        yield problem("script", text, "move it above the first command")
-    if script.afterok:
-        text = f"{script.name}: afterok on an array with one failed task waits for ever"
-        yield warning("dependency", text, "--dependency=afterany:JOB   (merge says itself what is missing)")
+        yield problem("script", f"{script.name}{mistake.text}", mistake.fix)
+    for mistake in script.near_options:
+        yield warning("script", f"{script.name}{mistake.text}", mistake.fix)
+    for mistake in script.wrong_calls:
+        yield problem("call", f"{script.name}{mistake.text}", mistake.fix)
+    if script.afterok is not None:
+        yield warning("dependency", f"{script.name}{script.afterok.text}", script.afterok.fix)
     if script.start is None:
         if not script.other_commands:
-            text = f"{script.name} never starts badcjobs run"
+            text = f"{script.name} does not start badcjobs run itself"
             yield warning("start", text, "exec badcjobs run SOURCE --out DIR   (as its last line)")
         return
     yield from _judge_start(script, script.start)
-    yield from _judge_signal(script, script.start)
+    yield from _judge_signal(script, script.start, asked)
     if not script.append:
         text = f"{script.name} has no --open-mode=append: a task that is requeued overwrites its first log"
         yield warning("log", text, "#SBATCH --open-mode=append")
@@ -39,29 +40,69 @@ def judge_script(script: ScriptFacts) -> Iterator[Finding]:
 
 def _judge_start(script: ScriptFacts, start: Start) -> Iterator[Finding]:
     where = f"{script.name} line {start.line}"
-    if start.by_exec:
+    to_steps = start.by_srun and (script.signal is None or not script.signal.to_script)
+    if start.keeper is not None and start.within is None and not start.looped and not _is_trapped(script):
+        yield _is_kept(script, start.keeper, where)
+    elif all(one.by_exec and one.within is None for one in script.starts or (start,)):
         yield fine("start", f"{where} starts badcjobs with exec")
-        return
-    fix = f"exec {start.text}"
-    if start.by_srun and (script.signal is None or not script.signal.to_script):
+    elif to_steps and start.within == "a pipeline" and not script.pipefail:
+        text = f"{where} runs badcjobs in a pipeline: the exit code is that of the last program in it"
+        yield warning("start", text, f"{start.text}   (without |; what it says is in Slurm's log)")
+    elif to_steps:
         yield fine("start", f"{where} starts badcjobs with srun")
-    elif script.signal is not None and script.signal.to_script:
-        text = f"{where} does not start badcjobs with exec: the shell gets {script.signal.name} and dies of it"
-        yield problem("start", text, fix)
+    elif not _is_trapped(script):
+        yield _keeps_signals(script, start, where)
+
+
+def _is_kept(script: ScriptFacts, keeper: Mistake, where: str) -> Finding:
+    """Say that a program between Slurm and badcjobs does not hand on what it hears."""
+    text, fix = f"{where} starts badcjobs behind {keeper.text}", keeper.fix
+    if "conda" in keeper.text or "mamba" in keeper.text:
+        fix += f"   (behind a line with {keeper.text} activate)"
+    elif keeper.text == "timeout":
+        fix += "   (the time limit is #SBATCH --time)"
+    if script.signal is not None:
+        return problem("start", f"{text}, which gets {script.signal.name}, dies of it and does not hand it on", fix)
+    return warning("start", f"{text}, which would not hand on an early warning", fix)
+
+
+def _is_trapped(script: ScriptFacts) -> bool:
+    """Say whether the script answers the signal itself; whether its answer is right is beyond us."""
+    return (script.signal.name if script.signal else "TERM") in script.traps
+
+
+def _keeps_signals(script: ScriptFacts, start: Start, where: str) -> Finding:
+    """Say that a shell stands between Slurm and badcjobs, and how to take it away."""
+    fix = f"exec {start.text.removeprefix('exec ')}"
+    others = [one for one in script.starts if not (one.by_exec and one.within is None)]
+    if start.looped or len(others) > 1:
+        lines = ", ".join(str(one.line) for one in others or [start])
+        text = f"{script.name} starts badcjobs more than once (line {lines}), and a shell waits for each"
+        fix = "exec badcjobs run SOURCE… --out DIR   (all sources in one run; or one job for each)"
+    elif start.within is not None:
+        text = f"{where} starts badcjobs in {start.within}, where exec does not reach the job's own shell"
+        fix += f"   (outside of {start.within}; what it says is in Slurm's log)"
     else:
-        yield warning("start", f"{where} does not start badcjobs with exec: the shell keeps Slurm's signals", fix)
+        text = f"{where} does not start badcjobs with exec"
+    if script.signal is not None and script.signal.to_script:
+        return problem("start", f"{text}: the shell gets {script.signal.name} and dies of it", fix)
+    return warning("start", f"{text}: the shell keeps Slurm's signals", fix)
 
 
-def _judge_signal(script: ScriptFacts, start: Start) -> Iterator[Finding]:
+def _judge_signal(script: ScriptFacts, start: Start, asked: Asked) -> Iterator[Finding]:
     signal = script.signal
+    line = f"#SBATCH --signal={'' if start.by_srun and not start.by_exec else 'B:'}USR1@{_GOOD_LEAD_S}"
     if signal is None:
         text = f"{script.name} asks for no early warning: at the time limit tasks have only KillWait to end in order"
-        yield warning("signal", text, SIGNAL_LINE)
+        yield warning("signal", text, line)
         return
     said = f"--signal={'B:' if signal.to_script else ''}{signal.name}@{signal.lead_s}"
-    mistake = _signal_mistake(signal, start)
-    if mistake:
-        yield warning("signal", f"{script.name}: {said} {mistake}", SIGNAL_LINE)
+    if asked.time_s is not None and signal.lead_s >= asked.time_s:
+        text = f"{said} warns at once: the time limit is {asked.time_s:,} s, so every task stops before it has begun"
+        keep = f"#SBATCH --signal={'B:' if signal.to_script else ''}{signal.name}@{_GOOD_LEAD_S}"
+        yield problem("signal", text, keep if asked.time_s > 2 * _GOOD_LEAD_S else "#SBATCH --time=1:00:00")
+    elif mistake := _signal_mistake(signal, start):
+        yield warning("signal", f"{script.name}: {said} {mistake}", line)
     else:
         yield fine("signal", f"{said} warns the task {signal.lead_s} s before its end")
 
@@ -86,34 +127,3 @@ def judge_grace(slurm: SlurmFacts | None, grace_s: float) -> Iterator[Finding]:
         yield warning("grace", text, f"badcjobs run … --grace {shorter}")
     else:
         yield fine("grace", f"Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it")
-
-
-def judge_modules(script: ScriptFacts | None, site: Site | None, found: ModuleFacts | None) -> Iterator[Finding]:
-    """Judge the modules: in the script as the site wants them, and there to be loaded."""
-    wanted = site.modules if site else ()
-    if script is not None and script.start is not None and wanted:
-        named = [word.partition("/")[0] for word in script.modules]
-        there = [word for word in wanted if word in named]
-        fix = f"module load {' '.join(wanted)}   (in the script, before badcjobs)"
-        if len(there) < len(wanted):
-            missing = ", ".join(word for word in wanted if word not in named)
-            yield warning("modules", f"{script.name} does not load {missing}", fix)
-        elif sorted(there, key=named.index) != there:
-            yield warning("modules", f"{script.name} loads {' '.join(named)}; the order is {' '.join(wanted)}", fix)
-    if found is None or not found.wanted:
-        return
-    line = f"module load {' '.join(found.wanted)}"
-    missing_ones = [word for word in found.wanted if not any(_is(one, word) for one in found.loaded)]
-    if not found.command:
-        text = f"this machine has no module command, so nobody knows about {', '.join(found.wanted)}"
-        yield warning("modules", text, f"bash -lc '{line}'   (on a login node of the cluster)")
-    elif missing_ones:
-        said = f": {found.said}" if found.said else ""
-        text = f"{', '.join(missing_ones)} cannot be loaded{said}"
-        yield problem("modules", text, f"module avail {missing_ones[0].partition('/')[0]}")
-    else:
-        yield fine("modules", f"{line} works here")
-
-
-def _is(loaded: str, wanted: str) -> bool:
-    return loaded == wanted or loaded.startswith(f"{wanted}/")

@@ -35,6 +35,8 @@ class Site:
     bill_memory_gb: float | None = None
     bill_gpu: float | None = None
     bill_rule: str = "sum"  # "max" where PriorityFlags has MAX_TRES
+    plan_time_h: float | None = None  # the time limit of a task that nobody gives another
+    plan_gpus: int | None = None  # how many one gets at a time
 
 
 # table → key in the file → field, kind
@@ -62,6 +64,7 @@ _KEYS: dict[str, dict[str, tuple[str, type]]] = {
         "gpu": ("bill_gpu", float),
         "rule": ("bill_rule", str),
     },
+    "plan": {"time_h": ("plan_time_h", float), "gpus": ("plan_gpus", int)},
 }
 _KINDS = {int: "a whole number above 0", float: "a number above 0", str: "a text", list: "a list of texts"}
 

@@ -1,153 +1,185 @@
-"""The report as one self-contained page: numbers and tables, no network, no script. All text is escaped."""
+"""The report as one self-contained page: opens from disk, asks nobody for anything, runs no script but its own."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from badcjobs import __version__
-from badcjobs.report.headlines import VERDICTS, finish_words, headlines
-from badcjobs.report.summarize import DeviceSummary, Summary
-from badcjobs.report.words import UNKNOWN, duration, energy, memory, number, percent
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2a33; --soft: #5b6b76; --line: #d7dee3; --paper: #fff; --good: #1b7f4b;
-        --bad: #b3261e; --wait: #9a6700 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e9ed; --soft: #9db0bc; --line: #33424c; --paper: #151c21;
-        --good: #5fd39a; --bad: #ff8a80; --wait: #f0c060 } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 88rem;
-       margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2rem }
-.verdict { font-weight: 600 } .done { color: var(--good) } .failed { color: var(--bad) } .stopped { color: var(--wait) }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.5rem }
-dt { color: var(--soft) } dd { margin: 0 }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
-th, td { text-align: right; padding: .3rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap }
-th.text, td.text { text-align: left } td.long { white-space: pre-wrap; text-align: left; max-width: 40rem }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); padding: .6rem .8rem }
-footer { margin-top: 3rem; color: var(--soft); font-size: .85rem }
-@media print { body { margin: 0; max-width: none } }
-"""
+from badcjobs.model import ChartData
+from badcjobs.report import page_lists as lists
+from badcjobs.report import page_tables as tables
+from badcjobs.report.cards import cards
+from badcjobs.report.charts import Charts, draw
+from badcjobs.report.headlines import finish_words, headlines, measured_words, verdict_words
+from badcjobs.report.page_charts import durations_section, load_section, timeline_section
+from badcjobs.report.page_findings import findings_section
+from badcjobs.report.page_frame import ASSETS, head, scripts_in
+from badcjobs.report.page_parts import Section, Table, paragraph, section_html, table_html
+from badcjobs.report.page_stragglers import find_stragglers
+from badcjobs.report.summarize import Summary
+from badcjobs.report.words import count, duration, number, period
 
 
-def page(summary: Summary, title: str) -> str:
-    """Return the page."""
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="verdict {summary.verdict}">{escape(VERDICTS[summary.verdict])}</p>',
-        "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{escape(w)}</dd>" for n, w in headlines(summary)) + "</dl>",
-        *_finish(summary),
-        *_section("Tasks", _tasks(summary), empty="None."),
-        *_section("Devices", _devices(summary.devices), empty="No device took part."),
-        *_section("Gaps in the telemetry", _gaps(summary), empty="None."),
-        *_section("What was heard", _labels(summary), empty="Nothing."),
-        *_section("Chunks that failed for good", _failed(summary), empty="None."),
-        *_section("Files with a remark", _files(summary), empty="None."),
-    ]
+def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
+    """Return the page; without ``charts``, or without Bokeh, it has all numbers and no charts."""
+    drawn = None if charts is None else draw(summary, charts)
+    sections = [section for section in _sections(summary, charts, drawn) if section is not None]
+    scripts = [*_scripts(drawn), (ASSETS / "page.js").read_text(encoding="utf-8")]
+    body = (
+        '<a class="skip" href="#numbers">Skip to the numbers</a>\n<div class="frame">\n'
+        + _header(summary, title)
+        + _navigation(sections)
+        + "\n<main>"
+        + "\n".join(section_html(section) for section in sections)
+        + f"</main>\n<footer>Made by badcjobs {escape(__version__)} from the job database beside it. What every number "
+        "means: <code>badcjobs guide report</code>.</footer>\n</div>\n"
+    )
+    ours = "".join(f"<script>{script}</script>\n" for script in scripts)
+    text = head(title, scripts) + body + _data(drawn) + ours + "</body></html>\n"
+    return text.encode("utf-8", "replace").decode("utf-8")  # a name of a file may be no text at all
+
+
+def _scripts(drawn: Charts | None) -> Iterable[str]:
+    if drawn is not None and drawn.places:
+        yield from scripts_in(drawn.chart_code)
+        yield drawn.script
+
+
+def _data(drawn: Charts | None) -> str:
+    """Return what page.js draws; '<' is spelled out, so that no text in it can end the element."""
+    if drawn is None or not drawn.places:
+        return ""
+    text = json.dumps(drawn.data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="chart-data">{text}</script>\n'
+
+
+def _header(summary: Summary, title: str) -> str:
+    about = [count(summary.tasks, "array task")]
+    about.append(count(cards(summary.devices), "device"))
+    about.append(count(len({task.node for task in summary.task_list}), "node"))
+    if summary.started_at_ms is not None and summary.last_sign_ms is not None:
+        about.append(period(summary.started_at_ms, summary.last_sign_ms))
+    engines = sorted({task.engine for task in summary.task_list if task.engine})
+    about += [f"engine {', '.join(engines)}"] if engines else []
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} – badcjobs</title><style>{_STYLE}</style></head>\n<body><main>"
-        + "\n".join(body)
-        + f"</main>\n<footer>Made by badcjobs {__version__}; {UNKNOWN} means that the device did not say."
-        "</footer></body></html>\n"
+        f'<header><p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
+        f'<p class="about"><strong class="verdict {summary.verdict}">{escape(verdict_words(summary))}</strong>'
+        f"{escape(' · '.join(about))}</p></header>\n"
     )
 
 
-def _finish(summary: Summary) -> Iterable[str]:
-    """Yield what is missing or too much, and the commands that finish the job; nothing when there is nothing to say."""
-    rows = _strays(summary)
-    if len(rows) > 1:
-        yield from _section("Rows that do not match", rows, empty="")
-    for words, command in finish_words(summary):
-        yield f"<p>{escape(words[0].upper() + words[1:])}</p><pre>{escape(command)}</pre>"
+def _navigation(sections: Sequence[Section]) -> str:
+    links = "".join(
+        f'<li><a href="#{escape(s.name)}"><span>{escape(s.heading)}</span>{_many(s.many)}</a></li>' for s in sections
+    )
+    return f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>'
 
 
-def _strays(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("<where", "rows", "<<the first of them")]
-    proof = summary.completeness
-    if proof is not None and proof.not_listed_examples:
-        rows.append(("in the source, in no task", f"{proof.not_listed:,}", "\n".join(proof.not_listed_examples)))
-    if proof is not None and proof.strangers_examples:
-        rows.append(("in the job, not in the source", f"{proof.strangers:,}", "\n".join(proof.strangers_examples)))
-    return rows
+def _many(many: int | None) -> str:
+    return "" if many is None else f'<span class="many">{many:,}</span>'
 
 
-def _section(heading: str, rows: list[Sequence[str]], *, empty: str) -> Iterable[str]:
-    yield f"<h2>{escape(heading)}</h2>"
-    yield _table(rows) if len(rows) > 1 else f"<p>{escape(empty)}</p>"
+def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Iterable[Section | None]:
+    yield _numbers(summary)
+    yield findings_section(summary)
+    yield timeline_section(summary, data, drawn)
+    yield load_section(summary, drawn)
+    yield durations_section(summary, drawn)
+    yield _stragglers(summary)
+    yield _section("failed", "Failed chunks", lists.failed(summary), empty="No chunk failed for good.")
+    yield _section("heard", "What was heard", lists.labels(summary), empty="Nothing was heard.")
+    yield _section("tasks", "Array tasks", tables.tasks(summary), empty="None.")
+    yield _section(
+        "devices", "Devices", tables.devices(summary), empty="No device took part.", words=_device_words(summary)
+    )
+    yield _section("alerts", "Alerts", lists.alerts(summary), empty="None.")
+    yield _section("gaps", "Gaps in telemetry", lists.gaps(summary), empty="None.")
+    yield _section("files", "Files with a remark", lists.files(summary), empty="None.")
+    yield _settings(summary, data)
 
 
-def _table(rows: list[Sequence[str]]) -> str:
-    """Return a table; headings that start with '<' are texts, with '<<' long texts."""
-    kinds = ["long" if h.startswith("<<") else "text" if h.startswith("<") else "" for h in rows[0]]
-    head = "".join(f'<th class="text" scope="col">{escape(h.lstrip("<"))}</th>' if kind else
-                   f'<th scope="col">{escape(h)}</th>' for h, kind in zip(rows[0], kinds, strict=True))  # fmt: skip
-    lines = [
-        "<tr>" + "".join(f'<td class="{k}">{escape(cell)}</td>' for cell, k in zip(row, kinds, strict=True)) + "</tr>"
-        for row in rows[1:]
-    ]
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+def _section(name: str, heading: str, table: Table, *, empty: str, words: str = "") -> Section:
+    body = table_html(table) if table.rows else paragraph(empty)
+    return Section(name, heading, (paragraph(words, "quiet") if words else "") + body, len(table.rows))
 
 
-def _tasks(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [
-        ("<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio", "wall time"),
-    ]
-    for t in summary.task_list:
-        verdict, exit_code = t.verdict or "running", UNKNOWN if t.exit_code is None else str(t.exit_code)
-        counts = (f"{t.devices}", f"{t.done:,}", f"{t.failed:,}", f"{t.pending:,}")
-        rows.append((t.name, t.node, verdict, exit_code, *counts, duration(t.audio_s), duration(t.wall_s)))
-    return rows
+def _stragglers(summary: Summary) -> Section:
+    """Return who was slow; where nobody could be compared, there is no number of them either."""
+    found = find_stragglers(summary)
+    if not found.compared:
+        return Section("stragglers", "Stragglers", paragraph(found.words or "No device took part."))
+    return _section("stragglers", "Stragglers", found.table, empty=found.nobody, words=found.words)
 
 
-def _devices(devices: Sequence[DeviceSummary]) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [
-        ("<device", "<model", "<task", "samples", "busy", "utilization", "p50", "p95", "max", "memory peak", "hottest",
-         "power mean", "energy", "gaps"),
-    ]  # fmt: skip
-    for d in devices:
-        rows.append(
-            (
-                f"{d.token if d.index is None else d.index}",
-                f"{d.name or UNKNOWN} ({d.backend})",
-                d.task,
-                f"{d.samples:,}",
-                percent(d.busy_mean_percent),
-                percent(d.utilization_mean_percent),
-                percent(d.utilization_p50_percent),
-                percent(d.utilization_p95_percent),
-                percent(d.utilization_max_percent),
-                memory(d.memory_peak_bytes),
-                UNKNOWN if d.temperature_max_c is None else f"{d.temperature_max_c} °C",
-                UNKNOWN if d.power_mean_w is None else f"{number(d.power_mean_w)} W",
-                energy(None if d.energy_j is None else d.energy_j / 3600),
-                duration(d.gap_s) if d.gap_s else "none",
-            )
-        )
-    return rows
+def _numbers(summary: Summary) -> Section:
+    tiles = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(figure)} <small>{escape(unit)}</small></dd></div>"
+        for name, figure, unit in _tiles(summary)
+    )
+    words = "".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in headlines(summary))
+    stray = lists.strays(summary)
+    finish = "".join(
+        f"{paragraph(said[0].upper() + said[1:])}<pre>{escape(command)}</pre>"
+        for said, command in finish_words(summary)
+    )
+    body = f'<dl class="tiles">{tiles}</dl><dl class="words">{words}</dl>{finish}'
+    return Section(
+        "numbers", "Numbers", body + (f"<h3>Rows that do not match</h3>{table_html(stray)}" if stray.rows else "")
+    )
 
 
-def _gaps(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("<reason", "<what", "gaps", "time", "tasks")]
-    for gap in summary.gaps:
-        what = gap.metric or "all readings"
-        rows.append((gap.reason, what, f"{gap.gaps:,}", duration(gap.seconds), f"{gap.tasks:,}"))
-    return rows
+def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
+    """Yield (name, figure, unit) of what people ask for first."""
+    yield "audio analysed", number(summary.audio_hours, 0 if summary.audio_hours >= 100 else 2), "h"
+    yield "real time", number(summary.times_real_time, 0 if (summary.times_real_time or 0) >= 100 else 1), "×"
+    yield f"of {summary.chunks:,} chunks done", f"{summary.done:,}", ""
+    if summary.devices:
+        yield "GPU time", number(summary.gpu_hours, 0 if summary.gpu_hours >= 100 else 2), "GPU-h"
+        yield "audio per GPU-hour", number(summary.audio_hours_per_gpu_hour), "h"
+        working = summary.states.get("working")
+        if working is not None and working.share_percent is not None:
+            yield "of the GPU time working", f"{working.share_percent:.0f}", "%"
+    if summary.energy_wh is not None:
+        kilo = summary.energy_wh >= 1000
+        measured = measured_words(summary)
+        name = f"energy, {measured}" if measured else "energy"
+        yield name, number(summary.energy_wh / (1000 if kilo else 1)), "kWh" if kilo else "Wh"
+    yield "wall time", *_hours(summary.wall_s)
+    yield "detections", f"{summary.detections:,}", ""
+    if summary.failed:
+        yield "chunks failed for good", f"{summary.failed:,}", ""
 
 
-def _labels(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("<label", "<name", "detections")]
-    return rows + [(label, name or "", f"{many:,}") for label, name, many in summary.labels]
+def _hours(seconds: float) -> tuple[str, str]:
+    words, unit = duration(seconds).rsplit(" ", 1)
+    return words, unit
 
 
-def _failed(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("<recording", "<chunk", "<state", "tries", "<class", "<<what it said")]
-    for c in summary.failed_chunks:
-        rows.append((c.recording_id, c.chunk_id, c.status, f"{c.attempts:,}", c.error_class, c.error))
-    return rows
+def _device_words(summary: Summary) -> str:
+    backends = sorted({device.backend for device in summary.devices})
+    many = cards(summary.devices)
+    each = f"{count(many, 'device')}, one row for each array task that had it. "
+    each = "" if many == len(summary.devices) else each
+    model = tables.one_model(summary)
+    said = f"{each}Model: {model}. " if model else each
+    return f"{said}Readings come from {', '.join(backends)}." if backends else ""
 
 
-def _files(summary: Summary) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("<file", "<<remark")]
-    return rows + [(path, reason) for path, reason in summary.file_remarks]
+def _settings(summary: Summary, data: ChartData | None) -> Section:
+    table = lists.settings(summary.settings)
+    if not table.rows:
+        return Section("settings", "Settings", paragraph("The tasks did not write down their settings."))
+    sets = 0 if data is None else data.sets_of_settings
+    words = "The settings of the task that started last"
+    words += (
+        f"; there are {sets:,} different sets in this job."
+        if sets > 1
+        else "; all tasks had the same."
+        if sets
+        else "."
+    )
+    versions = () if data is None else data.versions
+    words += f" The tasks ran badcjobs {', '.join(versions)}." if versions else ""
+    return Section("settings", "Settings", paragraph(words, "quiet") + table_html(table))

@@ -3,35 +3,77 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from badcjobs.report.headlines import VERDICTS, finish_words, headlines
-from badcjobs.report.summarize import DeviceSummary, Summary
-from badcjobs.report.words import UNKNOWN, count, duration, energy, memory, number, percent, plain
+from badcjobs.model import Finding
+from badcjobs.report.alert_words import alert_lines
+from badcjobs.report.cards import rows_words
+from badcjobs.report.device_tables import least_busy, rank_rows, state_rows, work_rows
+from badcjobs.report.headlines import finish_words, headlines, verdict_words, well_words
+from badcjobs.report.summarize import Summary
+from badcjobs.report.task_states import state_words
+from badcjobs.report.text_lines import WIDTH, command_lines, fit, narrow, paint, paste_lines, table, wrap
+from badcjobs.report.words import count, duration, number, plain
 
-_WIDTH = 100
+__all__ = ["removal_text", "summary_text", "table", "task_end_text"]
+
 _MOST_DEVICES = 16
 _MOST_FAILED = 10
 _MOST_TASKS = 10
 _MOST_FILES = 20
 _MOST_LABELS = 8
+_MOST_SUBJECTS = 5
 _LONGEST_MESSAGE = 200
 
 
-def summary_text(summary: Summary, title: str) -> str:
-    """Return the whole summary."""
-    lines = [f"{title}: {VERDICTS[summary.verdict]}", ""]
+def summary_text(summary: Summary, title: str, *, colour: bool = False) -> str:
+    """Return the whole summary; ``colour`` is for terminals."""
+    verdict = verdict_words(summary)
+    title = fit(title, WIDTH - len(verdict) - 2)
+    lines = [f"{title}: {paint(verdict, summary.verdict, colour=colour)}", ""]
     for name, words in headlines(summary):
-        lines += _wrap(f"  {name:<11} {words}", indent=14)
-    lines += ["", *_example_lines(summary), *_device_table(summary.devices)]
-    lines += _task_lines(summary)
-    lines += _gap_lines(summary)
-    lines += _label_lines(summary)
-    lines += _failed_lines(summary)
-    text = "\n".join([*(_fit(line) for line in lines), *_file_lines(summary)]).rstrip()
+        lines += wrap(f"  {name:<11} {words}", indent=14)
+    lines += [
+        "",
+        *_finding_lines(summary, colour=colour),
+        *_alert_lines(summary),
+        *_example_lines(summary),
+        *_device_tables(summary),
+    ]
+    lines += [fit(line) for line in (*_task_lines(summary), *_gap_lines(summary))]
+    lines += [*_label_lines(summary), *map(fit, _failed_lines(summary))]
+    text = "\n".join([*lines, *_file_lines(summary)]).rstrip()
     return "\n".join([text, *_finish_lines(summary)])
+
+
+def _finding_lines(summary: Summary, *, colour: bool) -> list[str]:
+    """Return what the report finds: each with the figures it rests on and what to do."""
+    if not summary.findings:
+        return [*wrap(f"  {well_words(summary)}", indent=2), ""]
+    lines = []
+    for finding in summary.findings:
+        first, *others = wrap(f"  {finding.severity:<8} {finding.sentence}", indent=11)
+        painted = paint(finding.severity, finding.severity, colour=colour)
+        lines += [first.replace(finding.severity, painted, 1), *others, *_reasons(finding), ""]
+    return lines
+
+
+def _reasons(finding: Finding) -> list[str]:
+    lines = [
+        line for figure in finding.evidence for line in wrap(f"           - {figure}", indent=13, whole_words=False)
+    ]
+    if finding.subjects:
+        more = len(finding.subjects) - _MOST_SUBJECTS
+        which = ", ".join(finding.subjects[:_MOST_SUBJECTS]) + (f" and {more:,} more" if more > 0 else "")
+        lines += wrap(f"           - where: {which}", indent=13, whole_words=False)
+    lines += wrap(f"           → {finding.advice}", indent=13) if finding.advice else []
+    return lines + [part for line in finding.lines for part in paste_lines(line, 13)]
+
+
+def _alert_lines(summary: Summary) -> list[str]:
+    lines = [part for line in alert_lines(summary.alerts) for part in wrap(f"  alert    {line}", indent=11)]
+    return [*lines, ""] if lines else []
 
 
 def _example_lines(summary: Summary) -> list[str]:
@@ -43,7 +85,7 @@ def _example_lines(summary: Summary) -> list[str]:
         *_some("in no task", proof.not_listed_examples, proof.not_listed),
         *_some("not in the source", proof.strangers_examples, proof.strangers),
     ]
-    return [*lines, ""] if lines else []
+    return [*map(fit, lines), ""] if lines else []
 
 
 def _some(what: str, names: Sequence[str], many: int | None) -> list[str]:
@@ -55,67 +97,30 @@ def _finish_lines(summary: Summary) -> list[str]:
     """Return the commands that finish the job, whole however long they are: a shell could not guess the rest."""
     lines = []
     for words, command in finish_words(summary):
-        lines += ["", *_wrap(f"  {words}", indent=2), *_command_lines(command)]
+        lines += ["", *wrap(f"  {words}", indent=2), *command_lines(command)]
     return lines
 
 
-def _command_lines(command: str) -> list[str]:
-    r"""Return a command in lines that a shell joins again: cut between words, with a backslash at each end."""
-    lines = ["    " + plain(command)]
-    if len(lines[0]) > _WIDTH:
-        lines = [" " * 3]
-        for word in shlex.split(command):
-            if len(lines[-1]) + len(shlex.quote(word)) > _WIDTH - 3 and lines[-1].strip():
-                lines[-1] += " \\"
-                lines.append(" " * 7)
-            lines[-1] += " " + plain(shlex.quote(word))
-    return lines
-
-
-def _device_table(devices: Sequence[DeviceSummary]) -> list[str]:
-    if not devices:
+def _device_tables(summary: Summary) -> list[str]:
+    """Return what the devices did with their time and energy, together and each."""
+    if not summary.devices:
         return []
-    rows = [("device", "task", "samples", "busy", "util", "p50", "p95", "max", "memory", "energy", "gaps")]
-    for d in devices[:_MOST_DEVICES]:
-        rows.append(
-            (
-                f"{d.token if d.index is None else d.index} {d.name or UNKNOWN}"[:16],
-                d.task if len(d.task) <= 20 else "…" + d.task[-19:],
-                f"{d.samples:,}",
-                percent(d.busy_mean_percent),
-                percent(d.utilization_mean_percent),
-                percent(d.utilization_p50_percent),
-                percent(d.utilization_p95_percent),
-                percent(d.utilization_max_percent),
-                memory(d.memory_peak_bytes),
-                energy(None if d.energy_j is None else d.energy_j / 3600),
-                duration(d.gap_s) if d.gap_s else "none",
-            )
-        )
-    lines = table(rows, left=2)
-    if len(devices) > _MOST_DEVICES:
-        lines.append(f"  … and {len(devices) - _MOST_DEVICES:,} more (report.html and --json have them all)")
-    return [*lines, ""]
-
-
-def table(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Return rows as aligned lines; the first ``left`` columns are texts, the others numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    shown = least_busy(summary.devices, _MOST_DEVICES)
+    rest = []
+    if len(summary.devices) > len(shown):
+        words = f"the {len(shown)} least busy of {rows_words(summary.devices)}"
+        rest = [f"  ({words}; report.html and --json have them all)"]
+    together = [*table(state_rows(summary.states), left=1), ""] if summary.states else []
+    work = table(narrow(work_rows(shown), 1), left=3)
+    ranks = table(narrow(rank_rows(shown), 1), left=2)
+    return [*map(fit, [*together, *work, *rest, "", *ranks]), ""]
 
 
 def _task_lines(summary: Summary) -> list[str]:
     """Return the tasks that did not end well; the others are in report.html."""
     worth_a_look = [task for task in summary.task_list if task.verdict != "done"]
     lines = [
-        f"  task {task.name}: {task.verdict or 'running'}; {task.done:,} done, {task.failed:,} failed,"
+        f"  task {task.name}: {state_words(task, summary.tasks_silent)}; {task.done:,} done, {task.failed:,} failed,"
         f" {task.pending:,} left"
         for task in worth_a_look[:_MOST_TASKS]
     ]
@@ -139,7 +144,7 @@ def _label_lines(summary: Summary) -> list[str]:
         return []
     shown = ", ".join(f"{label} {many:,}" for label, _, many in summary.labels[:_MOST_LABELS])
     more = len(summary.labels) - _MOST_LABELS
-    return [f"  heard: {shown}" + (f", and {more} more labels" if more > 0 else ""), ""]
+    return [*wrap(f"  heard: {shown}" + (f", and {more:,} more labels" if more > 0 else ""), indent=9), ""]
 
 
 def _failed_lines(summary: Summary) -> list[str]:
@@ -162,7 +167,7 @@ def _file_lines(summary: Summary) -> list[str]:
     """Return what became of files, whole: the reason stands at the end, behind a path of any length."""
     lines = []
     for path, remark in summary.file_remarks[:_MOST_FILES]:
-        lines += _wrap(f"  file {path}: {remark}", indent=4)
+        lines += wrap(f"  file {path}: {remark}", indent=4)
     if len(summary.file_remarks) > _MOST_FILES:
         lines.append(
             f"  … and {len(summary.file_remarks) - _MOST_FILES:,} more files (in job.sqlite, table source_file)"
@@ -170,22 +175,11 @@ def _file_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _wrap(line: str, *, indent: int) -> list[str]:
-    return textwrap.wrap(
-        plain(line), _WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _fit(line: str) -> str:
-    line = plain(line)
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
-
-
 def removal_text(removed: Sequence[str], left: Sequence[tuple[str, str]]) -> str:
     """Return what ``badcjobs merge --remove-merged`` has removed."""
     lines = [f"  removed     {count(len(removed), 'task database')}; all rows are in the job database"]
     for path, why in left[:_MOST_FILES]:
-        lines += _wrap(f"  not removed {path}: {why}", indent=14)
+        lines += wrap(f"  not removed {path}: {why}", indent=14)
     if len(left) > _MOST_FILES:
         lines.append(f"  … and {len(left) - _MOST_FILES:,} more (--json has them all)")
     return "\n".join(lines)
@@ -208,6 +202,9 @@ def task_end_text(end: Mapping[str, Any]) -> str:
         lines.append(
             f"  failed      {_failure(chunk['recording_id'], chunk['chunk_id'], chunk['error_class'], chunk['error'])}"
         )
+    if (more := chunks.get("failed", 0) + chunks.get("poison", 0) - len(end["failed"])) > 0:
+        sql = "SELECT recording_id, chunk_id, error FROM chunk WHERE status IN ('failed', 'poison')"
+        lines.append(f'  failed      … and {more:,} more: sqlite3 {shlex.quote(end["database"])} "{sql}"')
     if end["note"]:
         lines.append(f"  note        {end['note']}")
     lines.append(f"  next        badcjobs merge {shlex.quote(end['out'])}")

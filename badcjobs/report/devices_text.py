@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from badcjobs.report.as_text import table
+from badcjobs.report.text_lines import table
 from badcjobs.report.words import UNKNOWN, memory, percent, plain
 
 _LONGEST_NAME = 28

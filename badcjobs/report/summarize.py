@@ -1,41 +1,37 @@
-"""Facts of a job → its summary. Pure; every number's meaning is one line in the guide (``badcjobs guide tables``)."""
+"""Facts of a job → its summary. Pure; every number's meaning is one line in the guide (``badcjobs guide report``)."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from badcjobs.model import Completeness, DeviceFacts, FailedChunk, GapFacts, JobFacts, TaskFacts
+from badcjobs.model import (
+    AlertFacts,
+    Completeness,
+    CostFacts,
+    ErrorFacts,
+    FailedChunk,
+    Finding,
+    Freshness,
+    GapFacts,
+    JobFacts,
+    MetricFacts,
+    NameGaps,
+    TaskFacts,
+)
+from badcjobs.report.cut_short import give_up
+from badcjobs.report.device_summary import DeviceSummary, percentile, summarize_device
+from badcjobs.report.factors import Bill, Factors, make_bill
+from badcjobs.report.outlook import Outlook, look_ahead
+from badcjobs.report.states import StateSummary, add_up_states
+from badcjobs.report.task_states import OUTDATED, SILENT, state_of
 
-SUMMARY_VERSION = 1
-_COUNTER_COVERS = 0.9  # the counter is read every few seconds: short tasks end between two readings
+__all__ = ["SUMMARY_VERSION", "DeviceSummary", "Summary", "finite", "percentile", "running_s", "summarize"]
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceSummary:
-    """One device of one task; None where nothing was read."""
-
-    task: str
-    node: str
-    index: int | None
-    uuid: str | None
-    token: str
-    name: str | None
-    backend: str
-    samples: int
-    busy_mean_percent: float | None  # the best figure there is; the plain utilization is blind to light load
-    utilization_mean_percent: float | None
-    utilization_p50_percent: int | None
-    utilization_p95_percent: int | None
-    utilization_max_percent: int | None
-    memory_peak_bytes: int | None
-    memory_total_bytes: int | None
-    temperature_max_c: int | None
-    power_mean_w: float | None
-    energy_j: float | None
-    energy_source: str | None  # counter, or integrated power
-    gap_s: float
+SUMMARY_VERSION = 2  # 2: states, outlook, chunk_cost, bill, findings, … were added; all of 1 is as it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +68,65 @@ class Summary:
     file_remarks: tuple[tuple[str, str], ...]
     lossy_files: int  # of which rows are missing, or may be; merge and report exit with 4
     completeness: Completeness | None = None  # None: nobody has compared the job with its source
+    started_at_ms: int | None = None  # the first task
+    last_sign_ms: int | None = None  # of any task
+    devices_at_once: float | None = None  # on average, while at least one task was running
+    kwh_per_1000_audio_hours: float | None = None
+    states: Mapping[str, StateSummary] = field(default_factory=dict)  # what the devices did with their time and energy
+    chunk_s: MetricFacts | None = None  # how long the tries took that ended well
+    chunk_cost: CostFacts = field(default_factory=CostFacts)  # what each of them cost
+    tries_on_cpu: int = 0
+    audio_hours_on_cpu: float = 0.0
+    outlook: Outlook | None = None  # None: nothing is left
+    bill: Bill | None = None  # None: the user gave no factors
+    findings: tuple[Finding, ...] = ()
+    alerts: tuple[AlertFacts, ...] = ()
+    errors: tuple[ErrorFacts, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the task that started last
+    energy_measured_percent: float | None = None  # of the GPU time; None: no energy is known
+    recording_names: NameGaps | None = None  # None: there are no recordings
+    tasks_silent: tuple[str, ...] = ()  # names of those that have not ended and should have been heard of again
+    merged: Freshness = field(default_factory=Freshness)  # whether there is news since
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON document."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document; what is not a finite number is null."""
         document = asdict(self)
         if self.completeness is not None:
             document["completeness"]["complete"] = self.completeness.complete
-        return document
+        return finite(document)  # type: ignore[no-any-return]
 
 
-def summarize(job: JobFacts, missing_indices: Sequence[int] = (), completeness: Completeness | None = None) -> Summary:
-    """Say what a job's facts amount to; ``missing_indices`` are array tasks that left no database."""
-    devices = tuple(_summarize_device(device) for device in job.devices)
+def summarize(
+    job: JobFacts,
+    missing_indices: Sequence[int] = (),
+    completeness: Completeness | None = None,
+    factors: Factors | None = None,
+    now_ms: int | None = None,
+) -> Summary:
+    """Say what a job's facts amount to; ``missing_indices`` are array tasks that left no database.
+
+    Of tasks that have not ended ``now_ms`` tells the running from the silent; None: as if all of them were running.
+    """
+    task_states = [state_of(task, now_ms) for task in job.tasks]
+    silent = tuple(task.name for task, state in zip(job.tasks, task_states, strict=True) if state == SILENT)
+    late = {task.name for task, state in zip(job.tasks, task_states, strict=True) if state in (SILENT, OUTDATED)}
+    job = give_up(job, silent)
+    devices = tuple(summarize_device(device) for device in job.devices)
     energies = [device.energy_j for device in devices if device.energy_j is not None]
+    energy_wh = sum(energies) / 3600 if energies else None
     gpu_s = sum(task.wall_s * task.devices for task in job.tasks)
     wall_s = running_s(job.tasks)
     done, left = job.chunks.get("done", 0), job.chunks.get("pending", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
     skipped = job.chunks.get("skipped", 0)
-    not_listed = completeness.not_listed if completeness is not None else None
+    not_here = completeness is not None and bool(completeness.not_listed or completeness.unmerged_indices)
+    states = add_up_states(devices, gpu_s)
     return Summary(
         version=SUMMARY_VERSION,
         # A chunk that is only known as done elsewhere is not done here: its results are in a file we do not have.
-        verdict="stopped" if left or skipped or missing_indices or not_listed else "failed" if failed else "done",
+        verdict="stopped" if left or skipped or missing_indices or not_here else "failed" if failed else "done",
         tasks=len(job.tasks),
-        tasks_by_verdict=dict(Counter(task.verdict or "running" for task in job.tasks)),
+        tasks_by_verdict=dict(Counter(task_states)),
         tasks_missing=tuple(missing_indices),
         tasks_without_telemetry=sum(not task.telemetry for task in job.tasks),
         chunks=sum(job.chunks.values()),
@@ -112,7 +142,7 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = (), completeness: 
         gpu_hours=gpu_s / 3600,
         audio_hours_per_gpu_hour=_ratio(job.audio_done_s, gpu_s),
         times_real_time=_ratio(job.audio_done_s, wall_s),
-        energy_wh=sum(energies) / 3600 if energies else None,
+        energy_wh=energy_wh,
         energy_devices=len(energies),
         detections=sum(count for _, _, count in job.labels),
         task_list=job.tasks,
@@ -123,57 +153,74 @@ def summarize(job: JobFacts, missing_indices: Sequence[int] = (), completeness: 
         file_remarks=job.file_remarks,
         lossy_files=job.lossy_files,
         completeness=completeness,
+        started_at_ms=min((task.started_at_ms for task in job.tasks), default=None),
+        last_sign_ms=max((task.last_sign_ms for task in job.tasks), default=None),
+        devices_at_once=_ratio(gpu_s, wall_s),
+        kwh_per_1000_audio_hours=_kwh_per_1000(devices, job.audio_done_s),
+        states=states,
+        chunk_s=_durations(job.durations),
+        chunk_cost=_cost(job, states),
+        tries_on_cpu=job.cpu_tries,
+        audio_hours_on_cpu=job.cpu_audio_s / 3600,
+        outlook=look_ahead(job, completeness, gpu_s, wall_s, now_ms),
+        bill=None if factors is None else make_bill(factors, energy_wh, gpu_s / 3600),
+        alerts=tuple(_alerts(job, late)),
+        errors=job.errors,
+        settings=dict(job.last_settings),
+        energy_measured_percent=_measured_percent(devices, gpu_s) if energies else None,
+        recording_names=job.recording_names,
+        tasks_silent=silent,
+        merged=job.merged,
     )
 
 
-def _summarize_device(device: DeviceFacts) -> DeviceSummary:
-    counts = device.utilization_counts
-    total = sum(counts.values())
-    mean = sum(percent * count for percent, count in counts.items()) / total if total else None
-    energy_j, energy_source = _energy(device)
-    return DeviceSummary(
-        task=device.task,
-        node=device.node,
-        index=device.index,
-        uuid=device.uuid,
-        token=device.token,
-        name=device.name,
-        backend=device.backend,
-        samples=device.samples,
-        busy_mean_percent=device.busy_mean_percent,
-        utilization_mean_percent=mean,
-        utilization_p50_percent=percentile(counts, 50),
-        utilization_p95_percent=percentile(counts, 95),
-        utilization_max_percent=max(counts, default=None),
-        memory_peak_bytes=device.memory_peak_bytes,
-        memory_total_bytes=device.memory_total_bytes,
-        temperature_max_c=device.temperature_max_c,
-        power_mean_w=device.power_mean_w,
-        energy_j=energy_j,
-        energy_source=energy_source,
-        gap_s=device.gap_s,
-    )
+def _alerts(job: JobFacts, late: Collection[str]) -> Iterator[AlertFacts]:
+    """Yield the alerts; those of a task that runs no more, as far as anybody knows, do not go on."""
+    for alert in job.alerts:
+        over = sum(task in late for task in job.open_alerts.get(alert.kind, ()))
+        yield replace(alert, still_open=alert.still_open - over)
 
 
-def _energy(device: DeviceFacts) -> tuple[float | None, str | None]:
-    """Take the counter where it saw nearly the whole time, else power integrated over the samples."""
-    span_s = device.energy_counter_span_s
-    if device.energy_counter_j is not None and span_s and span_s >= _COUNTER_COVERS * (device.span_s or 0.0):
-        return device.energy_counter_j, "counter"
-    if device.energy_integrated_j is not None:
-        return device.energy_integrated_j, "integrated power"
-    return None, None
+def _kwh_per_1000(devices: Sequence[DeviceSummary], audio_done_s: float) -> float | None:
+    """Return kWh for a thousand hours of audio; where some devices kept silent, by what the others did."""
+    known = [device for device in devices if device.energy_j is not None]
+    if not known:
+        return None
+    hours = audio_done_s / 3600 if len(known) == len(devices) else sum(device.audio_hours for device in known)
+    # Wh for one hour are kWh for a thousand.
+    return _ratio(sum(device.energy_j or 0.0 for device in known) / 3600, hours)
 
 
-def percentile(counts: Mapping[int, int], share_percent: int) -> int | None:
-    """Return the smallest value that at least this share of the samples does not exceed (nearest rank)."""
-    total = sum(counts.values())
-    seen = 0
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen * 100 >= total * share_percent:
-            return value
-    return None
+def _measured_percent(devices: Sequence[DeviceSummary], gpu_s: float) -> float | None:
+    """Return for which share of the GPU time the energy was measured; rounding never makes it more than all."""
+    share = _ratio(sum(device.energy_measured_s for device in devices), gpu_s)
+    return None if share is None else 100 * min(1.0, share)
+
+
+def _durations(durations: Mapping[int, int]) -> MetricFacts | None:
+    """Describe how long tries took, from how many took so many milliseconds."""
+    tries = sum(durations.values())
+    p50_ms, p95_ms = percentile(durations, 50), percentile(durations, 95)
+    if not tries or p50_ms is None or p95_ms is None:
+        return None
+    mean_s = sum(took_ms * many for took_ms, many in durations.items()) / tries / 1000
+    return MetricFacts(tries, min(durations) / 1000, mean_s, p50_ms / 1000, p95_ms / 1000, max(durations) / 1000)
+
+
+def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
+    """Return what a chunk cost, its joules in the same measure as those of the states.
+
+    Each try was charged by the readings of power; where a device's counter is the better one, it corrects them.
+    """
+    measured = [device.states["working"].energy_j for device in job.devices if "working" in device.states]
+    measured_j = sum(joules for joules in measured if joules is not None)
+    chosen_wh = states["working"].energy_wh if "working" in states else None
+    if not measured_j or chosen_wh is None:
+        return job.cost
+    factor = chosen_wh * 3600 / measured_j
+    energies = ("energy_j_mean", "energy_j_p50", "energy_j_p95", "energy_j_max")
+    known = {name: getattr(job.cost, name) for name in energies}
+    return replace(job.cost, **{name: joules * factor for name, joules in known.items() if joules is not None})
 
 
 def running_s(tasks: Sequence[TaskFacts]) -> float:
@@ -187,3 +234,14 @@ def running_s(tasks: Sequence[TaskFacts]) -> float:
 
 def _ratio(over: float, under: float) -> float | None:
     return over / under if under > 0 else None
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value without NaN and infinities, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(finite(item) for item in value)
+    return value

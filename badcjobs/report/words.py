@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
+from decimal import ROUND_HALF_UP, Decimal
 
 UNKNOWN = "–"
+_SMALLEST = 0.0001  # below it nobody wants the digits
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -12,8 +18,20 @@ def number(value: float | None, digits: int = 1) -> str:
     if value is None:
         return UNKNOWN
     if value and abs(value) < 10**-digits:
-        return f"{value:.2g}"
-    return f"{value:,.{digits}f}"
+        return f"{value:.2g}" if abs(value) >= _SMALLEST else f"under {_SMALLEST}"
+    return fixed(value, digits)
+
+
+def fixed(value: float, digits: int) -> str:
+    """Return a number with so many decimals, halves rounded up as people do it: 0.155 is 0.16."""
+    if not math.isfinite(value):
+        return f"{value:,}"
+    return f"{Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP):,}"
+
+
+def share_words(value: float | None) -> str:
+    """Return a share of a whole in percent; a little is not nothing."""
+    return UNKNOWN if value is None else "<1 %" if 0 < value < 0.5 else f"{fixed(value, 0)} %"
 
 
 def percent(value: float | None) -> str:
@@ -30,17 +48,90 @@ def memory(value: int | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time span as people say it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
     whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d} h"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    return _minutes(whole) if whole < 3600 else _hours(whole)
+
+
+def durations(many_s: Sequence[float]) -> list[str]:
+    """Return time spans in one unit, that of the longest: for a column of them."""
+    longest_s = max(many_s, default=0.0)
+    if longest_s < 59.95:
+        return [f"{seconds:.1f} s" for seconds in many_s]
+    say = _minutes if round(longest_s) < 3600 else _hours
+    return [say(round(seconds)) for seconds in many_s]
+
+
+def _minutes(whole: int) -> str:
+    return f"{whole // 60} min {whole % 60:02d} s"
+
+
+def _hours(whole: int) -> str:
+    if 0 < whole < 30:
+        return "<1 min"
+    minutes = (whole + 30) // 60
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
 def energy(watt_hours: float | None) -> str:
     """Return an energy as Wh or kWh."""
-    if watt_hours is None:
+    return energies([watt_hours])[0]
+
+
+def energies(many_wh: Sequence[float | None]) -> list[str]:
+    """Return energies in one unit, that of the largest: for a column of them."""
+    largest_wh = max((value for value in many_wh if value is not None), default=0.0)
+    per, unit, digits = (1000, "kWh", 2) if largest_wh >= 1000 else (1, "Wh", 1 if largest_wh >= 10 else 2)
+    return [
+        UNKNOWN if value is None
+        else f"under 0.01 {unit}" if 0 < value / per < 0.01
+        else f"{number(value / per, digits)} {unit}"
+        for value in many_wh
+    ]  # fmt: skip
+
+
+def money(value: float) -> str:
+    """Return an amount of money."""
+    return "under 0.01" if 0 < value < 0.01 else f"{value:,.2f}"
+
+
+def mass(kilograms: float) -> str:
+    """Return a mass as kg or g."""
+    return f"{kilograms:,.1f} kg" if kilograms >= 1 else f"{number(kilograms * 1000)} g"
+
+
+def three(p50: float | None, p95: float | None, maximum: float | None, digits: int = 0) -> str:
+    """Return p50, p95 and maximum in one cell."""
+    if p50 is None or p95 is None or maximum is None:
         return UNKNOWN
-    return f"{watt_hours / 1000:,.2f} kWh" if watt_hours >= 1000 else f"{number(watt_hours)} Wh"
+    return "/".join(fixed(value, digits) for value in (p50, p95, maximum))
+
+
+def spark(values: Sequence[float | None], full: float = 100.0) -> str:
+    """Return a little chart, one character for each value; a dot where nobody knows."""
+    steps = len(_BARS)
+    return "".join(
+        "·" if value is None else _BARS[max(0, min(steps - 1, int(value * steps / full)))] for value in values
+    )
+
+
+def moment(at_ms: int) -> str:
+    """Return a time to the minute, in UTC."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+def period(from_ms: int, to_ms: int) -> str:
+    """Return from when to when, in UTC; what both have in common is said once, and a short one to the second."""
+    begin, end = (datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc) for at_ms in (from_ms, to_ms))
+    clock = "%H:%M:%S" if to_ms - from_ms < 600_000 else "%H:%M"
+    day = "" if begin.date() == end.date() else "%Y-%m-%d "
+    return f"{begin:%Y-%m-%d} {begin:{clock}} to {end:{day}{clock}} UTC"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key by which gpu9 comes before gpu10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def count(many: int, one: str, more: str | None = None) -> str:
@@ -51,7 +142,7 @@ def count(many: int, one: str, more: str | None = None) -> str:
 def indices(values: Sequence[int], most: int = 10) -> str:
     """Return array indices for people: the first few ranges."""
     ranges = index_ranges(values).split(",")
-    return ",".join(ranges[:most]) + (f",… ({len(values)} in all)" if len(ranges) > most else "")
+    return ",".join(ranges[:most]) + (f",… ({len(values):,} in all)" if len(ranges) > most else "")
 
 
 def index_ranges(values: Sequence[int], step: int = 1) -> str:

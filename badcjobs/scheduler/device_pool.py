@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from badcjobs.errors import NotHere
 from badcjobs.model import Device
@@ -27,6 +27,16 @@ class Locks(Protocol):
     def alone(self) -> AbstractContextManager[None]: ...
 
 
+@runtime_checkable
+class KernelLocks(Protocol):
+    """Locks that another process can keep when this one is killed."""
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """The open files that hold them."""
+        ...
+
+
 @dataclass(slots=True)
 class _Place:
     """One device of the pool, and who has it."""
@@ -42,7 +52,7 @@ class DevicePool:
     def __init__(self, devices: Sequence[Device], new_locks: Callable[[], Locks], *, share: bool = False) -> None:
         self._places = [_Place(device) for device in devices]
         self._new_locks = new_locks
-        self._share = share
+        self.share = share
         self.refusals: tuple[str, ...] = ()  # of the last try to take some: who of other runs has which
 
     def __len__(self) -> int:
@@ -53,20 +63,27 @@ class DevicePool:
         """All there are, lent or not."""
         return [place.device for place in self._places]
 
+    @property
+    def lock_files(self) -> tuple[int, ...]:
+        """The open files that hold the locks of all that is lent."""
+        kept: Iterable[object] = [place.locks for place in self._places]
+        return tuple(file for locks in kept if isinstance(locks, KernelLocks) for file in locks.files)
+
     def check(self, count: int, why: str) -> None:
         """Refuse what this pool can never lend; ``why`` says where the pool is from."""
         if count > len(self):
-            fix = f"the same command with --gpus-per-task {len(self)}, or --simulate {count} to try it out"
-            none = "the same command with --gpus-per-task 0, or --simulate 2 to try it out"
+            fewer = f"--gpus-per-task {len(self)} (with --script: --sbatch=--gpus-per-node={len(self)})"
+            if not len(self):
+                fewer = "--gpus-per-task 0 --cpu-workers 2 (with --script: write --cpu-workers 2 into it)"
             raise NotHere(
-                f"each array task asks for {count} GPUs, but this machine has {len(self) or 'none'} for them",
+                f"each task asks for {count} GPU{'s' * (count > 1)}, but this machine has {len(self) or 'none'}",
                 why=why,
-                fix=fix if len(self) else none,
+                fix=f"the same command with {fewer}, or --simulate {count} to try it out",
             )
 
     def take(self, count: int) -> tuple[Device, ...] | None:
         """Lend so many devices; None: not now."""
-        fit = [place for place in self._places if self._share or not place.users]
+        fit = [place for place in self._places if self.share or not place.users]
         self.refusals = ()
         if count == 0 or len(fit) < count:
             return None if count else ()

@@ -20,15 +20,12 @@ from badcjobs.scheduler.local_processes import processes_of, send
 from badcjobs.scheduler.local_values import EarlySignal
 from badcjobs.seams import Clock, Process
 
-TIMEOUT, CANCELLED = "TIMEOUT", "CANCELLED"
+TIMEOUT, CANCELLED, REQUEUED, PREEMPTED = "TIMEOUT", "CANCELLED", "REQUEUED", "PREEMPTED"
+SENT_BACK = frozenset({REQUEUED, PREEMPTED})  # into the queue, whatever the script ends with
 
 _SCAN_EVERY_S = 0.25  # a look at all processes of the machine takes a few milliseconds
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-
-def _stop_with_the_emulation() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,22 @@ def launch(how: Launch) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT if how.error is None else error,
             start_new_session=True,
-            preexec_fn=_stop_with_the_emulation,
+            preexec_fn=lambda: _become(how),
         )
+
+
+def _become(how: Launch) -> None:
+    """Turn the new process into the script; only here is its number known, which belongs into its environment."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    for file in list(Path("/proc/self/fd").iterdir()):
+        try:
+            os.set_inheritable(int(file.name), int(file.name) < 3)
+        except OSError:
+            pass  # that of the list itself is closed by now
+    try:
+        os.execvpe(how.argv[0], how.argv, {**how.env, "SLURM_TASK_PID": str(os.getpid())})
+    except OSError:
+        pass  # subprocess tries the same in a moment, and can tell its parent why it failed
 
 
 def interpreter(script: str) -> list[str]:
@@ -80,7 +91,7 @@ class Attempt:
     def __init__(self, process: Process, mark: str, limits: Limits, clock: Clock) -> None:
         self.process = process
         self.started_s = clock.monotonic_s()
-        self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: it ended by itself
+        self.ended_by: str | None = None  # TIMEOUT, CANCELLED, …; None: it ended by itself
         self._mark = mark
         self._limits = limits
         self._clock = clock
@@ -93,6 +104,12 @@ class Attempt:
         """What the script ended with, 128 + n for signal n; None: it runs."""
         code = self.process.returncode
         return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def slurm_exit_code(self) -> str:
+        """The same as Slurm writes it: code and signal."""
+        code = self.process.returncode or 0
+        return f"{max(code, 0)}:{max(-code, 0)}"
 
     def look(self) -> bool:
         """Do what the time asks for; return True when the script and everything it has started is gone."""
@@ -110,11 +127,13 @@ class Attempt:
             os.kill(self.process.pid, signum)  # not reaped yet, so the number is still its own
 
     def end(self, why: str) -> None:
-        """Ask everybody to end, and give them the grace; a second time changes nothing."""
+        """Ask everybody to end, and give them the grace; of a second time only a cancel counts, after a requeue."""
         if self._kill_at_s is None:
             self.ended_by = self.ended_by or why
             self._kill_at_s = self._clock.monotonic_s() + self._limits.grace_s
             send(self._everybody(), signal.SIGCONT, signal.SIGTERM)
+        elif why == CANCELLED and self.ended_by in SENT_BACK:
+            self.ended_by = why  # it is not to be started again
 
     def kill(self, why: str) -> None:
         """End everybody at once."""

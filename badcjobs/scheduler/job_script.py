@@ -7,15 +7,25 @@ here too, so that a script that works in the emulation works under Slurm.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.scheduler.array_spec import ArraySpec, parse_array
-from badcjobs.scheduler.local_options import FLAGS, OPTIONAL, SHORT, VALUES
-from badcjobs.scheduler.local_values import EarlySignal, count_gpus, parse_limit, parse_memory, parse_signal
+from badcjobs.scheduler.local_echo import echoed_variables
+from badcjobs.scheduler.local_getopt import read_options
+from badcjobs.scheduler.local_gpus import count_cores, count_gpus, count_tasks, needs_other_nodes, whole
+from badcjobs.scheduler.local_values import EarlySignal, parse_limit, parse_signal
 
-__all__ = ["EarlySignal", "JobRequest", "count_gpus", "parse_limit", "parse_signal", "read_request", "sbatch_words"]
+__all__ = [
+    "EarlySignal", "JobRequest", "count_gpus", "parse_limit", "parse_signal", "read_options", "read_request",
+    "sbatch_words",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+_ONE_MACHINE = "the emulation is one machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +40,11 @@ class JobRequest:
     error: str | None = None
     append: bool = False
     gpus: int = 0
-    cpus: int | None = None
+    exclusive: bool = False  # the whole machine, with all its devices
+    cpus: int | None = None  # --cpus-per-task
     ntasks: int | None = None
-    mem_mib: int | None = None  # told to the job, and not enforced
+    cores: int = 1  # altogether
+    told: Mapping[str, str] = field(default_factory=dict)  # the variables that only repeat an option
     chdir: str | None = None
     export: str = "ALL"
     requeue: bool = True
@@ -58,15 +70,21 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         words = sbatch_words(script)
     except ValueError as error:
         raise BadInput(f"a quote in the #SBATCH lines is not closed: {error}", fix="badcjobs guide local") from error
-    given = dict(_split([*words, *options], mistakes))
+    in_script, beside = read_options(words, mistakes), read_options(options, mistakes)
+    mistakes += [*_contradictions(in_script), *_contradictions(beside)]
+    given = in_script | beside
     request = _understand(given, mistakes)
     if mistakes:
         raise BadInput(
-            mistakes[0] if len(mistakes) == 1 else "sbatch would not take this script",
-            why="\n".join(mistakes) if len(mistakes) > 1 else "sbatch would not take it either",
-            fix="badcjobs guide local   (which options of sbatch count here)",
+            mistakes[0] if len(mistakes) == 1 else "the options of this job are wrong",
+            why="\n".join(mistakes) if len(mistakes) > 1 else _why(mistakes[0]),
+            fix="badcjobs guide local   (which options count here)",
         )
     return request
+
+
+def _why(mistake: str) -> str:
+    return "only a cluster can do it" if mistake.endswith(_ONE_MACHINE) else "Slurm would not take it either"
 
 
 def sbatch_words(script: str) -> list[str]:
@@ -75,84 +93,72 @@ def sbatch_words(script: str) -> list[str]:
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
             words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        elif line.strip() and not line.startswith("#"):
+        elif line.strip() and not line.lstrip().startswith("#"):
             break
     return words
 
 
-def _split(words: Sequence[str], mistakes: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (long name, value) of every option; flags have an empty value."""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-        elif word.startswith("-") and word[1:2] in SHORT:
-            name, value = SHORT[word[1]], word[2:]
-            equals = "=" if value else ""
-        else:
-            name, equals, value = "", "", ""
-        if name not in VALUES | FLAGS | OPTIONAL:
-            mistakes.append(f"sbatch knows no option {word}")
-            continue
-        if name in VALUES and not equals:
-            if not left:
-                mistakes.append(f"{word} needs a value")
-                continue
-            value = left.pop(0)
-        yield name, value
-
-
 def _understand(given: Mapping[str, str], mistakes: list[str]) -> JobRequest:
-    def number(name: str) -> int | None:
-        text = given.get(name)
-        if text is None or (text.isascii() and text.isdecimal() and int(text) > 0):
-            return None if text is None else int(text)
-        mistakes.append(f"--{name}={text} is no number above 0")
+    def tried(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except ValueError as error:
+            mistakes.extend([str(error)] if str(error) not in mistakes else [])
+        except BadInput as error:
+            mistakes.append(f"{error.what}: {error.why}")
         return None
 
     request = JobRequest(
         name=given.get("job-name"),
+        array=tried(lambda: parse_array(given["array"])) if given.get("array") else None,
+        time_s=tried(lambda: parse_limit(given["time"])) if "time" in given else None,
+        warning=tried(lambda: parse_signal(given["signal"])) if "signal" in given else None,
         output=given.get("output"),
         error=given.get("error"),
         append=given.get("open-mode", "truncate").startswith("a"),
-        cpus=number("cpus-per-task"),
-        ntasks=number("ntasks"),
+        gpus=tried(lambda: count_gpus(given)) or 0,
+        exclusive=given.get("exclusive") == "",
+        cpus=tried(lambda: whole(given, "cpus-per-task")),
+        ntasks=tried(lambda: count_tasks(given)),
+        cores=tried(lambda: count_cores(given)) or 1,
+        told=tried(lambda: echoed_variables(given)) or {},
         chdir=given.get("chdir"),
         export=given.get("export", "ALL"),
         requeue="no-requeue" not in given,
         ignored=tuple(sorted(name for name in given if name not in _UNDERSTOOD)),
     )
-    try:
-        array = parse_array(given["array"]) if given.get("array") else None
-        request = replace(request, array=array)
-    except BadInput as error:
-        mistakes.append(f"{error.what}: {error.why}")
-    try:
-        time_s = parse_limit(given["time"]) if "time" in given else None
-        warning = parse_signal(given["signal"]) if "signal" in given else None
-        mem_mib = parse_memory(given["mem"]) if given.get("mem", "0") != "0" else None
-        request = replace(request, time_s=time_s, warning=warning, mem_mib=mem_mib, gpus=count_gpus(given))
-    except ValueError as error:
-        mistakes.append(str(error))
-    mistakes += _beyond_one_machine(given)
+    mistakes += _wrong_words(given)
+    mistakes += filter(None, [tried(lambda: _beyond_one_machine(given))])
     return request
 
 
 _UNDERSTOOD = {
     "array", "time", "signal", "output", "error", "open-mode", "job-name", "gpus-per-node", "gres", "gpus",
     "gpus-per-task", "cpus-per-task", "ntasks", "chdir", "export", "nodes", "requeue", "no-requeue", "parsable",
-    "ntasks-per-node", "quiet", "verbose", "wait",
+    "ntasks-per-node", "quiet", "verbose", "wait", "exclusive", "gpus-per-socket", "sockets-per-node",
 }  # fmt: skip
 
+_NOT_TOGETHER = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-gpu", "cpus-per-task"))
 
-def _beyond_one_machine(given: Mapping[str, str]) -> list[str]:
+
+def _contradictions(given: Mapping[str, str]) -> list[str]:
+    """Name options that exclude each other; one of the command line may take the place of another in the script."""
+    found = ([f"--{name}" for name in names if name in given] for names in _NOT_TOGETHER)
+    return [f"{' and '.join(names)} exclude each other" for names in found if len(names) > 1]
+
+
+def _wrong_words(given: Mapping[str, str]) -> list[str]:
     found = []
     if given.get("open-mode", "a")[:1] not in ("a", "t"):
         found.append(f"--open-mode={given['open-mode']} is neither append nor truncate")
-    nodes = given.get("nodes", "1").partition("-")[0]
-    if not nodes.isdecimal():
+    if given.get("exclusive", "") not in ("", "user", "mcs", "topo"):
+        found.append(f"--exclusive={given['exclusive']} is neither user nor mcs")
+    if not given.get("nodes", "1").partition("-")[0].isdecimal():
         found.append(f"--nodes={given['nodes']} is no number")
-    elif int(nodes) > 1:
-        found.append(f"--nodes={given['nodes']}: the emulation is one machine")
     return found
+
+
+def _beyond_one_machine(given: Mapping[str, str]) -> str | None:
+    nodes = given.get("nodes", "1").partition("-")[0]
+    several = f"--nodes={given['nodes']}" if nodes.isdecimal() and int(nodes) > 1 else needs_other_nodes(given)
+    return None if several is None else f"{several}: {_ONE_MACHINE}"

@@ -7,16 +7,16 @@ reads them. Who keeps the machine's devices apart, and what counts as progress, 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.errors import BadInput
+from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.scheduler.device_pool import DevicePool
 from badcjobs.scheduler.job_script import JobRequest, read_request
 from badcjobs.scheduler.local_array import LocalArray
-from badcjobs.scheduler.local_environment import Node
+from badcjobs.scheduler.local_environment import Node, cores_of
 from badcjobs.scheduler.local_job import LocalJob, StopSignals, Terms
 from badcjobs.scheduler.local_state import TaskRow, read_pid, read_states
 from badcjobs.scheduler.local_text import array_text, merge_text
@@ -35,6 +35,7 @@ class Machine:
     node: Node
     open_pool: Callable[[int], DevicePool]  # given how many devices a task asks for
     tell: Callable[[str], None]
+    claim_numbers: Callable[[int], int] | None = None  # so many for a job; None: by the clock, for want of better
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,19 @@ class LocalScheduler:
         arguments: Sequence[str] = (),
         state_folder: Path | None = None,
         terms: Terms | None = None,
+        keep: Sequence[int] = (),
+        unasked: Collection[str] = (),
     ) -> JobEnd:
-        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT ARGUMENTS`` would."""
+        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT ARGUMENTS`` would.
+
+        ``keep`` are open files of the caller whose locks must hold until the last process of the job is gone, even if
+        this process is killed; ``unasked`` are options of the script that nobody has asked for, so that nobody need be
+        told that they count for nothing here.
+        """
         machine, request = self._machine, read_request(script, options)
-        pool = machine.open_pool(request.gpus)
-        job_id, folder = self._claim()
+        pool = open_whole_pool(machine, request) if request.exclusive else machine.open_pool(request.gpus)
+        request = replace(request, gpus=len(pool)) if request.exclusive else request
+        job_id, folder = self._claim(1 if request.array is None else 1 + len(request.array.indices))
         job = LocalJob(
             job_id=job_id,
             name=request.name or name,
@@ -96,6 +105,7 @@ class LocalScheduler:
             environ=machine.environ,
             folder=folder,
             state_file=None if state_folder is None else state_folder / f"{job_id}.json",
+            keep=tuple(keep),
         )
         if job.state_file is not None:
             self._state_files[str(job_id)] = job.state_file
@@ -104,7 +114,7 @@ class LocalScheduler:
                 job, pool, terms or self._terms, clock=machine.clock, stop=machine.stop, tell=machine.tell
             )
             check_log_folder(array.rows[0].log)
-            tell_limits(job, machine.tell)
+            tell_limits(job, array.rows[0].log.parent, machine.tell, share=pool.share, unasked=unasked)
         except BaseException:
             folder.rmdir()
             raise
@@ -132,11 +142,13 @@ class LocalScheduler:
             f"badcjobs report {order.out}",
         )
 
-    def _claim(self) -> tuple[int, Path]:
-        """Take a number that no other emulation of this machine has, and a folder of that name."""
-        parent = Path(self._machine.environ.get("TMPDIR") or tempfile.gettempdir())
-        number = self._machine.clock.now_ms() // 1000
+    def _claim(self, count: int) -> tuple[int, Path]:
+        """Take numbers that no other emulation of this machine has, and a folder with the name of the first."""
+        machine, number = self._machine, 0
+        parent = Path(machine.environ.get("TMPDIR") or tempfile.gettempdir())
         while True:
+            first = machine.clock.now_ms() // 1000 if machine.claim_numbers is None else machine.claim_numbers(count)
+            number = max(first, number)
             folder = parent / f"{_FOLDER}{number}"
             try:
                 folder.mkdir(mode=0o700)
@@ -150,6 +162,16 @@ class LocalScheduler:
             return number, folder
 
 
+def open_whole_pool(machine: Machine, request: JobRequest) -> DevicePool:
+    """Return all devices there are, for a job that wants the machine for itself; there may be none."""
+    try:
+        return machine.open_pool(max(1, request.gpus))
+    except NotHere:
+        if request.gpus:
+            raise
+        return machine.open_pool(0)
+
+
 def check_log_folder(log: Path) -> None:
     """Refuse a folder that is not there: Slurm does not make it either, and fails every task without a word."""
     if not log.parent.is_dir():
@@ -160,18 +182,30 @@ def check_log_folder(log: Path) -> None:
         )
 
 
-def tell_limits(job: LocalJob, tell: Callable[[str], None]) -> None:
+def tell_limits(
+    job: LocalJob, logs: Path, tell: Callable[[str], None], *, share: bool = False, unasked: Collection[str] = ()
+) -> None:
     """Say what this machine cannot give, or does not do."""
     request, cores = job.request, job.node.cores
     many = 1 if request.array is None else len(request.array.indices)
-    tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {_logs(job)}")
-    if (request.cpus or 1) > cores:
-        tell(f"each task asks for {request.cpus} CPUs, this machine has {cores}: that is what it gets")
+    tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
+    if request.cores > cores:
+        tell(f"each task asks for {request.cores} CPUs, this machine has {cores}: that is what it gets")
+    if not request.exclusive and (share or not request.gpus):
+        _tell_of_cores(job, many, tell, share=share)
+    if request.exclusive:
+        tell(f"--exclusive: one task at a time, with all there is: {cores} CPUs, {request.gpus} GPUs")
     if request.warning is not None and not request.warning.to_script:
         tell("--signal without B: reaches srun steps only; the script hears nothing (write --signal=B:USR1@180)")
-    if request.ignored:
-        tell("left to Slurm, without effect here: " + ", ".join(f"--{name}" for name in request.ignored))
+    if ignored := [f"--{name}" for name in request.ignored if name not in unasked]:
+        tell("left to Slurm, without effect here: " + ", ".join(ignored))
 
 
-def _logs(job: LocalJob) -> Path:
-    return (job.node.submit_dir / (job.request.output or "x")).parent
+def _tell_of_cores(job: LocalJob, many: int, tell: Callable[[str], None], *, share: bool) -> None:
+    """Say where the cores let fewer tasks run at a time than somebody has asked for."""
+    array, cores = job.request.array, job.node.cores
+    each = cores_of(job.request, job.node)
+    wanted = min(many, array.parallel if array and array.parallel else many if share else 1)
+    if wanted > (room := cores // each):
+        fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
+        tell(f"no more than {room} at a time, for want of cores: each task asks for {each} of {cores}{fewer}")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from badcjobs.errors import ExitCode
 from badcjobs.scheduler.device_pool import DevicePool
-from badcjobs.scheduler.emulated_task import CANCELLED, Attempt, Launch, Limits, interpreter, launch
-from badcjobs.scheduler.local_environment import Identity, inherited, task_variables
+from badcjobs.scheduler.emulated_task import CANCELLED, REQUEUED, SENT_BACK, Attempt, Limits
+from badcjobs.scheduler.local_environment import cores_of
 from badcjobs.scheduler.local_job import LocalJob, StopSignals, Terms
+from badcjobs.scheduler.local_orders import take_orders
 from badcjobs.scheduler.local_processes import MARK
+from badcjobs.scheduler.local_record import AttemptEnd, write_records
+from badcjobs.scheduler.local_start import start_attempt
 from badcjobs.scheduler.local_state import COMPLETED, FAILED, PENDING, RUNNING, StateFile, TaskRow, count_words
 from badcjobs.scheduler.local_watch import Watch
 from badcjobs.seams import Clock
 
 _TICK_S = 0.05
-_LOOK_FOR_CANCELS_S = 0.5
+_LOOK_FOR_ORDERS_S = 0.5
 _TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0
 
 
@@ -49,7 +51,7 @@ class LocalArray:
         self._heard: set[str] = set()
         self._outer_mark = job.environ.get(MARK, "")
         self._state = StateFile(job.state_file, job.job_id, os.getpid(), clock)
-        self._next_cancels_s = self._next_lock_s = self._next_words_s = 0.0
+        self._next_orders_s = self._next_lock_s = self._next_words_s = 0.0
 
     @property
     def mark(self) -> str:
@@ -59,11 +61,11 @@ class LocalArray:
 
     def run(self) -> list[TaskRow]:
         """Run everything to its end."""
-        watch = Watch(self.mark, self._terms.grace_s, self.job.folder, self.job.environ)
+        self._watch = watch = Watch(self.mark, self._terms.grace_s, self.job.folder, self.job.environ)
         try:
             while self._running or (self._waiting and not self._closing):
                 self._heed_signals()
-                self._heed_cancels()
+                self._heed_orders()
                 for row in [row for row in self._running if row.attempt is not None and row.attempt.look()]:
                     self._settle(row)
                 self._start_what_fits()
@@ -86,15 +88,15 @@ class LocalArray:
         """Pass a warning on; end everybody in order when asked to, and at once when asked again."""
         stop, attempts = self._stop, [row.attempt for row in self._running if row.attempt is not None]
         if stop.warned_by and self._is_news("warned"):
-            self._tell(f"{stop.warned_by.name}: starting nothing new, passing it on to {len(attempts)} tasks")
+            self._tell(f"{stop.warned_by.name}: starting nothing new, passing it on to {_tasks(attempts)}")
             for attempt in attempts:
                 attempt.warn(stop.warned_by)
         if stop.ended_by and self._is_news("ended"):
-            self._tell(f"{stop.ended_by.name}: ending {len(attempts)} tasks in order; once more ends them at once")
+            self._tell(f"{stop.ended_by.name}: ending {_tasks(attempts)} in order; once more ends them at once")
             for attempt in attempts:
                 attempt.end(CANCELLED)
         if stop.cut_short_by and self._is_news("cut short"):
-            self._tell(f"{stop.cut_short_by.name}: ending {len(attempts)} tasks at once")
+            self._tell(f"{stop.cut_short_by.name}: ending {_tasks(attempts)} at once")
             for attempt in attempts:
                 attempt.kill(CANCELLED)
 
@@ -104,29 +106,39 @@ class LocalArray:
         self._heard.add(what)
         return news
 
-    def _heed_cancels(self) -> None:
-        """Look for the files that cancel single tasks; those that wait are asked when their turn comes."""
-        if self._clock.monotonic_s() < self._next_cancels_s:
+    def _heed_orders(self) -> None:
+        """Look for the files with orders for single tasks; those of tasks that wait are read when their turn comes."""
+        if self._clock.monotonic_s() < self._next_orders_s:
             return
-        self._next_cancels_s = self._clock.monotonic_s() + _LOOK_FOR_CANCELS_S
+        self._next_orders_s = self._clock.monotonic_s() + _LOOK_FOR_ORDERS_S
         for row in self._running:
-            if row.attempt is not None and _obey_file(row.cancel_file):
-                row.attempt.end(CANCELLED)
+            for order in take_orders(row.log):
+                if order == REQUEUED and not self.job.request.requeue:
+                    self._refuse(row, order, "--no-requeue forbids it")
+                elif row.attempt is not None:
+                    row.attempt.end(order)
+
+    def _refuse(self, row: TaskRow, order: str, why: str) -> None:
+        self._tell(f"{self.job.identity(row.index).name} is not {order.lower()}: {why}")
 
     # --- from PENDING to RUNNING --------------------------------------------------------------------------------------
 
     def _start_what_fits(self) -> None:
         while self._waiting and not self._closing and self._has_room():
             row = self._waiting[0]
-            if _obey_file(row.cancel_file):
+            orders = take_orders(row.log)
+            if CANCELLED in orders:
                 self._waiting.pop(0)
                 self._change(row, CANCELLED, "cancelled while it waited")
                 continue
+            for order in orders:
+                self._refuse(row, order, "it does not run yet")
             devices = self._pool.take(self.job.request.gpus)
             if devices is None:
                 self._wait_for_others()
                 return
             row.devices = devices
+            self._watch.keep((*self.job.keep, *self._pool.lock_files))
             self._waiting.pop(0)
             self._start(row)
 
@@ -134,9 +146,11 @@ class LocalArray:
         request = self.job.request
         if request.array is not None and request.array.parallel and len(self._running) >= request.array.parallel:
             return False
-        if request.gpus:
-            return self._clock.monotonic_s() >= self._next_lock_s
-        return len(self._running) < max(1, self.job.node.cores // (request.cpus or 1))
+        if request.gpus and self._clock.monotonic_s() < self._next_lock_s:
+            return False
+        if request.gpus and not self._pool.share:
+            return True  # there are never more tasks than devices: cores that are too few make them slow, no more
+        return len(self._running) < self.job.node.cores // cores_of(request, self.job.node)
 
     def _wait_for_others(self) -> None:
         """Do not ask for locks twenty times a second; say who has what we wait for."""
@@ -149,23 +163,11 @@ class LocalArray:
             self._tell(f"waiting for GPUs that other runs have: {'; '.join(self._pool.refusals)}")
 
     def _start(self, row: TaskRow) -> None:
-        who, request = self.job.identity(row.index, row.restarts), self.job.request
-        folder = self.job.folder / f"{who.name}.r{row.restarts}"
-        mark = f"{self.mark}/{who.name}.r{row.restarts}"
+        request, mark = self.job.request, f"{self.mark}/{self.job.identity(row.index).name}.r{row.restarts}"
         try:
-            folder.mkdir()
-            script = folder / "slurm_script"  # a copy: whoever edits the script meanwhile changes no running task
-            script.write_text(self.job.script)
-            tmp = folder / "tmp"
-            tmp.mkdir()
-            env = self._environment(who, row) | {"SLURM_TMPDIR": str(tmp), MARK: mark}
-            error = None if request.error is None else self.job.log(who, request.error)
-            argv = (*interpreter(self.job.script), str(script), *self.job.arguments)
-            cwd = self.job.node.submit_dir / (request.chdir or "")
-            process = launch(Launch(argv, env, cwd, row.log, error, request.append))
+            process = start_attempt(self.job, row, mark, self._clock.now_ms() // 1000)
         except OSError as problem:
-            self._pool.give_back(row.devices)
-            row.devices = ()
+            self._give_back(row)
             self._change(row, FAILED, f"it cannot be started: {problem}")
             return
         row.attempt = Attempt(process, mark, Limits(request.time_s, request.warning, self._terms.grace_s), self._clock)
@@ -174,50 +176,62 @@ class LocalArray:
         again = f"for the {row.restarts + 1}. time" if row.restarts else ""
         self._change(row, RUNNING, " ".join(filter(None, [again, f"on {on}" if on else ""])))
 
-    def _environment(self, who: Identity, row: TaskRow) -> dict[str, str]:
-        job, now_s = self.job, self._clock.now_ms() // 1000
-        limit_s = job.request.time_s
-        times = {"SLURM_JOB_START_TIME": str(now_s)}
-        if limit_s is not None:
-            times["SLURM_JOB_END_TIME"] = str(now_s + limit_s)
-        variables = task_variables(who, job.request, job.node, row.devices, name=job.name)
-        return inherited(job.environ, job.request.export) | variables | times
-
     # --- from RUNNING to an end ---------------------------------------------------------------------------------------
 
     def _settle(self, row: TaskRow) -> None:
         attempt = row.attempt
         assert attempt is not None
         self._running.remove(row)
-        self._pool.give_back(row.devices)
-        row.devices, row.attempt, row.exit_code = (), None, attempt.exit_code
-        shutil.rmtree(self.job.folder / f"{self.job.identity(row.index).name}.r{row.restarts}", ignore_errors=True)
-        seconds = self._clock.monotonic_s() - attempt.started_s
-        words = f"exit code {row.exit_code} after {seconds:.0f} s"
-        if attempt.ended_by != CANCELLED and row.exit_code == ExitCode.RUN_ME_AGAIN:
-            why_not = self._why_no_requeue(row)
+        self._give_back(row)
+        row.attempt, row.exit_code = None, attempt.exit_code
+        words = f"exit code {row.exit_code} after {self._clock.monotonic_s() - attempt.started_s:.0f} s"
+        sent_back = attempt.ended_by in SENT_BACK
+        if sent_back or (attempt.ended_by != CANCELLED and row.exit_code == ExitCode.RUN_ME_AGAIN):
+            why_not = self._why_no_requeue(row, sent_back=sent_back)
             if why_not is None:
-                row.restarts += 1
-                self._waiting.append(row)
-                self._change(row, PENDING, f"{words}: it is started again")
+                self._queue_again(row, attempt, words)
                 return
             words += f"; not started again: {why_not}"
-        ended_well = COMPLETED if row.exit_code == 0 else FAILED
+        state = attempt.ended_by or (COMPLETED if row.exit_code == 0 else FAILED)
+        state = CANCELLED if state == REQUEUED else state  # nobody starts it any more
         if row.exit_code:
             words += f"; its log: {row.log}"
-        self._change(row, attempt.ended_by or ended_well, words)
+        self._write_down(row, attempt, state)
+        self._change(row, state, words)
 
-    def _why_no_requeue(self, row: TaskRow) -> str | None:
-        """Return why a task with work left is not started again; None: it is."""
+    def _queue_again(self, row: TaskRow, attempt: Attempt, words: str) -> None:
+        """Let a task wait again, behind all others."""
+        self._write_down(row, attempt, attempt.ended_by or REQUEUED)
+        row.restarts += 1
+        row.asked += attempt.ended_by not in SENT_BACK
+        self._waiting.append(row)
+        by = "" if attempt.ended_by is None else f"{attempt.ended_by}, "
+        self._change(row, PENDING, f"{by}{words}: it is started again")
+
+    def _write_down(self, row: TaskRow, attempt: Attempt, state: str) -> None:
+        """Keep how an attempt has ended, also where merge finds it; then its folder can go."""
+        who, now_s = self.job.identity(row.index, row.restarts), self._clock.now_ms() // 1000
+        lasted_s = round(self._clock.monotonic_s() - attempt.started_s)
+        codes = attempt.exit_code, attempt.slurm_exit_code
+        row.ends.append(AttemptEnd(row.restarts, state, *codes, now_s - lasted_s, now_s))
+        folder = self.job.attempt_folder(who)
+        write_records(folder, who, self.job.node.name, row.ends[-1])
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _give_back(self, row: TaskRow) -> None:
+        self._pool.give_back(row.devices)
+        self._watch.keep((*self.job.keep, *self._pool.lock_files))
+        row.devices = ()
+
+    def _why_no_requeue(self, row: TaskRow, *, sent_back: bool) -> str | None:
+        """Return why a task with work left, or sent back by somebody, is not started again; None: it is."""
         if self._closing:
             return "the emulation is being stopped"
         if not self.job.request.requeue:
             return "--no-requeue"
-        if row.restarts >= self._terms.max_requeues:
-            return f"it was, {row.restarts} times"
-        if self._terms.progress(self.job.job_id, row.index or 0, row.restarts) is False:
-            return "it got nothing done"
-        return None
+        if sent_back:
+            return None  # it has not asked for it, so nobody counts
+        return self._terms.why_not_again(self.job.job_id, row.index, restarts=row.restarts, asked=row.asked)
 
     def _change(self, row: TaskRow, state: str, note: str) -> None:
         row.state, row.note = state, note
@@ -226,10 +240,5 @@ class LocalArray:
         self._state.write(self.rows, changed=True)
 
 
-def _obey_file(path: Path) -> bool:
-    """Say whether the file is there, and remove it."""
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
+def _tasks(attempts: Sequence[Attempt]) -> str:
+    return "1 task" if len(attempts) == 1 else f"{len(attempts)} tasks"

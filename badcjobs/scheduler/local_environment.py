@@ -1,13 +1,16 @@
 """The variables of an emulated array task: those that a real Slurm (22.05) sets, and nothing of an outer job.
 
-Pure. Newer versions of Slurm add SLURM_JOB_START_TIME and SLURM_JOB_END_TIME; sites add SLURM_TMPDIR.
+Not set are SLURM_CONF and SLURM_WORKING_CLUSTER: there is no cluster to talk to. SLURM_TASK_PID is known to the process
+alone, which sets it (emulated_task.py). Newer versions of Slurm add SLURM_JOB_START_TIME and SLURM_JOB_END_TIME; sites
+add SLURM_TMPDIR.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from badcjobs.model import Device
@@ -53,30 +56,39 @@ class Node:
     cores: int
     user: str
     submit_dir: Path
+    uid: int = field(default_factory=os.getuid)
+    gid: int = field(default_factory=os.getgid)
 
 
 def task_variables(
     who: Identity, request: JobRequest, node: Node, devices: Sequence[Device], *, name: str
 ) -> dict[str, str]:
     """Return the variables of one attempt, without those of its time and its folder."""
-    cpus = min(request.cpus or 1, node.cores)
+    cores, per_task = cores_of(request, node), min(request.cpus or 1, node.cores)
+    tasks = request.ntasks or max(1, cores // per_task)
     found = {
         "SLURMD_NODENAME": node.name, "SLURM_CLUSTER_NAME": "local", "SLURM_JOB_PARTITION": "local",
         "SLURM_JOB_ID": str(who.own_id), "SLURM_JOBID": str(who.own_id), "SLURM_JOB_NAME": name,
         "SLURM_JOB_NODELIST": node.name, "SLURM_NODELIST": node.name, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
-        "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0",
-        "SLURM_CPUS_ON_NODE": str(cpus), "SLURM_JOB_CPUS_PER_NODE": str(cpus), "SLURM_TASKS_PER_NODE": "1",
-        "SLURM_JOB_USER": node.user, "SLURM_SUBMIT_DIR": str(node.submit_dir), "SLURM_SUBMIT_HOST": node.name,
+        "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_PRIO_PROCESS": "0",
+        "SLURM_CPUS_ON_NODE": str(cores), "SLURM_JOB_CPUS_PER_NODE": str(cores), "SLURM_TASKS_PER_NODE": str(tasks),
+        "SLURM_JOB_USER": node.user, "SLURM_JOB_UID": str(node.uid), "SLURM_JOB_GID": str(node.gid),
+        "SLURM_SUBMIT_DIR": str(node.submit_dir), "SLURM_SUBMIT_HOST": node.name, "SLURM_NODE_ALIASES": "(null)",
+        "SLURM_TOPOLOGY_ADDR": node.name, "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
+        "ENVIRONMENT": "BATCH", "HOSTNAME": node.name,
     }  # fmt: skip
     if request.cpus is not None:
-        found["SLURM_CPUS_PER_TASK"] = str(cpus)
-    if request.mem_mib is not None:
-        found["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
+        found["SLURM_CPUS_PER_TASK"] = str(per_task)
     if request.ntasks is not None:
         found.update(SLURM_NTASKS=str(request.ntasks), SLURM_NPROCS=str(request.ntasks))
     if who.restart:
         found["SLURM_RESTART_COUNT"] = str(who.restart)
-    return {**found, **_array_variables(who), **_device_variables(devices)}
+    return {**request.told, **found, **_array_variables(who), **_device_variables(devices)}
+
+
+def cores_of(request: JobRequest, node: Node) -> int:
+    """Return how many cores an array task has: what it asks for, as far as they are there."""
+    return node.cores if request.exclusive else min(request.cores, node.cores)
 
 
 def _array_variables(who: Identity) -> dict[str, str]:
@@ -99,7 +111,7 @@ def _device_variables(devices: Sequence[Device]) -> dict[str, str]:
         return lists
     many = str(len(devices))
     physical = ",".join(device.token if device.index is None else str(device.index) for device in devices)
-    return {**lists, "SLURM_JOB_GPUS": physical, "SLURM_GPUS_ON_NODE": many, "SLURM_GPUS_PER_NODE": many}
+    return {**lists, "SLURM_JOB_GPUS": physical, "SLURM_GPUS_ON_NODE": many}
 
 
 def inherited(environ: Mapping[str, str], export: str) -> dict[str, str]:
@@ -121,7 +133,7 @@ def _unquoted(value: str) -> str:
 
 
 def log_path(pattern: str | None, who: Identity, node: Node, *, name: str) -> Path:
-    """Return where a log goes: Slurm's pattern, filled in; relative to the folder of submission."""
+    """Return where a log goes: Slurm's pattern, filled in; relative to the folder in which the script runs."""
     values = {
         "A": str(who.job_id), "a": str(who.index if who.index is not None else 4294967294), "j": str(who.own_id),
         "J": str(who.own_id), "N": node.name, "n": "0", "s": "batch", "t": "0", "u": node.user, "x": name,
@@ -132,4 +144,13 @@ def log_path(pattern: str | None, who: Identity, node: Node, *, name: str) -> Pa
         return "%" if letter == "%" else values[letter].zfill(int(width or 0))
 
     default = "slurm-%j.out" if who.index is None else "slurm-%A_%a.out"
-    return node.submit_dir / _PATTERN.sub(fill, pattern or default)
+    return Path(_PATTERN.sub(fill, pattern or default))
+
+
+def make_tmpdir(wanted: str | None) -> str:
+    """Return a job's TMPDIR: as Slurm does, the one of whoever submits, made where it is missing, else /tmp."""
+    try:
+        Path(wanted or "/tmp").mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return "/tmp"
+    return wanted or "/tmp"

@@ -33,6 +33,12 @@ class LocalJob:
     environ: Mapping[str, str]
     folder: Path  # of its own, on this machine; gone afterwards
     state_file: Path | None = None
+    keep: tuple[int, ...] = ()  # open files with locks that outlive the emulation as long as a process of it does
+
+    @property
+    def workdir(self) -> Path:
+        """The folder in which the script runs; relative names of logs are meant from there, as in Slurm."""
+        return self.node.submit_dir / (self.request.chdir or "")
 
     def identity(self, index: int | None, restart: int = 0) -> Identity:
         """Return who an array task is."""
@@ -40,7 +46,11 @@ class LocalJob:
 
     def log(self, who: Identity, pattern: str | None) -> Path:
         """Return where a task's output goes."""
-        return log_path(pattern, who, self.node, name=self.name)
+        return self.workdir / log_path(pattern, who, self.node, name=self.name)
+
+    def attempt_folder(self, who: Identity) -> Path:
+        """Return the folder of one attempt."""
+        return self.folder / f"{who.name}.r{who.restart}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +61,11 @@ class Terms:
     max_requeues: int = 5
     # Says whether an attempt (job, index, restart) has got anything done; None: nobody knows.
     progress: Callable[[int, int, int], bool | None] = lambda job_id, index, restart: None
+
+    def why_not_again(self, job_id: int, index: int | None, *, restarts: int, asked: int) -> str | None:
+        """Return why a task that asks to be started again, for the ``asked + 1``. time, is not; None: it is."""
+        if self.max_requeues == 0:
+            return "--requeues 0"
+        if asked >= self.max_requeues:
+            return f"it was, {asked} time{'s' * (asked != 1)}"
+        return "it got nothing done" if self.progress(job_id, index or 0, restarts) is False else None

@@ -20,13 +20,19 @@ OPTIONAL = {"exclusive", "get-user-env", "nice", "no-kill", "propagate"}
 
 VALUES = {
     "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster-constraint", "clusters",
-    "comment", "constraint", "container", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu",
+    "comment", "constraint", "container", "context", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu",
     "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "export",
     "export-file", "extra", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node",
     "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint", "input", "job-name", "kill-on-invalid-dep",
     "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
     "network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
-    "ntasks-per-socket", "open-mode", "output", "partition", "power", "prefer", "priority", "profile", "qos",
-    "reservation", "segment", "signal", "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time",
-    "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap",
+    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "partition", "power", "prefer", "priority",
+    "profile", "qos", "reservation", "segment", "signal", "sockets-per-node", "switches", "thread-spec",
+    "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey",
+    "wrap",
 }  # fmt: skip
+
+ALIASES = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
+
+# With these sbatch prints something and runs nothing.
+QUESTIONS = {"help", "usage", "version"}

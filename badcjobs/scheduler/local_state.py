@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from badcjobs.model import Device
 from badcjobs.scheduler.emulated_task import Attempt
+from badcjobs.scheduler.local_record import AttemptEnd
 from badcjobs.seams import Clock
 
 PENDING, RUNNING, COMPLETED, FAILED = "PENDING", "RUNNING", "COMPLETED", "FAILED"
@@ -25,15 +26,12 @@ class TaskRow:
     log: Path
     state: str = PENDING
     restarts: int = 0
+    asked: int = 0  # how often it was started again because it asked for it, with exit code 75
     exit_code: int | None = None  # of its last attempt
     note: str = ""
     devices: tuple[Device, ...] = ()
     attempt: Attempt | None = field(default=None, repr=False)
-
-    @property
-    def cancel_file(self) -> Path:
-        """The file whose making cancels this task: what scancel is to Slurm."""
-        return self.log.with_name(f"{self.log.name}.cancel")
+    ends: list[AttemptEnd] = field(default_factory=list)  # of all its attempts that are over
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as ``--json`` shows it."""
@@ -42,6 +40,7 @@ class TaskRow:
             "state": self.state,
             "exit_code": self.exit_code,
             "restarts": self.restarts,
+            "attempts": [asdict(end) for end in self.ends],
             "log": str(self.log),
             "note": self.note or None,
         }

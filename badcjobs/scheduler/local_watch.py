@@ -1,4 +1,4 @@
-"""A process beside an emulation that ends its tasks if it is killed: the kernel tells it by closing a pipe.
+"""A process beside an emulation that ends its tasks if it is killed: the kernel tells it by closing a socket.
 
 The kernel's own help (PDEATHSIG) reaches a task's first process only; a shell that did not ``exec`` has others.
 """
@@ -6,42 +6,47 @@ The kernel's own help (PDEATHSIG) reaches a task's first process only; a shell t
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from badcjobs.scheduler.local_processes import processes_of, send
 
 _POLL_S = 0.2
+_MOST_BYTES, _MOST_FILES = 65_536, 253  # more files than that no message of Linux carries
 
 
 class Watch:
     """The process, seen from the emulation: ``dismiss`` lets it go, the end of the emulation sets it to work."""
 
     def __init__(self, mark: str, grace_s: float, folder: Path, environ: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=dict(environ),
-            start_new_session=True,  # a Ctrl-C in the terminal is not for it
-        )
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps([mark, grace_s, str(folder)]).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            pass  # it was killed; the tasks have PDEATHSIG besides
+        # Messages stay apart (SEQPACKET) and may carry open files.
+        self._line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=its_end.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(environ),
+                start_new_session=True,  # a Ctrl-C in the terminal is not for it
+            )
+        self._line.setblocking(False)
+        self._send(json.dumps([mark, grace_s, str(folder)]).encode())
+
+    def keep(self, files: Sequence[int]) -> None:
+        """Have it hold these open files, and none of those before: the locks in them outlive this process."""
+        self._send(b"keep", files)
 
     def release(self) -> None:
         """Set it to work now."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._line.close()
 
     def dismiss(self) -> None:
         """Let it go: the emulation has come to its own end."""
@@ -49,15 +54,38 @@ class Watch:
         self._process.wait()
         self.release()
 
+    def _send(self, words: bytes, files: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._line, [words], list(files))
+        except OSError:
+            pass  # it was killed, or stopped; the tasks have PDEATHSIG besides
+
 
 def main() -> None:
-    """Wait for the end of the emulation; end what it leaves, in order, and remove its folder."""
+    """Wait for the end of the emulation; end what it leaves, in order, and remove its folder.
+
+    Until the last process of its tasks is gone their devices stay locked: this process has the open files.
+    """
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-    mark, grace_s, folder = json.loads(sys.stdin.readline())
-    sys.stdin.read()  # nothing comes but the end
+    line = socket.socket(fileno=sys.stdin.fileno())
+    mark, grace_s, folder = json.loads(line.recv(_MOST_BYTES))
+    kept: list[int] = []
+    while words := _receive(line):
+        for file in kept:
+            os.close(file)
+        kept = words[1]
     end_all(mark, grace_s)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _receive(line: socket.socket) -> tuple[bytes, list[int]] | None:
+    """Return the next message and the files in it; None: there is nobody any more."""
+    try:
+        words, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+    except ConnectionError:
+        return None
+    return (words, files) if words else None
 
 
 def end_all(mark: str, grace_s: float) -> None:

@@ -73,9 +73,10 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
             mistakes.append(f"--set {one}: {key} is given twice")
         elif not value or not value.isprintable():
             mistakes.append(f"--set {word}: {value!r} is nothing that a line of a script can hold")
+        elif key == "args" and (wrong := _unbalanced(value)):
+            mistakes.append(wrong)
         else:
             values.setdefault(key, []).append(value)
-            mistakes += _unbalanced(value) if key == "args" else []
     missing = [key.name for key in keys.values() if key.required and key.name not in values]
     if complete and missing:
         mistakes.append(f"missing: {', '.join(missing)}")
@@ -83,17 +84,24 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
         raise BadInput(
             mistakes[0] if len(mistakes) == 1 else f"the template {name} cannot be filled in like this",
             why="\n".join([*(mistakes if len(mistakes) > 1 else []), f"keys of {name}: {', '.join(keys)}"]),
-            fix=f"badcjobs template {name} " + " ".join(f"--set {key}=…" for key in missing or ["time"]),
+            fix=_right_command(name, values, missing),
         )
     return values
 
 
-def _unbalanced(value: str) -> list[str]:
+def _right_command(name: str, values: Mapping[str, Sequence[str]], missing: Sequence[str]) -> str:
+    """Return the command with what was right in it, of two for one key the first, and what is missing."""
+    right = [shlex.quote(f"{key}={value}") for key, several in values.items() for value in several]
+    words = [f"--set {one}" for one in [*right, *(f"{key}=…" for key in missing)]]
+    return " ".join(["badcjobs template", name, *words]) + ("" if words else "   (shows it, with all its keys)")
+
+
+def _unbalanced(value: str) -> str | None:
     try:
         shlex.split(value)
     except ValueError as error:
-        return [f"--set args={value}: {error}"]
-    return []
+        return f"--set args={value}: {error}"
+    return None
 
 
 def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:

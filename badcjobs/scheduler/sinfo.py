@@ -1,23 +1,25 @@
-"""What one ``sinfo`` says about the GPUs of a cluster: which are used, which are free, and where a job fits best.
+"""What one ``sinfo`` says about the GPUs of a cluster: which are used, and which are free.
 
-All pure: the question as words, the answer as text. Who asks is ``badcjobs/cluster.py``.
+All pure: the question as words, the answer as text. Who asks is ``badcjobs/cluster.py``, where a job fits best is
+``node_choice.py``'s business.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 # A suffix, because nothing else parts a value that fills its field from the next; a width for those without suffixes.
 _FIELDS = (
     ("NodeList", 100), ("Partition", 100), ("Available", 20), ("StateLong", 40), ("Time", 30), ("CPUsState", 40),
-    ("Features", 500), ("Gres", 500), ("GresUsed", 1000),
+    ("Features", 500), ("Gres", 500), ("GresUsed", 1000), ("Memory", 20),
 )  # fmt: skip
 QUESTION = ("sinfo", "-N", "-h", "-O", ",".join(f"{name}:{width}|" for name, width in _FIELDS))
 
 # A node in another state, or with another mark, starts no job now: drained, down, reserved, completing, …
 _TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
+_WORKING = _TAKING_JOBS | {"allocated", "completing"}
 _HARMLESS_MARKS = frozenset({"~", "#", "-"})  # asleep, waking up, planned for a job that may come later
 UNTYPED = "gpu"  # the kind of a GPU whose type the site does not name
 
@@ -50,8 +52,10 @@ class Node:
     partitions: tuple[str, ...]
     gpus: tuple[GpuCount, ...]
     cores_idle: int | None
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # in large and small letters, which --constraint tells apart
     reachable: bool = True  # in a partition that is up
+    cores: int | None = None
+    memory_mib: int | None = None  # what jobs can ask for, at most
 
     @property
     def why_not(self) -> str | None:
@@ -62,6 +66,12 @@ class Node:
         if self.cores_idle == 0:
             return f"{self.state}, no core"
         return None if self.reachable else f"{self.state}, closed"
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs jobs at all, be it full or not."""
+        base, marks = parse_state(self.state)
+        return base in _WORKING and marks <= _HARMLESS_MARKS
 
     @property
     def takes_jobs(self) -> bool:
@@ -81,7 +91,7 @@ class Node:
     def _of(self, kind: str | None) -> list[GpuCount]:
         """Return the counts of a kind, which may also be a feature of the node: some sites name the cards there."""
         named = [one for one in self.gpus if kind is None or one.kind == kind]
-        return named or (list(self.gpus) if kind in self.features else [])
+        return named or (list(self.gpus) if kind in [word.lower() for word in self.features] else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +104,17 @@ class Cluster:
     def members(self, partition: Partition) -> list[Node]:
         return [node for node in self.nodes if partition.name in node.partitions]
 
+    def reached(self, partitions: str | None) -> list[Node]:
+        """Return the nodes of these partitions (with commas between), or all that a job can reach."""
+        wanted = set(partitions.split(",")) if partitions else None
+        return [one for one in self.nodes if (one.reachable if wanted is None else wanted & {*one.partitions})]
+
     def gpu_nodes(self, kind: str | None = None) -> list[Node]:
         return [node for node in self.nodes if node.total(kind)]
 
     @property
     def kinds(self) -> list[str]:
         return sorted({count.kind for node in self.nodes for count in node.gpus})
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """Where a job would start soonest; ``node`` is None when it has to wait, or to spread over several."""
-
-    partition: str
-    node: str | None
-    free: int  # there, of the kind
-    why: str
 
 
 def parse_sinfo(text: str) -> Cluster:
@@ -120,19 +125,22 @@ def parse_sinfo(text: str) -> Cluster:
         cells = [cell.strip() for cell in (line.split("|")[:-1] if "|" in line else line.split())]
         if len(cells) != len(_FIELDS):
             continue  # a banner of the site
-        name, partition, available, state, time_limit, cores, features, gres, gres_used = cells
+        name, partition, available, state, time_limit, cores, features, gres, gres_used, memory = cells
         part = Partition(partition.rstrip("*"), partition.endswith("*"), available == "up", time_limit)
         partitions[part.name] = part
         before = nodes.get(name)
         there = (*before.partitions, part.name) if before else (part.name,)
-        words = tuple(word.lower() for word in features.split(",") if word and word != "(null)")
+        words = tuple(word for word in features.split(",") if word and word != "(null)")
         up = part.up or (before is not None and before.reachable)
         gpus = count_gpus(gres, gres_used)
-        nodes[name] = Node(name, state, tuple(dict.fromkeys(there)), gpus, _idle_cores(cores), words, up)
+        idle, all_cores = _cores(cores)
+        memory_mib = int(memory) if memory.isdecimal() else None
+        there = tuple(dict.fromkeys(there))
+        nodes[name] = Node(name, state, there, gpus, idle, words, up, all_cores, memory_mib)
     in_order = sorted(partitions.values(), key=lambda one: (not one.default, one.name))
     rank = {one.name: place for place, one in enumerate(in_order)}  # sinfo's own order changes from call to call
     listed = (replace(node, partitions=tuple(sorted(node.partitions, key=rank.__getitem__))) for node in nodes.values())
-    return Cluster(tuple(sorted(listed, key=lambda node: _natural(node.name))), tuple(in_order))
+    return Cluster(tuple(sorted(listed, key=lambda node: natural_order(node.name))), tuple(in_order))
 
 
 def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
@@ -141,15 +149,20 @@ def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
     Shards and MPS shares are parts of GPUs that are counted already.
     """
     total, used = _counts(gres), _counts(gres_used)
-    if len(total) == 1 and any(used.values()) and not total.keys() & used.keys():
-        used = {next(iter(total)): sum(used.values())}  # one side names the type, the other does not
-    return tuple(GpuCount(kind, many, min(many, used.get(kind, 0))) for kind, many in sorted(total.items()) if many)
+    strange = sum(many for kind, many in used.items() if kind not in total)  # one side names the type, the other not
+    counts = []
+    for kind, many in sorted(total.items()):
+        known = min(many, used.get(kind, 0))
+        more = min(many - known, strange)
+        strange -= more
+        counts += [GpuCount(kind, many, known + more)] if many else []
+    return tuple(counts)
 
 
 def _counts(gres: str) -> dict[str, int]:
     counts: dict[str, int] = {}
-    # What stands in brackets (indices, sockets) has commas of its own.
-    for word in re.sub(r"\([^()]*\)", "", gres).split(","):
+    # Some versions write gpu:(null):2 for no type. What else stands in brackets (indices, sockets) has its own commas.
+    for word in re.sub(r"\([^()]*\)", "", gres.replace(":(null)", "")).split(","):
         found = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+))?", word.strip())
         if found:
             kind = (found[1] or UNTYPED).lower()
@@ -163,49 +176,20 @@ def parse_state(state: str) -> tuple[str, frozenset[str]]:
     return base.lower(), frozenset(state[len(base) :])
 
 
-def _idle_cores(text: str) -> int | None:
-    """Read the second of allocated/idle/other/total; None: it says something else."""
+def _cores(text: str) -> tuple[int | None, int | None]:
+    """Read idle and total out of allocated/idle/other/total; None: it says something else."""
     parts = text.split("/")
-    return int(parts[1]) if len(parts) == 4 and parts[1].isdecimal() else None
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+        return None, None
+    return int(parts[1]), int(parts[3])
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """Sort gpu2 before gpu10."""
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
-def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Best | None:
-    """Return where a job of so many GPUs would start; None: no partition that is up has such GPUs.
-
-    A whole job on one node is quickest: on the fullest node where it still fits, so that larger ones keep their room.
-    Otherwise the partition with the most free GPUs.
-    """
-    open_ones = [partition for partition in cluster.partitions if partition.up]
-    reached = {one.name for one in open_ones}
-    fitting = [n for n in cluster.nodes if n.free(kind) >= gpus and reached.intersection(n.partitions)]
-    if fitting:
-        node = min(fitting, key=lambda n: (n.free(kind), _natural(n.name)))
-        at = _most_free([p for p in open_ones if p.name in node.partitions], cluster, kind)
-        free = node.free(kind)
-        return Best(at.name, node.name, free, f"the fullest node with room: {free} of {node.total(kind)} free")
-    having = [p for p in open_ones if _sum(cluster.members(p), kind)[0]]
-    if not having:
-        return None
-    at = _most_free(having, cluster, kind)
-    total, _, free = _sum(cluster.members(at), kind)
-    largest = max(node.total(kind) for node in cluster.members(at))
-    if largest < gpus:
-        why = f"no node there has more than {largest}, so the job takes several; {free} of {total} are free there"
-    else:
-        why = f"no node has {gpus} free now, so the job waits; most are free there: {free} of {total}"
-    return Best(at.name, None, free, why)
-
-
-def _most_free(partitions: Sequence[Partition], cluster: Cluster, kind: str | None) -> Partition:
-    return max(partitions, key=lambda one: (_sum(cluster.members(one), kind)[2], one.default))
-
-
-def _sum(nodes: Iterable[Node], kind: str | None) -> tuple[int, int, int]:
+def add_up(nodes: Iterable[Node], kind: str | None) -> tuple[int, int, int]:
     """Return total, used and free GPUs."""
     listed = list(nodes)
     return (
@@ -217,5 +201,5 @@ def _sum(nodes: Iterable[Node], kind: str | None) -> tuple[int, int, int]:
 
 def sum_gpus(nodes: Iterable[Node], kind: str | None = None) -> dict[str, int]:
     """Return total, used, free and (where no job would be started) unreachable GPUs of some nodes."""
-    total, used, free = _sum(nodes, kind)
+    total, used, free = add_up(nodes, kind)
     return {"total": total, "used": used, "free": free, "unreachable": total - used - free}

@@ -9,27 +9,34 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted
-from badcjobs.scheduler.squeue import query_states
+from badcjobs.scheduler.array_files import Drafts
+from badcjobs.scheduler.sbatch import Answer, call_sbatch
+from badcjobs.scheduler.squeue import query_number, query_states
+from badcjobs.seams import Unanswered
 
 log = logging.getLogger(__name__)
 
 POLL_S = 30.0  # squeue is everybody's: one question per half minute for a whole array is what a site can bear
 _ENDLESS = 1_000_000  # submitit's own count of time-outs; ours is ArrayOrder.requeues
-_PATIENCE_S = 120.0
 _OURS = ("array", "output", "error", "signal", "open-mode", "requeue", "job-name", "dependency")
+_OF_ONE_NODE = ("nodes", "ntasks", "ntasks-per-node")
 
 
 class SlurmRefused(BadcjobsError):
     """Slurm did not take a job."""
 
     exit_code = ExitCode.SLURM
+
+
+class SlurmSilent(SlurmRefused):
+    """Nobody knows whether Slurm has taken a job."""
 
 
 class SlurmScheduler:
@@ -47,6 +54,8 @@ class SlurmScheduler:
         self._program = tuple(program)
         self._task = task
         self.poll_s = poll_s
+        self.merge_refused: str | None = None  # why the last array that was submitted has no merge job
+        self.merge_unsure = False  # it may have one all the same: nobody knows
 
     def script(self, order: ArrayOrder) -> str:
         """Return the batch script of the array."""
@@ -71,8 +80,17 @@ class SlurmScheduler:
         lines += ["", *order.setup, f"exec {shlex.join([*self._program, 'merge', str(order.out)])}", ""]
         return "\n".join(lines)
 
-    def submit(self, order: ArrayOrder, note: Callable[[Submitted], None] = lambda job: None) -> Submitted:
-        """Hand in both; without a merge job the array goes on, and a warning says what to do later."""
+    def submit(
+        self,
+        order: ArrayOrder,
+        note: Callable[[Submitted], None] = lambda job: None,
+        about_to: Callable[[Path], None] = lambda script: None,
+    ) -> Submitted:
+        """Hand in both; without a merge job the array goes on, and a warning says what to do later.
+
+        ``about_to`` is told of the script right before sbatch gets it: from then on there may be a job, and whoever is
+        killed before ``note`` has heard its number may ask ``find_array`` for it.
+        """
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise NotHere(
                 "there is no Slurm here: no program sbatch, or no srun",
@@ -80,9 +98,48 @@ class SlurmScheduler:
                 fix="the same command with --cluster local, to run the array on this machine",
             )
         order.logs.mkdir(parents=True, exist_ok=True)
-        job_id = self._submit_array(order)
-        note(Submitted(job_id, None, order.indices))
-        return Submitted(job_id, self._submit_merge(order, job_id), order.indices)
+        drafts = self._draft(order)
+        try:
+            about_to(drafts.script)
+        except BaseException:
+            drafts.remove()
+            raise
+        job = Submitted(_taken(drafts, call_sbatch(drafts.script)), None, order.indices)
+        note(job)  # before a file is named: there may be thousands
+        drafts.name(job.job_id, order.indices)
+        return self.submit_merge(order, job)
+
+    def find_array(self, script: Path) -> str | None:
+        """Return the number of an array that nobody has written down; None: Slurm never took it, or it is over."""
+        try:
+            return query_number(script)
+        except Unanswered as error:
+            raise SlurmSilent(
+                "nobody knows whether Slurm has taken the array that was being submitted here",
+                why=f"that submit was killed, or its answer was lost, and now Slurm does not answer: {error}",
+                fix="squeue   (and, once it answers, the same command)",
+            ) from error
+
+    def tidy(self, script: Path, job: Submitted | None) -> None:
+        """Name the files of the array that was found by its script; None: there is none, take them away."""
+        if script.parent.is_dir():
+            Drafts(script).remove() if job is None else Drafts(script).name(job.job_id, job.indices)
+
+    def submit_merge(self, order: ArrayOrder, job: Submitted) -> Submitted:
+        """Hand in the job that merges what this array does; where somebody may have done so before, look for it."""
+        script = order.logs / f"{job.job_id}_merge.sh"
+        answer = _look_for(script) if script.exists() else None
+        if answer is None:
+            script.write_text(self.merge_script(order), encoding="utf-8")
+            answer = call_sbatch(script, "--parsable", f"--dependency=afterany:{job.job_id}")
+            if not answer.sure and answer.job_id is None:
+                answer = replace(answer, job_id=(_look_for(script) or answer).job_id)
+        self.merge_refused = answer.said if answer.job_id is None else None
+        self.merge_unsure = answer.job_id is None and not answer.sure
+        if answer.job_id is None:
+            known = "nobody knows whether its merge job is, too" if self.merge_unsure else "but not its merge job"
+            log.warning("the array %s is submitted, %s: %s", job.job_id, known, answer.said)
+        return replace(job, merge_job_id=answer.job_id)
 
     def states(self, job: Submitted) -> JobStates:
         """Ask squeue once."""
@@ -98,35 +155,13 @@ class SlurmScheduler:
         logs = f"{shlex.quote(str(order.logs))}/{job.job_id}_*_log.out"
         return f"squeue -j {ids}", f"tail -F {logs}", f"badcjobs merge {shlex.quote(str(order.out))}"
 
-    def _submit_array(self, order: ArrayOrder) -> str:
-        from submitit.core.utils import FailedJobError, FailedSubmissionError
+    def _draft(self, order: ArrayOrder) -> Drafts:
+        """Write what submitit would; its own submit_array names thousands of files before it tells a job's number."""
+        from submitit.helpers import DelayedSubmission
 
-        task = self._task((*self._program, *order.run_arguments), order.requeues)
-        try:
-            # At least two, as of a single one submitit makes a job without an array; --array says how many there are.
-            jobs = self._executor(order).submit_array([task] * max(2, len(order.indices)))
-        except (FailedJobError, FailedSubmissionError) as error:
-            raise SlurmRefused(
-                "Slurm did not take the array", why=str(error).strip() or None, fix="the same command with --dry-run"
-            ) from error
-        job_id = str(jobs[0].job_id).partition("_")[0]
-        _name_by_index([job.paths.submitted_pickle for job in jobs], job_id, order)
-        return job_id
-
-    def _submit_merge(self, order: ArrayOrder, job_id: str) -> str | None:
-        script = order.logs / f"{job_id}_merge.sh"
-        script.write_text(self.merge_script(order), encoding="utf-8")
-        argv = ["sbatch", "--parsable", f"--dependency=afterany:{job_id}", str(script)]
-        try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
-            number = None if done.returncode else parse_job_id(done.stdout)
-            said = done.stderr.strip() or done.stdout.strip()
-        except (OSError, subprocess.TimeoutExpired) as error:
-            number, said = None, str(error)
-        if number is None:
-            later = f"badcjobs merge {shlex.quote(str(order.out))}"
-            log.warning("the array %s is submitted, but not its merge job: %s; later: %s", job_id, said, later)
-        return number
+        work = DelayedSubmission(self._task((*self._program, *order.run_arguments), order.requeues))
+        work.set_timeout(order.time_min, _ENDLESS)
+        return Drafts.write(order.logs, self.script(order), work.dump, len(order.indices))
 
     def _executor(self, order: ArrayOrder) -> Any:
         from submitit import SlurmExecutor
@@ -143,9 +178,35 @@ class SlurmScheduler:
             def affinity(cls) -> int:
                 return 2  # a script can be made where there is no srun, too
 
-        executor = Executor(order.logs, max_num_timeout=_ENDLESS, python=shlex.quote(self._program[0]))
+        executor = Executor(order.logs, python=shlex.quote(self._program[0]))
         executor.update_parameters(**_parameters(order))
         return executor
+
+
+def _look_for(script: Path) -> Answer | None:
+    """Return what squeue says of a script; None: it has none of this name."""
+    try:
+        job_id = query_number(script)
+    except (Unanswered, NotHere) as error:
+        return Answer(None, str(error), sure=False)
+    return None if job_id is None else Answer(job_id, "")
+
+
+def _taken(drafts: Drafts, answer: Answer) -> str:
+    """Return the number of the array; raise what Slurm says where it has none."""
+    if answer.job_id is not None:
+        return answer.job_id
+    if answer.sure:
+        drafts.remove()
+        raise SlurmRefused("Slurm did not take the array", why=answer.said, fix="the same command with --dry-run")
+    found = _look_for(drafts.script)
+    if found is None or found.job_id is None:
+        raise SlurmSilent(
+            "nobody knows whether Slurm has taken the array",
+            why=answer.said,
+            fix="the same command, in a minute: it looks for that job first",
+        )
+    return found.job_id
 
 
 def _parameters(order: ArrayOrder) -> dict[str, Any]:
@@ -177,28 +238,11 @@ def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
     for text in given:
         name, equals, value = text.removeprefix("--").partition("=")
         if not text.startswith("--") or not name or any(letter.isspace() for letter in name):
-            raise ValueError(f"{text!r} is no option of sbatch; write --name=value")
+            raise ValueError(f"{text!r} is no option of sbatch in its long form; write --name=value")
         if name in _OURS:
             raise ValueError(f"--{name} is set by badcjobs itself")
+        if name in _OF_ONE_NODE and value != "1":
+            several = "for several nodes: badcjobs template multinode"
+            raise ValueError(f"{text}: each array task is one badcjobs on one node; {several}")
         options[name] = value if equals else True
     return options
-
-
-def _name_by_index(pickles: Sequence[Path], job_id: str, order: ArrayOrder) -> None:
-    """Give each array index its file; submitit names them from 0 on. All hold the same, and tasks wait for theirs."""
-    wanted = {order.logs / f"{job_id}_{index}_submitted.pkl" for index in order.indices}
-    spare = [path for path in pickles if path not in wanted]
-    lacking = sorted(wanted - set(pickles))
-    for mine, yours in zip(spare, lacking, strict=False):
-        mine.rename(yours)
-    for path in spare[len(lacking) :]:
-        path.unlink()
-
-
-def parse_job_id(text: str) -> str | None:
-    """Read ``sbatch --parsable`` past a site's banner: ``4821`` or ``4821;cluster``; None: there is no number."""
-    for line in reversed(text.splitlines()):
-        number = line.strip().partition(";")[0]
-        if number.isascii() and number.isdecimal():
-            return number
-    return None

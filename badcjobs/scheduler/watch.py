@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from badcjobs.model import JobStates, Submitted
 from badcjobs.scheduler.squeue import UNFINISHED, is_over
@@ -45,8 +45,15 @@ def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
     """Return one line: the job, a bar of its chunks, and how many tasks are in which state."""
     counts = Counter(states.array.get(index, "ENDED") for index in job.indices)
     # What is still going on first, then the ends; the same order every time.
-    words = [f"{counts[state]} {state.lower()}" for state in sorted(counts, key=lambda s: (s not in UNFINISHED, s))]
-    merging = f"; merge {states.merge.lower()}" if states.merge else ""
+    whys = {"PENDING": _in_brackets(states.why_pending)}
+    order = sorted(counts, key=lambda s: (s not in UNFINISHED, s))
+    words = [f"{counts[state]} {state.lower()}{whys.get(state, '')}" for state in order]
+    why_merge = _in_brackets([states.why_merge_pending] if states.why_merge_pending else [])
+    merging = f"; merge {states.merge.lower()}{why_merge}" if states.merge else ""
     full = _BAR if done >= of else _BAR * done // of
     bar = "#" * full + "-" * (_BAR - full)
     return f"{job.job_id} [{bar}] {done:,} of {of:,} chunks; tasks: {', '.join(words)}{merging}"
+
+
+def _in_brackets(reasons: Sequence[str]) -> str:
+    return f" ({', '.join(reasons)})" if reasons else ""

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from badcjobs.model import COUNTERS, METRICS
+from badcjobs.store.account_rows import LONGEST_STEP_MS, write_accounts
 from badcjobs.store.schema import DERIVED
 
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
-_LONGEST_STEP_MS = 15_000  # neighbouring power readings may be joined, but not across a hole
 _BLOCK_ROWS = 20_000
 
 _Row = tuple[object, ...]
@@ -19,7 +19,7 @@ _Points = Sequence[tuple[int, float | None]]  # time, value
 
 
 def write_figures(db: sqlite3.Connection, task_id: int) -> None:
-    """Add up the samples of every device of one task, anew."""
+    """Add up the samples of every device of one task, and keep its accounts, anew."""
     for table in DERIVED:
         db.execute(f"DELETE FROM {table} WHERE task_id = ?", (task_id,))
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,))
@@ -28,6 +28,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
         for rows in _blocks(db, task_id, device_id):
             figures.take(rows)
         figures.write(db, task_id, device_id)
+    write_accounts(db, task_id)
 
 
 def _blocks(db: sqlite3.Connection, task_id: int, device_id: int) -> Iterator[list[_Row]]:
@@ -101,7 +102,7 @@ class PowerIntegral:
                 continue
             if self._before is not None:
                 step_ms = at_ms - self._before[0]
-                if step_ms <= _LONGEST_STEP_MS:
+                if step_ms <= LONGEST_STEP_MS:
                     self._double_millijoules += (power_w + self._before[1]) * step_ms
                     self._steps += 1
             self._before = (at_ms, power_w)

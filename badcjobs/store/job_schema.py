@@ -20,6 +20,11 @@ ORDERED_BY = {
     "attempt": "task_id, attempt_id",
     "metric_summary": "task_id, device_id, metric",
     "utilization_count": "task_id, device_id, utilization_percent",
+    "usage_sample": "task_id, at_ms",
+    "throttle_count": "task_id, device_id, reason",
+    "device_time": "task_id, device_id, state",
+    "attempt_cost": "task_id, attempt_id",
+    "device_stretch": "task_id, device_id, from_ms",
 }
 _CACHE_KIB = 4_000  # appending, a small cache is quicker: its pages stay in the processor's own
 SORT_CACHE_KIB = 32_000

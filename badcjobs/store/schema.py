@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 4
+from badcjobs.store.accounting import STATES
+
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x42414443  # "BADC": tells our files from other people's SQLite files
 
 
@@ -88,7 +90,9 @@ TABLES = (
                 "slurm_state", "TEXT", "Slurm's own word: TIMEOUT, NODE_FAIL, …; ENDED: no word; NULL: no hook (slurm/)"
             ),
             Column("slurm_exit_code", "TEXT", "Slurm's exit code and signal, as 0:9; NULL as above"),
-            Column("slurm_reason", "TEXT", "who says so: jobcomp (the controller), task_epilog or epilog (the node)"),
+            Column("slurm_reason", "TEXT", "who says so: jobcomp (the controller), an epilog (the node), emulation"),
+            Column("memory_limit_bytes", "INTEGER", "memory that was asked of Slurm on this node; NULL: not known"),
+            Column("time_limit_s", "REAL", "from its start to the end of its time; NULL: no end is known"),
         ),
     ),
     Table(
@@ -155,6 +159,23 @@ TABLES = (
         ),
     ),
     Table(
+        "usage_sample",
+        "What the task's own processes used at one instant: the wrapper, its workers, and what those have started.",
+        (
+            _TASK_ID,
+            Column("at_ms", "INTEGER NOT NULL", "when it was read"),
+            Column("cpu_cores", "REAL", "cores kept busy since the reading before"),
+            Column("memory_bytes", "INTEGER", "memory they held together; see source"),
+            Column(
+                "read_bytes_per_s",
+                "REAL",
+                "given by read() since the reading before, from files and pipes; NULL: not to be seen",
+            ),
+            Column("processes", "INTEGER", "how many they were"),
+            Column("source", "TEXT NOT NULL", "where its memory is from: pss (shared pages counted once) or rss"),
+        ),
+    ),
+    Table(
         "gap",
         "A stretch without readings, and why.",
         (
@@ -203,8 +224,28 @@ TABLES = (
             Column("audio_bytes", "INTEGER", "size of its audio file when the work was listed; NULL: not known"),
             Column("audio_mtime_ns", "INTEGER", "when that file was last changed, in ns since 1970; NULL: not known"),
             Column("audio_sha256", "TEXT", "its checksum as the manifest gives it; NULL: the manifest gives none"),
+            Column("is_cut", "INTEGER NOT NULL DEFAULT 0", "1: start_ms to end_ms of a longer file, cut before use"),
         ),
         key="recording_id, chunk_id",
+    ),
+    Table(
+        "recording",
+        "One recording of the task's part of the source: what its path says, and its header where that was read.",
+        (
+            _TASK_ID,
+            _CHUNK[0],
+            Column("source_path", "TEXT NOT NULL", "its audio, as the source says; of several files the first"),
+            Column("study_area", "TEXT", "where it was made; NULL: its path does not say"),
+            Column("location", "TEXT", "the station; NULL: its path does not say"),
+            Column(
+                "recorded_at", "TEXT", "when it begins, ISO 8601 by the recorder's clock; NULL: no date in its name"
+            ),
+            Column("duration_s", "REAL", "how long its audio file is; NULL: its header was not read"),
+            Column("sample_rate_hz", "INTEGER", "samples per second; NULL as above"),
+            Column("channels", "INTEGER", "how many channels; NULL as above"),
+            Column("pattern", "TEXT", "the pattern of the config that its path fits; NULL: none, so the built-in rule"),
+        ),
+        key="task_id, recording_id",
     ),
     Table(
         "attempt",
@@ -233,8 +274,8 @@ TABLES = (
         (
             _TASK_ID,
             Column("at_ms", "INTEGER NOT NULL", "when"),
-            Column("kind", "TEXT NOT NULL", "workers_per_gpu, memory_limit or staging"),
-            Column("subject", "TEXT", "what it is about: the model of the device; NULL: the task"),
+            Column("kind", "TEXT NOT NULL", "workers_per_gpu, memory_limit, staging or short_audio"),
+            Column("subject", "TEXT", "what it is about: the model of the device, the chunk; NULL: the task"),
             Column("value", "REAL", "workers, or seconds of audio; NULL: no number"),
             Column("reason", "TEXT NOT NULL", "why, in words, with the figures it was judged by"),
         ),
@@ -378,13 +419,96 @@ TABLES = (
             Column("samples", "INTEGER NOT NULL", "how many"),
         ),
     ),
+    Table(
+        "throttle_count",
+        "How many samples of a device showed each reason for a lowered clock; one sample may show several.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column(
+                "reason", "TEXT NOT NULL", "NVML's name of the bit in sample.throttle_reasons; gpu_idle slows nobody"
+            ),
+            Column("samples", "INTEGER NOT NULL", "how many"),
+        ),
+    ),
+    Table(
+        "device_time",
+        "What a device did with the time of its task; the states of one device add up to that time.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column("state", "TEXT NOT NULL", "working, failed, lost, start_up, waiting or idle; see guide report"),
+            Column("total_s", "REAL NOT NULL", "how long"),
+            Column("measured_s", "REAL NOT NULL", "for so many of them its power is known"),
+            Column("busy_s", "REAL", "seconds of it in which the device worked; NULL: not measured"),
+            Column("energy_j", "REAL", "power integrated over it; NULL: not measured"),
+        ),
+    ),
+    Table(
+        "attempt_cost",
+        "What one try of one chunk cost; tries that ran at the same time on one device share it equally.",
+        (
+            _TASK_ID,
+            Column("attempt_id", "INTEGER NOT NULL", "attempt.attempt_id"),
+            Column("state", "TEXT NOT NULL", "working (it was done), failed or lost: where it is in device_time"),
+            Column("gpu_s", "REAL NOT NULL", "its share of the device's time"),
+            Column("busy_s", "REAL", "its share of the seconds in which the device worked; NULL: not measured"),
+            Column("energy_j", "REAL", "its share of the energy; NULL: not measured"),
+        ),
+        key="task_id, attempt_id",
+    ),
+    Table(
+        "device_stretch",
+        "The samples of a device, thinned to at most 120 stretches of equal length, and its states in each.",
+        (
+            _TASK_ID,
+            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            Column("from_ms", "INTEGER NOT NULL", "where it begins"),
+            Column("to_ms", "INTEGER NOT NULL", "where it ends"),
+            Column("state", "TEXT NOT NULL", "the state, as in device_time, that lasted longest in it"),
+            Column("samples", "INTEGER NOT NULL", "how many samples lie in it; 0: none, then all that follows is NULL"),
+            *(
+                Column(f"{metric}_{part}_{unit}", "REAL", f"{word} of `sample.{metric}_{unit}` in it")
+                for metric, unit in (
+                    ("utilization", "percent"),
+                    ("memory_used", "bytes"),
+                    ("temperature", "c"),
+                    ("power", "w"),
+                )
+                for part, word in (("min", "smallest"), ("mean", "mean"), ("max", "largest"))
+            ),
+            *(Column(f"{state}_s", "REAL NOT NULL", f"seconds of it in the state {state}") for state in STATES),
+        ),
+    ),
+    Table(
+        "task_total",
+        "What a task's own processes and its machine used, added up at publication.",
+        (
+            Column("task_id", "INTEGER PRIMARY KEY REFERENCES task", "task.task_id"),
+            Column("usage_samples", "INTEGER NOT NULL", "how many rows of `usage_sample` there are"),
+            Column("cpu_mean_cores", "REAL", "mean of cpu_cores while chunks were worked on"),
+            Column("memory_peak_bytes", "INTEGER", "most memory its processes held"),
+            Column("read_mean_bytes_per_s", "REAL", "mean of read_bytes_per_s while chunks were worked on"),
+            Column("host_cpu_mean_percent", "REAL", "mean of host_sample.cpu_percent while chunks were worked on"),
+            Column("host_memory_peak_bytes", "INTEGER", "most memory in use on the machine"),
+        ),
+    ),
 )
 
 # Made from the rows of the other tables, so never salvaged but made anew.
-DERIVED = ("device_total", "metric_summary", "utilization_count")
+DERIVED = (
+    "device_total",
+    "metric_summary",
+    "utilization_count",
+    "throttle_count",
+    "device_time",
+    "attempt_cost",
+    "device_stretch",
+    "task_total",
+)
 
 # How many columns tables had in earlier versions: a row that salvage finds may be of one of them.
-EARLIER_WIDTHS = {"attempt": (12,), "chunk": (17,), "device": (12,), "sample": (14,), "task": (20,)}
+EARLIER_WIDTHS = {"attempt": (12,), "chunk": (17, 20), "device": (12,), "sample": (14,), "task": (20, 23)}
 
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 

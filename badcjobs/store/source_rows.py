@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from badcjobs.store.job_file import published_uri
+from badcjobs.store.job_file import open_job_database, published_uri
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
 _EXAMPLES = 5
@@ -70,6 +70,19 @@ class SourceRows:
     def _names(self, here: str, not_here: str) -> tuple[str, ...]:
         found = self._db.execute(_ONLY_IN.format(here, not_here), (_EXAMPLES,)).fetchall()
         return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
+
+
+def known_lengths(job_database: Path) -> dict[str, float]:
+    """Return the seconds of the recordings whose headers the tasks have read, by recording_id.
+
+    Not of those that had two lengths: nobody knows which of them is true. None in a job database of schema 5.
+    """
+    sql = """SELECT recording_id, min(duration_s) FROM recording WHERE duration_s IS NOT NULL
+             GROUP BY recording_id HAVING min(duration_s) = max(duration_s)"""
+    with closing(open_job_database(job_database)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'recording'").fetchone():
+            return {}
+        return dict(db.execute(sql))
 
 
 @contextmanager

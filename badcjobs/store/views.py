@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from badcjobs.store.recording_clock import JOINED
 from badcjobs.store.schema import TABLE_BY_NAME, Column
 
 
@@ -15,12 +16,13 @@ class View:
     help: str
     columns: tuple[Column, ...]
     source: str
+    before: str = ""  # what SQL calls common table expressions: steps on the way, each with a name
 
     def ddl(self) -> str:
         """Return the CREATE VIEW statement."""
         lines = [f"    {column.sql} AS {column.name}" for column in self.columns]
         tail = f"\n{self.source}" if self.source else ""
-        return f"CREATE VIEW {self.name} AS\nSELECT\n" + ",\n".join(lines) + tail
+        return f"CREATE VIEW {self.name} AS\n{self.before}SELECT\n" + ",\n".join(lines) + tail
 
 
 def _from(table: str, alias: str, *names: str) -> tuple[Column, ...]:
@@ -115,6 +117,21 @@ VIEWS = (
             Column("detections", "sum(c.detections)", "what was heard in them"),
         ),
         "FROM chunk c GROUP BY c.status, c.error_class",
+    ),
+    View(
+        "recording_detection",
+        "What was heard in each recording, on its own clock; what chunks that overlap both heard is there once.",
+        (
+            *_from("recording", "r", "study_area", "location", "recorded_at"),
+            Column("recording_id", "j.recording_id", "the recording, as the source names it"),
+            Column("chunk_id", "j.chunk_id", "the chunk that heard it, or its begin"),
+            Column("task_id", "j.task_id", "the task that analysed that chunk: task.task_id"),
+            Column("start_ms", "j.start_ms", "from the recording's start"),
+            Column("end_ms", "j.end_ms", "from the recording's start"),
+            *_from("detection", "j", "label", "label_name", "score"),
+        ),
+        "FROM joined j LEFT JOIN recording r ON r.task_id = j.task_id AND r.recording_id = j.recording_id",
+        before=JOINED,
     ),
     View(
         "job_summary",

@@ -29,6 +29,7 @@ from badcjobs.workers.failures import (
     signal_name,
     signal_of,
 )
+from badcjobs.workers.fingerprints import fingerprint_of
 from badcjobs.workers.launch import last_lines, worker_environment
 from badcjobs.workers.patience import Patience
 from badcjobs.workers.program_run import ProgramRunner
@@ -117,6 +118,13 @@ class CommandEngine:
     def wants(self) -> int:
         """One chunk, or a batch."""
         return parse_batch_size(self._args) if is_per_batch(self._words) else 1
+
+    @property
+    def version(self) -> str | None:
+        """The files that the command names: a program that was changed is another one."""
+        found = [shutil.which(self._words[0], path=self._environ.get("PATH")), *self._words[1:]]
+        files = [Path(word) for word in found if word and Path(word).is_file()]
+        return " ".join([*(path.name for path in files), fingerprint_of(files) or ""]) if files else None
 
     def check(self) -> None:
         """Look for the program now, not once per chunk."""
@@ -235,7 +243,7 @@ class CommandSession:
         else:
             detections, error_class, error = read_table(self._output)
             if not error_class:
-                return ChunkResult(chunk, started_at_ms, ended_at_ms, detections)
+                return ChunkResult(chunk, started_at_ms, ended_at_ms, detections, audio_s=chunk.audio_s)
             error = f"{error}\n{last_lines(self._place.log)}".strip()
         return ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error)
 

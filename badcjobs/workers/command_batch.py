@@ -59,7 +59,7 @@ class CommandBatchSession:
         if error_class:
             error = f"{chunk.audio_path}: {error}\n{last_lines(self._place.log)}".strip()
             return self._failure(chunk, started_at_ms, error_class, error)
-        return ChunkResult(chunk, started_at_ms, self._place.clock.now_ms(), detections)
+        return ChunkResult(chunk, started_at_ms, self._place.clock.now_ms(), detections, audio_s=chunk.audio_s)
 
     def _judge(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
         """Charge a chunk that was alone; of many nobody knows which it was, and their tables may be half written."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from badcjobs import __version__
 from badcjobs.model import WorkerPlan
 from badcjobs.seams import Clock, Launcher
 from badcjobs.workers.launch import worker_environment
@@ -17,9 +18,10 @@ from badcjobs.workers.stream_session import StreamSession
 
 
 class DemoEngine:
-    """Finds loud stretches in WAV files with the standard library alone."""
+    """Finds loud stretches in WAV files with the standard library alone, in FLAC files with the extra ``audio``."""
 
     name = "demo"
+    version = __version__  # it is ours
     wants = 2  # one at work, one behind it
 
     def __init__(self, args: Sequence[str], *, environ: Mapping[str, str], launcher: Launcher, clock: Clock) -> None:
@@ -38,7 +40,7 @@ class DemoEngine:
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
         """Start the worker process."""
         return StreamSession(
-            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self._args, *(["--lean"] if plan.lean else [])],
+            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self._args, *_place_of(plan)],
             env=worker_environment(self._environ, plan),
             cwd=None,
             log_file=scratch / "demo.log",
@@ -46,3 +48,11 @@ class DemoEngine:
             clock=self._clock,
             patience=self._patience,
         )
+
+
+def _place_of(plan: WorkerPlan) -> list[str]:
+    """Return what a worker is told of its place: how little memory to take, and how much there is."""
+    args = ["--lean"] if plan.lean else []
+    if plan.device is not None and plan.device.memory_total_bytes is not None:
+        args += [f"--device={plan.device.pin}", f"--device-bytes={plan.device.memory_total_bytes}"]
+    return args

@@ -1,4 +1,4 @@
-"""The process behind the demo engine: reads WAV with the standard library and reports loud stretches.
+"""The process behind the demo engine: reads WAV with the standard library, FLAC with soundfile; reports loud stretches.
 
 Started as ``python -m badcjobs.workers.demo_worker``; speaks as ``hawkears_worker`` does, which stands alone and so has
 the conversation in it.
@@ -7,19 +7,26 @@ the conversation in it.
 from __future__ import annotations
 
 import argparse
+import struct
 import sys
 import time
 import wave
 from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.workers.failures import BAD_AUDIO
+from badcjobs.seams import NoDecoder
+from badcjobs.workers.demo_memory import PretendedMemory, fill
+from badcjobs.workers.failures import BAD_AUDIO, NO_PROGRAM
 from badcjobs.workers.hawkears_worker import Conversation
 
 _WINDOW_S = 0.1
 _ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
+_FLOAT_TYPE = {4: "f", 8: "d"}
+_FLOAT, _EXTENSIBLE = 3, 0xFFFE
+_BLOCK = 1 << 16  # frames
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,8 +40,21 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--burn-s", type=float, default=0.0, help="seconds of work per chunk, so that demos look alive")
     parser.add_argument("--threshold", type=float, default=0.25, help="loudness that counts, of full scale")
     parser.add_argument("--room-s", type=float, help="pretend that audio of this length fits into the memory, lean")
-    parser.add_argument("--lean", action="store_true", help=argparse.SUPPRESS)  # how a worker is told to do with less
+    parser.add_argument("--memory-per-s", type=float, help="MiB for a second of audio, lean; as usual twice that")
+    # How a worker is told to do with less, on which device it pretends to be, and where it says how much it has of it.
+    parser.add_argument("--lean", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--device-bytes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ledger", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(args)
+
+
+def memory_of(options: argparse.Namespace) -> PretendedMemory | None:
+    """Return the memory that is pretended; None: it is not asked for."""
+    if options.memory_per_s is None:
+        return None
+    per_s, lean = options.memory_per_s * 2**20, options.lean
+    return PretendedMemory(per_s, lean, options.device, options.device_bytes, options.ledger)
 
 
 def main(args: Sequence[str]) -> None:
@@ -49,32 +69,103 @@ def main(args: Sequence[str]) -> None:
             answer = analyse(path, options.threshold)
             if options.room_s is not None and fill(answer["audio_s"], lean=options.lean) > options.room_s:
                 answer = {"error": f"CUDA out of memory. Tried to make room for {answer['audio_s']:.1f} s (pretended)"}
+            elif (memory := memory_of(options)) is not None and (refusal := memory.take(answer["audio_s"])):
+                answer = {"error": refusal}
+        except NoDecoder as error:
+            answer = {"error_class": NO_PROGRAM, "error": f"{path}: {error}"}
         except (OSError, EOFError, ValueError, wave.Error) as error:
-            what = str(error) or "the file ends too early"
-            answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what} (this engine reads PCM WAV)"}
+            what = f"{error_words(error, path)} (this engine reads WAV, PCM and float, and FLAC)"
+            answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
         burn(options.burn_s)
         talk.say("failed" if "error" in answer else "done", id=order["id"], **answer)
     talk.say("bye")
 
 
+def error_words(error: Exception, path: str) -> str:
+    """Return what is wrong with a file; ``wave`` says nothing of one that ends too early."""
+    if str(error):
+        return str(error)
+    return "the file ends too early" if Path(path).stat().st_size else "it is empty"
+
+
 def analyse(path: str, threshold: float) -> dict[str, Any]:
-    """Return the length of a WAV file and its loud stretches as (start_ms, end_ms, label, score, name)."""
+    """Return the length of an audio file and its loud stretches as (start_ms, end_ms, label, score, name)."""
+    if (floats := read_floats(path)) is not None:
+        rate, channels, samples = floats
+        audio_s = len(samples) / channels / rate
+        levels = list(_float_levels(samples, max(1, int(_WINDOW_S * rate)) * channels))
+        return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
+    rate, channels, width, raw = read_flac(path) or read_pcm(path)
+    window = max(1, int(_WINDOW_S * rate)) * channels
+    levels = list(_levels(raw, width, window))
+    audio_s = len(raw) / (width * channels) / rate
+    return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
+
+
+def read_pcm(path: str) -> tuple[int, int, int, bytes]:
+    """Return rate, channels, bytes a sample and the samples of a WAV file of whole numbers."""
     with wave.open(path, "rb") as audio:
         rate, width, channels = audio.getframerate(), audio.getsampwidth(), audio.getnchannels()
         if rate == 0 or width not in (*_ARRAY_TYPE, 3):
             raise ValueError(f"audio with {8 * width} bits a sample at {rate} Hz is not understood")
-        audio_s = audio.getnframes() / rate
         raw = audio.readframes(audio.getnframes())
-    if len(raw) < int(audio_s * rate) * width * channels:
+    if len(raw) < audio.getnframes() * width * channels:
         raise ValueError("the audio ends before its header says")
-    window = max(1, int(_WINDOW_S * rate)) * channels
-    levels = list(_levels(raw, width, window))
-    return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
+    return rate, channels, width, raw
 
 
-def fill(audio_s: float, *, lean: bool) -> float:
-    """Return how much memory audio is made to take, in seconds: as usual twice its length."""
-    return audio_s if lean else 2 * audio_s
+def read_flac(path: str) -> tuple[int, int, int, bytes] | None:
+    """Return the same of a FLAC file, in 16 bits; None: it is none. Raise NoDecoder where nobody can read it."""
+    with Path(path).open("rb") as file:
+        if not file.read(4).startswith((b"fLaC", b"ID3")):  # some programs put tags before the stream
+            return None
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        why = f"it is FLAC, and the package soundfile is not here ({error})"
+        raise NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is installed)") from error
+    try:
+        with soundfile.SoundFile(path) as audio:
+            blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
+            rate, channels, frames, raw = audio.samplerate, audio.channels, audio.frames, b"".join(blocks)
+    except soundfile.SoundFileError as error:
+        raise ValueError(str(error)) from error
+    if len(raw) < 2 * channels * frames:
+        raise ValueError("the audio ends before its header says")
+    return rate, channels, 2, raw
+
+
+def read_floats(path: str) -> tuple[int, int, array[float]] | None:
+    """Return rate, channels and samples of a WAV file of floats, which ``wave`` does not read; None: it is none."""
+    with Path(path).open("rb") as file:
+        if file.read(12)[8:] != b"WAVE":
+            return None
+        rate = channels = bits = 0
+        while len(head := file.read(8)) == 8:
+            name, size = struct.unpack("<4sI", head)
+            if name == b"data" and rate:
+                raw = file.read(size)
+                if len(raw) < size:
+                    raise ValueError("the audio ends before its header says")
+                samples: array[float] = array(_FLOAT_TYPE[bits // 8])
+                samples.frombytes(raw[: size // (bits // 8 * channels) * (bits // 8 * channels)])
+                return rate, channels, samples
+            start = file.tell()
+            if name == b"fmt ":
+                form = file.read(min(size, 40))
+                kind, channels, rate, bits = struct.unpack("<HHI6xH", form[:16].ljust(16, b"\0"))
+                kind = form[24] if kind == _EXTENSIBLE and len(form) > 25 else kind
+                if kind != _FLOAT or bits // 8 not in _FLOAT_TYPE or not (channels and rate):
+                    return None
+            file.seek(start + size + (size & 1))
+    return None
+
+
+def _float_levels(samples: array[float], window: int) -> Iterator[float]:
+    """Yield the peak of each window; floats beyond full scale count as full scale."""
+    for start in range(0, len(samples), window):
+        part = samples[start : start + window]
+        yield min(1.0, max(max(part), -min(part)))
 
 
 def _levels(raw: bytes, width: int, window: int) -> Iterator[float]:

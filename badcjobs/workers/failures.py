@@ -10,6 +10,7 @@ import signal
 
 # The chunk's own fault, or its bad luck.
 BAD_AUDIO = "bad_audio"
+MISSING_AUDIO = "missing_audio"  # the file is not there, or breaks off before this chunk: no engine has seen it
 BAD_OUTPUT = "bad_output"  # the engine's output cannot be read
 NO_OUTPUT = "no_output"  # the engine said that all was well, but left nothing
 EXIT_CODE = "exit_code"

@@ -30,6 +30,7 @@ from badcjobs.workers.failures import (
     signal_name,
     signal_of,
 )
+from badcjobs.workers.fingerprints import fingerprint_of
 from badcjobs.workers.hawkears2 import hawkears_environment, sized_arguments
 from badcjobs.workers.hawkears2_staging import NotStaged, Staged, stage_batch
 from badcjobs.workers.launch import last_lines
@@ -69,6 +70,13 @@ class HawkEars1Engine:
         self._allow_cpu = allow_cpu
         # Its word may be one line per recording, and its start a compilation: only minutes are silence.
         self._patience = patience or Patience(least_s=600.0)
+
+    @property
+    def version(self) -> str | None:
+        """Its program and its models, which have no other name."""
+        root = (self._root or Path()).absolute()
+        mark = fingerprint_of([root / "analyze.py", *(root / "data" / "ckpt").glob("*")], content=False)
+        return mark and f"analyze.py {mark}"
 
     def check(self) -> None:
         """Look for Python, for analyze.py, and for options that would blind us."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
 from badcjobs.seams import Clock, Launcher, Session
+from badcjobs.workers.fingerprints import fingerprint_of
 from badcjobs.workers.hawkears2_session import HawkEarsSession
 from badcjobs.workers.hawkears_python import WORKER, probe_hawkears
 from badcjobs.workers.launch import worker_environment
@@ -70,11 +71,19 @@ class HawkEarsEngine:
         self._clock = clock
         self._allow_cpu = allow_cpu
         self._patience = patience or Patience()
+        self._release: str | None = None
+
+    @property
+    def version(self) -> str | None:
+        """Its release, as ``check`` has found it, and its models; None: not known."""
+        models = list(((self._root or Path()).absolute() / "data" / "ckpt").glob("*.ckpt"))
+        parts = [self._release or "", f"{len(models)} models {fingerprint_of(models, content=False)}" if models else ""]
+        return ", ".join(filter(None, parts)) or None
 
     @property
     def wants(self) -> int:
         """What its threads work on and two behind them, or a batch."""
-        return _BATCH if self._python is None else _parse_threads(self._extra_args) + 2
+        return _BATCH if self._python is None else threads_of(self._extra_args) + 2
 
     def check(self) -> None:
         """Look for the program, for its models, and for options that would blind us; ask whether it can be fed."""
@@ -125,6 +134,7 @@ class HawkEarsEngine:
     def _probe(self, python: str) -> None:
         """Ask HawkEars' Python; one that cannot be fed is run as it comes, one that refuses the options not at all."""
         answer = probe_hawkears(python, self._extra_args, environ=self._environ, cwd=self._root)
+        self._release = answer.version
         if answer.can_be_fed:
             return
         if (answer.problem or "").startswith("Error: "):
@@ -173,7 +183,7 @@ def hawkears_environment(
     for name, folder in _CACHES:
         env.setdefault(name, str(caches / f"{folder}-cache"))
     if "OMP_NUM_THREADS" not in environ:
-        share = plan.threads // _parse_threads(extra_args)
+        share = plan.threads // threads_of(extra_args)
         env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, share) if share >= _CORES_TO_SPARE else 1)
     return env
 
@@ -216,7 +226,8 @@ def _with_threads(extra_args: Sequence[str], threads: int) -> list[str]:
     return [*kept, "--threads", str(threads)]
 
 
-def _parse_threads(extra_args: Sequence[str]) -> int:
+def threads_of(extra_args: Sequence[str]) -> int:
+    """Return how many threads the options ask for, or HawkEars' own number."""
     words = [word for arg in extra_args for word in arg.split("=", 1)]
     value = dict(pairwise(words)).get("--threads", "")
     return int(value) if value.isdecimal() and int(value) > 0 else _DEFAULT_THREADS

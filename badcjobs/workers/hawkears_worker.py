@@ -5,6 +5,9 @@ Stands alone: it needs the standard library and HawkEars, and is started by its 
 
     in:   {"id": 7, "audio": "/path"}   {"stop": true}, or the end of the input: finish what is in progress
     out:  ready, started, done, failed, fewer (threads than asked for), broken (nothing can work), bye
+
+The detections of ``done`` are rows of [start_ms, end_ms, label, score, name]. The label is as HawkEars writes it: a
+code unless its --label says otherwise; the name is the species' common one, or null where HawkEars does not know it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST_ERROR = 2000
@@ -84,6 +87,10 @@ class Conversation:
 # --- what HawkEars is asked to do -------------------------------------------------------------------------------------
 
 
+class CannotBeFed(Exception):
+    """This HawkEars is older than its API; it is run as it comes, batch by batch."""
+
+
 def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, Any]]:
     """Return HawkEars' ``analyze`` and the arguments that its own command line would call it with."""
     from hawkears.cli import cli  # type: ignore[import-not-found]
@@ -93,7 +100,7 @@ def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, 
     analyze: Callable[..., object] = module.analyze
     signature = inspect.signature(analyze)
     if missing := {"recording_paths", "recording_callback", "raise_errors"} - set(signature.parameters):
-        raise NotImplementedError(f"this HawkEars cannot be fed: analyze() has no {', '.join(sorted(missing))}")
+        raise CannotBeFed(f"this HawkEars cannot be fed: analyze() has no {', '.join(sorted(missing))}")
     calls: list[dict[str, Any]] = []
     module.analyze = lambda *args, **named: calls.append(signature.bind(*args, **named).arguments)  # type: ignore[attr-defined]
     try:
@@ -160,6 +167,7 @@ class Feed:
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
         self.here = threading.local()  # what a thread has: its order, its models, what it measured
+        self.names: dict[str, str] = {}  # label → the common name of the species
         self._mistakes = listen_for_mistakes()
 
     def paths(self) -> Iterator[str]:
@@ -176,7 +184,7 @@ class Feed:
             self.give_up(self._mistakes[0])
             return
         took_s = round(time.monotonic() - self.here.began_s, 4)
-        facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections)}
+        facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}
         self.talk.say("done", id=self.here.order["id"], **facts)
         self.here.order = None
 
@@ -209,12 +217,27 @@ def listen_for_mistakes() -> list[str]:
     return mistakes
 
 
-def rows(detections: Sequence[Any]) -> list[tuple[int, int, str, float]]:
-    """Return detections as HawkEars writes them to scores.csv: milliseconds, three decimals."""
+def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int, int, str, float, str | None]]:
+    """Return detections as HawkEars writes them to scores.csv (milliseconds, three decimals), and the species' name."""
     return [
-        (round(found.start_time * 1000), round(found.end_time * 1000), found.species, round(found.score, 3))
+        (
+            *(round(found.start_time * 1000), round(found.end_time * 1000), found.species, round(found.score, 3)),
+            names.get(found.species),
+        )
         for found in detections
     ]
+
+
+def species_names(analyzer: Any) -> dict[str, str]:
+    """Return the common name of each label, whichever of them --label chooses; none where HawkEars keeps them apart."""
+    listed = getattr(getattr(analyzer, "class_mgr", None), "all_classes", None)
+    classes, names = list(listed()) if callable(listed) else [], dict[str, str]()
+    for field in ("code", "alt_code", "name", "alt_name"):
+        for one in classes:
+            label, name = getattr(one, field, None), getattr(one, "name", None)
+            if label and name:
+                names.setdefault(str(label), str(name))
+    return names
 
 
 def keep_predictors(module: Any, here: Any) -> None:
@@ -269,6 +292,7 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
             super().__init__(cfg, *args, **named)
             self._lock = threading.Lock()
             self._threads = cfg.infer.num_threads
+            feed.names = species_names(self)
             facts = {"threads": self._threads, "models": cfg.infer.max_models, "holds": self._threads + 2}
             feed.talk.say("ready", **facts, **device_facts(module), versions=versions())
 
@@ -326,22 +350,38 @@ def work_in_batches(talk: Conversation, module: Any, analyze: Callable[..., obje
     """Call HawkEars with what is there, again and again; it loads its models each time."""
     threads = call.get("num_threads")
     talk.say("ready", threads=threads, models=None, holds=_BATCH, **device_facts(module), versions=versions())
-    mistakes = listen_for_mistakes()
+    mistakes, names = listen_for_mistakes(), note_names(module)
     call = {**call, "cancellation_callback": talk.stopping.is_set}
     while batch := talk.next_batch(_BATCH):
         for order in batch:
             talk.say("started", id=order["id"])
-        run_batch(talk, lambda **named: analyze(**{**call, **named}), batch, mistakes)
+        run_batch(talk, lambda **named: analyze(**{**call, **named}), batch, mistakes, names)
 
 
-def run_batch(talk: Conversation, analyze: Callable[..., object], batch: list[Any], mistakes: list[str]) -> None:
+def note_names(module: Any) -> dict[str, str]:
+    """Return a dictionary that fills with the species' names when HawkEars makes its next Analyzer."""
+    make, names = getattr(module, "Analyzer", None), dict[str, str]()
+
+    def noted(*args: Any, **named: Any) -> Any:
+        analyzer = make(*args, **named)  # type: ignore[misc]
+        names.update(species_names(analyzer))
+        return analyzer
+
+    if make is not None:
+        module.Analyzer = noted
+    return names
+
+
+def run_batch(
+    talk: Conversation, analyze: Callable[..., object], batch: list[Any], mistakes: list[str], names: Mapping[str, str]
+) -> None:
     """Analyse a list; whatever is lost with a bad recording is analysed again without it."""
     left = {order["id"]: order for order in batch}
 
     def done(result: Any) -> None:
         for order in [order for order in left.values() if order["audio"] == str(result.recording_path)]:
             if not mistakes:
-                talk.say("done", id=order["id"], detections=rows(result.detections))
+                talk.say("done", id=order["id"], detections=rows(result.detections, names))
             del left[order["id"]]
 
     error = "HawkEars went on without a word about this recording"
@@ -354,7 +394,7 @@ def run_batch(talk: Conversation, analyze: Callable[..., object], batch: list[An
     if mistakes:
         raise ValueError(mistakes[0])
     for part in [] if talk.stopping.is_set() else settle(talk, list(left.values()), error, of=len(batch)):
-        run_batch(talk, analyze, part, mistakes)
+        run_batch(talk, analyze, part, mistakes, names)
 
 
 def settle(talk: Conversation, left: list[Any], error: str, *, of: int) -> list[list[Any]]:

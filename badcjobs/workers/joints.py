@@ -25,6 +25,7 @@ GRID_S = 9.0
 # Its low-band model has windows of 4 s, and so stretches of 12 s. Pieces that are long enough begin where both do.
 WIDE_GRID_S = 36.0
 SHORTEST_S = GRID_S + OVERLAP_S
+_MOST_PIECES = 1 << 16  # of a week; a length beyond that is a mistake, and nobody waits for its pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def longest_piece_s(audio_s: float, pieces: int) -> float:
 def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
     """Return into how many pieces (2, 4, 8, …) to cut, so that each is shorter than a limit; None: they cannot be."""
     pieces, before_s = 2, audio_s
-    while (longest_s := longest_piece_s(audio_s, pieces)) < before_s:
+    while pieces <= _MOST_PIECES and (longest_s := longest_piece_s(audio_s, pieces)) < before_s:
         if longest_s < limit_s:
             return pieces
         pieces, before_s = pieces * 2, longest_s

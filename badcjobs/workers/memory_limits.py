@@ -24,6 +24,10 @@ class MemoryLimit:
     crowded_s: float | None = None  # with the usual threads
     alone_s: float | None = None  # even lean
 
+    def lower(self, other: MemoryLimit) -> MemoryLimit:
+        """Return the limit that keeps to both."""
+        return MemoryLimit(_least(self.crowded_s, other.crowded_s), _least(self.alone_s, other.alone_s))
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Way:

@@ -9,29 +9,20 @@ from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, WorkerPlan
 from badcjobs.seams import Clock, Cutter, Engine
+from badcjobs.workers.engine_around import EngineAround
 from badcjobs.workers.failures import OUT_OF_MEMORY
 from badcjobs.workers.memory_limits import MemoryLimits
 from badcjobs.workers.piecewise_session import PiecewiseSession, model_of
 
 
-class PiecewiseEngine:
+class PiecewiseEngine(EngineAround):
     """Gives another engine no more audio at once than fits."""
 
     def __init__(self, engine: Engine, cutter: Cutter, limits: MemoryLimits, *, clock: Clock) -> None:
-        self.name = engine.name
-        self._engine = engine
+        super().__init__(engine)
         self._cutter = cutter
         self._limits = limits
         self._clock = clock
-
-    @property
-    def wants(self) -> int:
-        """As many as the other engine."""
-        return self._engine.wants
-
-    def check(self) -> None:
-        """Let the other engine check itself."""
-        self._engine.check()
 
     def open(self, plan: WorkerPlan, scratch: Path) -> PiecewiseSession:
         """Open the other engine."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
 from badcjobs.seams import CannotCut, Clock, Cutter, More, Session, SessionBroken, nothing_more
+from badcjobs.workers.cut_chunk import check_audio, there_s
 from badcjobs.workers.failures import NO_SPACE, OUT_OF_MEMORY
 from badcjobs.workers.joints import Stretch, join_detections, plan_pieces
 from badcjobs.workers.memory_limits import ChunkKey, MemoryLimits, Way
@@ -96,7 +97,7 @@ class PiecewiseSession:
     def _set_aside(self, chunk: Chunk, too_long: deque[_Whole]) -> bool:
         if chunk.audio_s is not None and self._limits.way_of(self._model, chunk.key, chunk.audio_s).pieces == 1:
             return False  # as long as it says, which costs nothing to know
-        audio_s = self._cutter.length_s(Path(chunk.audio_path)) or chunk.audio_s
+        audio_s = there_s(chunk, self._cutter)
         way = self._limits.way_of(self._model, chunk.key, audio_s)
         if audio_s is None or way.pieces == 1:
             return False
@@ -134,7 +135,8 @@ class PiecewiseSession:
 
     def _note(self, result: ChunkResult, begun: dict[ChunkKey, Chunk]) -> ChunkResult:
         if result.ok:
-            audio_s = result.audio_s if result.chunk.audio_s is None else result.chunk.audio_s
+            lengths = [audio_s for audio_s in (result.audio_s, result.chunk.audio_s) if audio_s is not None]
+            audio_s = min(lengths, default=None)  # where a recording breaks off it was less than the chunk says
             self._limits.came_through(self._model, result.chunk.key, audio_s, self._way)
         elif result.error_class == OUT_OF_MEMORY and result.charged:
             self._ran_out(result.chunk, begun)
@@ -145,7 +147,7 @@ class PiecewiseSession:
 
     def _ran_out(self, chunk: Chunk, begun: dict[ChunkKey, Chunk]) -> None:
         """Note it; with others in progress it was the longest of them all that was too much."""
-        audio_s = chunk.audio_s or self._cutter.length_s(Path(chunk.audio_path))
+        audio_s = chunk.audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
         lengths = [other.audio_s for other in begun.values() if other.audio_s is not None]
         self._limits.ran_out(self._model, chunk.key, audio_s, self._way, beside_s=max(lengths, default=None))
 
@@ -202,13 +204,15 @@ class PiecewiseSession:
         yield self._finish(whole, heard, ended_at_ms)
 
     def _cut(self, chunk: Chunk, stretch: Stretch) -> Chunk:
+        check_audio(chunk)
         source = Path(chunk.audio_path)
         start_ms, end_ms = round(stretch.start_s * 1000), round(stretch.end_s * 1000)
         name = f"{start_ms // 1000}s"
         self._folder.mkdir(parents=True, exist_ok=True)
         target = (self._folder / f"{source.stem[:_LONGEST_KEPT_STEM]}~{name}.wav").absolute()
-        self._cutter.cut(source, stretch.start_s, stretch.end_s, target)
         first_ms = chunk.start_ms
+        begin_s = first_ms / 1000 if chunk.is_cut else 0.0  # of the chunk in its file
+        self._cutter.cut(source, begin_s + stretch.start_s, begin_s + stretch.end_s, target)
         return Chunk(
             chunk.recording_id, f"{chunk.chunk_id}~{name}", chunk.source_path, str(target), first_ms + start_ms,
             first_ms + end_ms, piece_of=chunk.chunk_id,
@@ -254,6 +258,7 @@ class PiecewiseSession:
         self, whole: _Whole, heard: Sequence[tuple[Stretch, Sequence[Detection]]], ended_at_ms: int
     ) -> ChunkResult:
         self._limits.came_through(self._model, whole.chunk.key, whole.audio_s, whole.way)
-        audio_s = whole.audio_s if whole.chunk.audio_s is None else whole.chunk.audio_s
+        known_s = whole.chunk.audio_s
+        audio_s = whole.audio_s if known_s is None or whole.chunk.is_cut else known_s
         started_at_ms = ended_at_ms if self._begun_at_ms is None else self._begun_at_ms
         return ChunkResult(whole.chunk, started_at_ms, ended_at_ms, join_detections(heard), audio_s, pieces=len(heard))

@@ -16,6 +16,7 @@ from pathlib import Path
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Engine, Launcher, More, Session, SessionBroken, nothing_more
+from badcjobs.workers.engine_around import EngineAround
 from badcjobs.workers.failures import NO_PROGRAM, TERMINATED, WORKER_DIED
 from badcjobs.workers.profiling import Profiler, ProfilingLauncher
 
@@ -34,7 +35,7 @@ class ProfileOrder:
     launcher: Launcher
 
 
-class ProfiledEngine:
+class ProfiledEngine(EngineAround):
     """Opens its first session behind the profiler, all others as they are.
 
     Parameters
@@ -43,21 +44,11 @@ class ProfiledEngine:
     """
 
     def __init__(self, engine: Engine, order: ProfileOrder, *, keep: Path) -> None:
-        self.name = engine.name
-        self._engine = engine
+        super().__init__(engine)
         self._order = order
         self._keep = keep
         self._lock = threading.Lock()
         self._begun = False
-
-    @property
-    def wants(self) -> int:
-        """As many as the engine itself."""
-        return self._engine.wants
-
-    def check(self) -> None:
-        """Check the engine."""
-        self._engine.check()
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
         """Start working on one device."""

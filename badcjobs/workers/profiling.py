@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from badcjobs.errors import NotHere
 from badcjobs.seams import Launcher, Process
 from badcjobs.workers.fifo_process import FifoProcess, Fifos
+from badcjobs.workers.leftovers import end_marked
 
 PROFILE_MARK = "BADCJOBS_PROFILE"
 MOST_REPORTS = 5  # engines with a process per chunk leave one for each, and a run folder is no place for hundreds
@@ -133,16 +132,6 @@ class ProfilingLauncher:
         self._launcher.signal(process, signum)
         if place is not None:
             end_marked(PROFILE_MARK, str(place))
-
-
-def end_marked(name: str, value: str) -> None:
-    """Kill every process that has this in its environment, whoever its parent is now."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(name) == value:
-                process.kill()
-        except (psutil.Error, OSError):
-            continue  # gone meanwhile, or somebody else's
 
 
 def _read_pid(path: Path) -> int | None:

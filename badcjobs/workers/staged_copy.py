@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.model import Chunk
+from badcjobs.seams import Cutter
+from badcjobs.workers.cut_chunk import check_audio, cut_chunk, stretch_of
 
 
 @dataclass(eq=False)
@@ -17,6 +19,7 @@ class Copy:
     chunk: Chunk
     path: Path
     size_bytes: int = 0  # 0: not known yet, and nothing written
+    end_ms: int | None = None  # of a cut: where its audio really ends
     waits: bool = False  # for room
     ready: bool = False
     taken: bool = False
@@ -31,6 +34,11 @@ class Copy:
         except OSError:
             return False
 
+    @property
+    def in_the_making(self) -> bool:
+        """Whether it will be ready before long."""
+        return not (self.ready or self.taken or self.waits or self.unwanted)
+
     def serves(self, chunk: Chunk) -> bool:
         """Say whether an engine may read it instead of this chunk's audio: a piece of a chunk is not the whole."""
         return self.ready and not self.taken and chunk.audio_path == self.chunk.audio_path and self.is_sound
@@ -38,6 +46,28 @@ class Copy:
     def remove(self) -> None:
         """Give the space back."""
         shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+def size_of(chunk: Chunk, cutter: Cutter) -> int:
+    """Return how many bytes a copy of a chunk's audio takes, about; raise OSError where it cannot be looked at."""
+    if chunk.is_cut:
+        return cutter.size_bytes(Path(chunk.audio_path), *stretch_of(chunk))
+    return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - a path as it came, in a shared place
+
+
+def make_copy(copy: Copy, cutter: Cutter) -> bool:
+    """Copy a chunk's audio, or cut it out of a longer file; return False when a copy is not what it should be.
+
+    Raise CannotCut where the file is missing, or another one than was listed.
+    """
+    check_audio(copy.chunk)
+    if not copy.chunk.is_cut:
+        return copy_file(copy.chunk.audio_path, copy.path)
+    copy.path.parent.mkdir()
+    copy.end_ms = cut_chunk(copy.chunk, copy.path, cutter)
+    check_audio(copy.chunk)  # it may have been replaced while it was read
+    copy.size_bytes = copy.path.stat().st_size
+    return True
 
 
 def copy_file(source: str, target: Path) -> bool:

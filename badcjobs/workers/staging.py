@@ -1,21 +1,25 @@
 """Copies the audio of the chunks that come next to the node's own disk, by a few reader threads.
 
-A copy is a favour, never a condition: what is not ready when an engine wants it is read where it lies. Who hands the
-copies to an engine is ``staged_engine``; whether any of this is worth while is decided above (``staging_choice``).
+A copy is a favour, never a condition: what is not ready when an engine wants it is read where it lies. The copy of a
+chunk that is a stretch of a longer file is cut out of it; that is a condition: one that is not ready is made there and
+then. Who hands the copies to an engine is ``staged_engine``; whether it is worth while to make them before they are
+wanted is decided above (``staging_choice``).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.model import Chunk
-from badcjobs.workers.staged_copy import Copy, copy_file, free_bytes
+from badcjobs.seams import CannotCut, Cutter
+from badcjobs.workers.cut_chunk import check_audio, cut_name
+from badcjobs.workers.staged_copy import Copy, free_bytes, make_copy, size_of
+from badcjobs.workers.staging_tally import StagingTally
 
 log = logging.getLogger(__name__)
 
@@ -29,38 +33,24 @@ _MOST_FAILURES = 20  # in a row
 _PASSED_OVER = 3  # so often, and a copy makes room
 
 
-@dataclass
-class StagingTally:
-    """What came of it."""
-
-    staged: int = 0
-    staged_bytes: int = 0
-    from_source: int = 0
-    failed_copies: int = 0
-    last_failure: str | None = None
-
-    @property
-    def words(self) -> str:
-        """The same for the log."""
-        text = f"staging: {self.staged} chunks were read from copies on this node ({self.staged_bytes / 1e6:.1f} MB),"
-        text += f" {self.from_source} where they lie"
-        return text + (f"; {self.failed_copies} copies failed: {self.last_failure}" if self.failed_copies else "")
-
-
 class Stager:
     """Keeps copies of the next chunks ready; ``take`` hands one out, ``release`` removes it.
 
+    Without ``start`` nothing is made before it is wanted, and only what has to be cut.
+
     Parameters
     ----------
-    folder: made by ``start``, gone after ``stop``; nothing else may lie in it.
+    folder: made when it is needed, gone after ``stop``; nothing else may lie in it.
     ahead: so many chunks that nobody works on yet have a copy at most.
     """
 
-    def __init__(self, folder: Path, *, ahead: int) -> None:
+    def __init__(self, folder: Path, *, ahead: int, cutter: Cutter) -> None:
         self.tally = StagingTally()
         self._folder = folder
         self._ahead = max(1, ahead)
+        self._cutter = cutter
         self._most_bytes = 0
+        self._only_cuts = False
         self._upcoming: Upcoming = lambda count: []
         self._changed = threading.Condition()
         self._planned: dict[tuple[str, str], Chunk] = {}
@@ -74,10 +64,14 @@ class Stager:
 
     # --- for the task ---------------------------------------------------------------------------------------------
 
-    def start(self, upcoming: Upcoming, *, most_bytes: int) -> None:
-        """Begin to copy what comes next; all copies together take ``most_bytes`` or a quarter of what is free."""
+    def start(self, upcoming: Upcoming, *, most_bytes: int, only_cuts: bool = False) -> None:
+        """Begin to copy what comes next; all copies together take ``most_bytes`` or a quarter of what is free.
+
+        ``only_cuts``: make no copies of whole files.
+        """
         self._upcoming = upcoming
         self._most_bytes = most_bytes
+        self._only_cuts = only_cuts
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -105,21 +99,55 @@ class Stager:
     # --- for the engines ------------------------------------------------------------------------------------------
 
     def take(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with the path of its copy, or as it is when there is none yet."""
+        """Return the chunk with the path of its copy, or as it is when there is none yet.
+
+        One in which its recording breaks off ends there.
+        What has to be cut is waited for, or cut now: raise CannotCut, or OSError where the disk will not have it.
+        CannotCut also where the file is missing, or another one than was listed.
+        """
         with self._changed:
-            self._planned.pop(chunk.key, None)
-            copy = self._copies.get(chunk.key)
-            self._changed.notify_all()
-            if copy is not None and copy.serves(chunk):
-                copy.taken = True
-                self.tally.staged += 1
-                self.tally.staged_bytes += copy.size_bytes
-                return replace(chunk, audio_path=str(copy.path))
-            if copy is not None:
-                copy.unwanted = True
-            self._astray = True
-            self.tally.from_source += 1
-            return chunk
+            copy = self._ready_copy(chunk)
+        if copy is None:
+            check_audio(chunk)
+            if not chunk.is_cut:
+                with self._changed:
+                    self.tally.from_source += 1
+                return chunk
+            copy = self._cut_now(chunk)
+        end_ms = copy.end_ms if chunk.is_cut else chunk.end_ms
+        return replace(chunk, audio_path=str(copy.path), is_cut=False, end_ms=end_ms)
+
+    def _ready_copy(self, chunk: Chunk) -> Copy | None:
+        self._planned.pop(chunk.key, None)
+        self._changed.notify_all()
+        while (copy := self._copies.get(chunk.key)) is not None and chunk.is_cut and copy.in_the_making:
+            self._changed.wait(_LOOK_AGAIN_S)
+        if copy is not None and copy.serves(chunk):
+            copy.taken = True
+            self.tally.staged += 1
+            self.tally.staged_bytes += copy.size_bytes
+            return copy
+        if copy is not None:
+            copy.unwanted = True
+        self._astray = True
+        return None
+
+    def _cut_now(self, chunk: Chunk) -> Copy:
+        """Cut in the caller's thread; what waits on the disk for others makes room."""
+        size_bytes = size_of(chunk, self._cutter)
+        with self._changed:
+            self.tally.cut_late += 1
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if free_bytes(self._folder) < size_bytes:
+                self._drop([copy for copy in self._waiting() if copy.ready])
+            copy = self._begin(chunk)
+            copy.taken, copy.size_bytes = True, size_bytes
+        try:
+            make_copy(copy, self._cutter)
+        except BaseException:
+            self.release(chunk)
+            raise
+        return copy
 
     def release(self, chunk: Chunk, *, failed: bool = False) -> bool:
         """Remove a chunk's copy; return whether it was sound to the end. What has failed is not copied again."""
@@ -140,8 +168,10 @@ class Stager:
     def _run(self) -> None:
         while (copy := self._next()) is not None:
             try:
-                ready = self._wait_for_room(copy) and copy_file(copy.chunk.audio_path, copy.path)
+                ready = self._wait_for_room(copy) and make_copy(copy, self._cutter)
                 why = None
+            except CannotCut:
+                ready, why = False, None  # whoever wants it will see, and say so
             except OSError as error:
                 ready, why = False, f"{copy.chunk.audio_path}: {error.strerror or error}"
             self._settle(copy, ready=ready, why=why)
@@ -163,6 +193,8 @@ class Stager:
         coming = {chunk.key: chunk for chunk in self._upcoming(self._ahead)}
         if self._astray:
             self._drop_all_but(coming)
+        if self._only_cuts:
+            coming = {key: chunk for key, chunk in coming.items() if chunk.is_cut}
         fresh = [key for key in coming if key not in self._copies and key not in self._hopeless]
         self._planned.update((key, coming[key]) for key in fresh[: max(0, self._ahead - len(self._waiting()))])
 
@@ -174,22 +206,26 @@ class Stager:
         self._astray = False
         for copy in self._waiting():
             copy.passed_over = 0 if copy.chunk.key in coming else copy.passed_over + 1
-            if copy.ready and copy.passed_over >= _PASSED_OVER:
-                del self._copies[copy.chunk.key]
-                copy.remove()
+        self._drop([copy for copy in self._waiting() if copy.ready and copy.passed_over >= _PASSED_OVER])
+
+    def _drop(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            del self._copies[copy.chunk.key]
+            copy.remove()
 
     def _waiting(self) -> list[Copy]:
         return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]
 
     def _begin(self, chunk: Chunk) -> Copy:
         self._number += 1
-        copy = Copy(chunk, self._folder / str(self._number) / Path(chunk.audio_path).name)
+        name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
+        copy = Copy(chunk, self._folder / str(self._number) / name)
         self._copies[chunk.key] = copy
         return copy
 
     def _wait_for_room(self, copy: Copy) -> bool:
         """Wait until the copy has its place on the disk; return False when it is too large or no longer wanted."""
-        size_bytes = os.stat(copy.chunk.audio_path).st_size  # noqa: PTH116 - a path as it came, in a shared place
+        size_bytes = size_of(copy.chunk, self._cutter)
         with self._changed:
             copy.waits = True
             try:
@@ -216,7 +252,8 @@ class Stager:
             copy.ready = ready and not (copy.unwanted or self._stopped)
             self._failures = self._failures + 1 if why else 0
             if not copy.ready:
-                del self._copies[copy.chunk.key]
+                if self._copies.get(copy.chunk.key) is copy:  # else somebody would not wait, and has cut his own
+                    del self._copies[copy.chunk.key]
                 if not copy.unwanted:
                     self._hopeless.add(copy.chunk.key)
             if why is not None:

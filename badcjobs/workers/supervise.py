@@ -14,7 +14,8 @@ from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, Journal, SessionBroken, Timetable
-from badcjobs.workers.failures import BATCH_LOST, CONFIGURATION, NO_OUTPUT, TERMINATED, WORKER_DIED
+from badcjobs.workers.cut_chunk import short_words
+from badcjobs.workers.failures import BATCH_LOST, CONFIGURATION, MISSING_AUDIO, NO_OUTPUT, TERMINATED, WORKER_DIED
 from badcjobs.workers.judge import Judge
 from badcjobs.workers.judge import RetryPolicy as RetryPolicy
 from badcjobs.workers.pieces import ways_left
@@ -30,6 +31,7 @@ class Tally:
 
     done: int = 0
     failed: int = 0
+    missing: int = 0  # of those that failed, chunks whose audio is not there
     tries: int = 0
     hopeless: str | None = None  # why nothing more was tried
     retired: list[str] = field(default_factory=list)  # why workers ended before the work did
@@ -212,6 +214,7 @@ class Supervisor:
         if result.ok:
             self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
             self.audio_done_s += result.audio_s or result.chunk.audio_s or 0.0
+            self._tell_what_was_short(result)
         if sentence.status == "pending":
             if result.charged:
                 when = "with less memory" if sentence.lean else f"in {sentence.rest_s:.1f} s"
@@ -223,8 +226,14 @@ class Supervisor:
             self.tally.done += 1
         else:
             self.tally.failed += 1
+            self.tally.missing += result.error_class == MISSING_AUDIO
             log.error("%s failed for good (%s): %s", result.chunk.name, result.error_class, _last_line(result.error))
             self._give_up_if_hopeless(result)
+
+    def _tell_what_was_short(self, result: ChunkResult) -> None:
+        if (words := short_words(result)) is not None:
+            log.warning("%s: %s", result.chunk.name, words)
+            self._journal.add_decision("short_audio", result.chunk.name, result.audio_s, words, result.ended_at_ms)
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [] if self.killed else [result.chunk for result in event.lost]
@@ -294,7 +303,8 @@ class Supervisor:
         return self._policy.rest_s(failures)
 
     def _give_up_if_hopeless(self, result: ChunkResult) -> None:
-        if self.tally.done == 0 and self.tally.failed >= self._policy.hopeless_after:
+        tried = self.tally.failed - self.tally.missing  # missing files say nothing about the engine
+        if self.tally.done == 0 and tried >= self._policy.hopeless_after:
             self._give_up(
                 f"{self.tally.failed} chunks failed and none worked; the last one: {result.error_class}:"
                 f" {_last_line(result.error)}"

@@ -147,7 +147,7 @@ class Report:
 
 
 def run(folder: Path, scale: Fraction, slack: float) -> int:
-    files = max(20, int(FILES * scale))
+    files = max(10, int(FILES * scale))
     more = max(1, files // 100)
     print(f"merge: {files:,} task files of 14,400 samples, 3,600 host samples and 240 chunks each (scale {scale})")
     written = write_tasks(folder / "all", range(files + more))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sqlite3
 import statistics
@@ -193,10 +194,13 @@ def judge_recorder(report: Report, folder: Path, seconds: float) -> None:
 
 
 def measure_recorder(folder: Path, name: str, seconds: float) -> dict[str, float]:
-    """Record for some time; return what the recorder wrote about itself."""
+    """Record for some time, with modules compiled as installed ones are; return what the recorder wrote of itself."""
     target = folder / f"{name}.sqlite"
     recorder = subprocess.Popen(
-        [sys.executable, str(HERE / "four_devices.py"), str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, str(HERE / "four_devices.py"), str(target)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
     )
     time.sleep(seconds)
     recorder.communicate(b"stop\npublished\n", timeout=30)

@@ -23,9 +23,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import Allocation, HostReading, Reading, TaskKey
+from badcjobs.model import Allocation, HostReading, Reading, TaskKey, publish_interval_s
 from badcjobs.store.live.halves import OwnHalf, SealedHalf
-from badcjobs.store.live.publish import publish, publish_interval_s
+from badcjobs.store.live.publish import publish
 from badcjobs.store.live.task_writer import TaskWriter
 from badcjobs.store.live.telemetry_writer import TelemetryWriter
 

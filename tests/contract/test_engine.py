@@ -23,6 +23,7 @@ from support.fake_hawkears import hear, install_fake_hawkears, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
 from support.fake_profiler import install_fake_profiler
+from support.waiting import wait_for
 
 from badcjobs.audio.cutter import AudioCutter
 from badcjobs.clock import SystemClock
@@ -226,17 +227,17 @@ class StagedBench:
         self.expected = bench.expected
         self._bench = bench
         self._coming: list[Chunk] = []
-        self._stager = Stager(folder / "staged", ahead=100)
+        self._stager = Stager(folder / "staged", ahead=100, cutter=AudioCutter(None))
         self._stager.start(lambda count: self._coming[:count], most_bytes=10**9)
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        engine = StagedEngine(self._bench.engine(launcher, slow_s=slow_s), self._stager)
+        engine = StagedEngine(self._bench.engine(launcher, slow_s=slow_s), self._stager, clock=CLOCK)
         opened = engine.open
         engine.open = lambda plan, scratch: Announced(opened(plan, scratch), self._stager, self._coming)  # type: ignore
         return engine
 
     def broken_engine(self, launcher: Launcher) -> Engine:
-        return StagedEngine(self._bench.broken_engine(launcher), self._stager)
+        return StagedEngine(self._bench.broken_engine(launcher), self._stager, clock=CLOCK)
 
     def close(self) -> None:
         self._stager.stop()
@@ -343,14 +344,20 @@ class Workplace:
         return chunk(name, path)
 
     def processes(self) -> list[psutil.Process]:
-        found = []
+        return [process for process, _ in self._marked()]
+
+    def environs(self) -> list[dict[str, str]]:
+        """Return what the workers have in their environments; one that becomes another program shows none."""
+        return [environ for _, environ in self._marked()]
+
+    def _marked(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
         for process in psutil.process_iter():
             try:
-                if process.environ().get(TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                environ = process.environ()
+                if environ.get(TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process, environ
             except psutil.Error:
                 continue  # gone meanwhile, or somebody else's
-        return found
 
 
 @pytest.fixture
@@ -423,13 +430,6 @@ def feed(session: Session, batch: Sequence[Chunk]) -> list[ChunkResult]:
     return feeding.results
 
 
-def wait_until(happens: Callable[[], bool], timeout_s: float = 10) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not happens():
-        assert time.monotonic() < end_s, "it never happened"
-        time.sleep(0.02)
-
-
 # --- before the work --------------------------------------------------------------------------------------------------
 
 
@@ -460,7 +460,7 @@ def test_every_chunk_of_a_batch_gets_exactly_one_result_in_both_batches_of_a_ses
         for result in results:
             assert result.ok and result.error is None
             assert before_ms <= result.started_at_ms <= result.ended_at_ms <= CLOCK.now_ms()
-            assert result.audio_s is None or result.audio_s == 1.0
+            assert result.audio_s == 1.0
 
 
 def test_detections_are_in_milliseconds_from_the_chunks_start(work: Workplace) -> None:
@@ -536,13 +536,12 @@ def test_a_lean_session_does_as_well(work: Workplace) -> None:
 @pytest.mark.parametrize(("plan", "visible"), [(ON_GPU, "GPU-1b2c"), (ON_CPU, "")], ids=["GPU", "CPU"])
 def test_a_workers_environment_shows_only_its_device(work: Workplace, plan: WorkerPlan, visible: str) -> None:
     feeding = Feeding(work.open(plan, slow_s=20), work.good("a"))
-    wait_until(lambda: bool(work.processes()))
-    environ = work.processes()[0].environ()
+    environ = wait_for(work.environs, "a worker")[0]
     assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == (visible, visible)
     assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert environ["SLURM_JOB_ID"] == "4821"
     work.sessions[0].kill()
-    feeding.end(5)
+    feeding.end(25)
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------
@@ -551,10 +550,10 @@ def test_a_workers_environment_shows_only_its_device(work: Workplace, plan: Work
 def test_interrupting_finishes_what_runs_and_leaves_the_rest_unanswered(work: Workplace) -> None:
     session = work.open(slow_s=0.3)
     feeding = Feeding(session, work.good(*"abcdefghijkl"))
-    wait_until(lambda: bool(feeding.results))
+    wait_for(lambda: feeding.results, "a first result")
     session.interrupt()
     session.interrupt()
-    feeding.end(5)
+    feeding.end(25)
     assert feeding.broken is None
     assert 1 <= len(feeding.answered) < 12
     assert len(set(feeding.answered)) == len(feeding.answered)
@@ -570,13 +569,13 @@ def test_a_session_that_was_interrupted_before_its_first_batch_does_nothing(work
 def test_killing_ends_quickly_and_nothing_that_ran_counts_as_done(work: Workplace) -> None:
     session = work.open(slow_s=30)
     feeding = Feeding(session, work.good("a", "b", "c"))
-    wait_until(lambda: bool(work.processes()))
+    wait_for(work.processes, "a worker")
     time.sleep(0.3)
     start_s = time.monotonic()
     session.kill()
-    feeding.end(5)
+    feeding.end(25)
     session.close()
-    assert time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s < 20
     assert not any(result.ok for result in feeding.results)
     assert len(feeding.answered) <= 1
     assert work.processes() == []
@@ -585,16 +584,16 @@ def test_killing_ends_quickly_and_nothing_that_ran_counts_as_done(work: Workplac
 def test_a_session_that_was_killed_before_its_first_batch_does_nothing(work: Workplace) -> None:
     session = work.open(slow_s=30)
     session.kill()
-    feeding = Feeding(session, work.good("a", "b")).end(5)
+    feeding = Feeding(session, work.good("a", "b")).end(25)
     assert not any(result.ok for result in feeding.results)
 
 
 def test_a_new_session_works_where_another_was_killed(work: Workplace) -> None:
     first = work.open(slow_s=30)
     feeding = Feeding(first, work.good("a"))
-    wait_until(lambda: bool(work.processes()))
+    wait_for(work.processes, "a worker")
     first.kill()
-    feeding.end(5)
+    feeding.end(25)
     first.close()
     [result] = feed(work.open(), work.good("a"))
     assert result.ok
@@ -613,11 +612,11 @@ def test_closing_twice_or_without_any_work_does_no_harm(work: Workplace) -> None
 def test_a_worker_that_is_killed_from_outside_breaks_the_session_or_fails_its_chunk(work: Workplace) -> None:
     session = work.open(slow_s=30)
     feeding = Feeding(session, work.good("a"))
-    wait_until(lambda: bool(work.processes()))
+    wait_for(work.processes, "a worker")
     time.sleep(0.3)
     for process in work.processes():
         process.kill()
-    feeding.end(5)
+    feeding.end(25)
     if feeding.broken is None:
         [result] = feeding.results
         assert result.error_class in ("worker_died", "engine_crash")

@@ -19,10 +19,11 @@ from typing import Any
 import psutil
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows, wait_for
+from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.live_files import committed, live_folders
+from support.waiting import wait_for
 
 from badcjobs.workers.launch import TASK_MARK
 
@@ -209,7 +210,7 @@ class Campaign:
 
     def finish(self) -> None:
         wait_for(self.is_over, "it is done", timeout_s=120)
-        wait_for(lambda: not marked(self.wrappers), "no process of ours survives", timeout_s=20)
+        wait_for(lambda: not marked(self.wrappers), "no process of ours survives", timeout_s=40)
 
     def account(self, job: Path) -> str:
         """Compare what was finished and begun with what is in the job database."""
@@ -308,10 +309,10 @@ def test_two_live_copies_of_the_same_array_task_do_no_harm(place: Site) -> None:
     work = make_work(place, 40, VARIANTS["demo"])
     expected = work.undisturbed()
     granted = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1"}
-    first = work.start(place.out, chunk_s=0.08, env=granted)
+    first = work.start(place.out, chunk_s=0.25, env=granted)
     wait_for(lambda: place.count_now("chunk", "status = 'done'") >= 4, "the first copy is at work")
     elsewhere = {"SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "gpu-02"}
-    second = work.start(place.out, chunk_s=0.08, env={**granted, **elsewhere})
+    second = work.start(place.out, chunk_s=0.25, env={**granted, **elsewhere})
     ends = [first.wait(), second.wait()]
     assert [end.exit_code for end in ends] == [0, 0], "\n".join(end.stderr for end in ends)
     assert work.result(place.out) == expected

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.badcjobs_program import Program, Site, rows, wait_for
+from support.badcjobs_program import Program, Site, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
+from support.waiting import wait_for
 
 from badcjobs.workers.hawkears_python import probe_hawkears
 
@@ -54,7 +55,7 @@ def start(site: Site, **env: str) -> Program:
 
 
 def assert_nobody_is_left(site: Site) -> None:
-    wait_for(lambda: not site.processes(), f"everybody is gone: {site.processes()}", timeout_s=10)
+    wait_for(lambda: not site.processes(), f"everybody is gone: {site.processes()}", timeout_s=40)
     assert rows(site.task_databases()[0], "PRAGMA integrity_check") == [("ok",)]
     assert rows(site.task_databases()[0], "SELECT status, count(*) FROM chunk GROUP BY 1") == [("pending", 4)]
 
@@ -92,13 +93,13 @@ def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run
     programs = [process for process in site.processes("program.sh") if process.name() == "program.sh"]
     recorder.kill()
     program.kill()
-    wait_for(lambda: not any(map(is_alive, programs)), "the workers died with their wrapper", timeout_s=5)
+    wait_for(lambda: not any(map(is_alive, programs)), "the workers died with their wrapper", timeout_s=40)
     assert not site.recorders()
     (site.folder / "finish").touch()
     again = site.run(site.folder / "manifest.csv", "--command", f"{site.folder}/program.sh {{input}} {{output}}",
                      "--simulate", 2, "--grace", 0)  # fmt: skip
     assert again.exit_code == 0, again.stderr
-    wait_for(lambda: not site.processes(), "what they had started is ended, too", timeout_s=5)
+    wait_for(lambda: not site.processes(), "what they had started is ended, too", timeout_s=40)
     first, _ = site.task_databases()
     assert rows(first, "SELECT verdict FROM task") == [("killed",)]
     assert list(site.local.iterdir()) == [], "and nothing of theirs stays on the node"

@@ -20,7 +20,7 @@ def figures() -> Any:
     if shutil.which("cc") is None:
         needs.missing("cc", "no compiler for the library that counts fsyncs")
     done = subprocess.run(
-        [sys.executable, str(BENCH), "--seconds", "3", "--json"], capture_output=True, text=True, check=False
+        [sys.executable, str(BENCH), "--seconds", "2", "--json"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -37,7 +37,7 @@ def test_an_hour_of_one_device_is_at_most_a_third_of_a_megabyte(figures: Any) ->
 
 
 def test_commits_cost_no_fsync_on_local_disk_and_a_few_each_in_the_safe_mode(figures: Any) -> None:
-    """Opening and closing a file costs some; a run of three seconds has little else."""
+    """Opening and closing a file costs some; a run of two seconds has little else."""
     local, shared = figures["fsyncs_per_minute"]["local"], figures["fsyncs_per_minute"]["shared"]
     in_all = {mode: sum(v for k, v in told.items() if k != "minutes") for mode, told in (("l", local), ("s", shared))}
     assert in_all["l"] * local["minutes"] < 25

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.badcjobs_program import Outcome, Site, assert_refused
 
-ROW = "gpu{n}|gpu*|up|{state}|7-00:00:00|0/24/0/24|(null)|gpu:v100:4|gpu:v100:{used}(IDX:0)|"
+ROW = "gpu{n}|gpu*|up|{state}|7-00:00:00|0/24/0/24|(null)|gpu:v100:4|gpu:v100:{used}(IDX:0)|180000|"
 NODES = "\n".join([ROW.format(n=1, state="mixed", used=1), ROW.format(n=2, state="idle", used=0)])
 
 # name → arguments, what sinfo does
@@ -15,11 +15,14 @@ ASKED: dict[str, tuple[str, str | None]] = {
     "for people": ("", f"cat <<'EOF'\n{NODES}\nEOF"),
     "json": ("--gpus 4 --kind V100 --json", f"echo called >> calls; cat <<'EOF'\n{NODES}\nEOF"),
     "unknown kind": ("--kind a40", f"cat <<'EOF'\n{NODES}\nEOF"),
-    "no GPUs": ("", "echo 'n1|cpu*|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0|'"),
+    "no GPUs": ("", "echo 'n1|cpu*|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0|180000|'"),
     "no Slurm": ("", None),
     "refused": ("", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1"),
     "its own format": ("--json", f"[ -z \"$SINFO_FORMAT\" ] || exit 3; cat <<'EOF'\n{NODES}\nEOF"),
     "none asked": ("--gpus 0", None),
+    "too many": ("--gpus 6", f"cat <<'EOF'\n{NODES}\nEOF"),
+    "too many, json": ("--gpus 9 --json", f"cat <<'EOF'\n{NODES}\nEOF"),
+    "all closed": ("", f"cat <<'EOF'\n{NODES.replace('|up|', '|down|')}\nEOF"),
 }
 
 
@@ -73,3 +76,22 @@ def test_what_cannot_be_answered_is_said_in_words(
 def test_what_the_user_has_set_for_sinfo_does_not_reach_it(answers: dict[str, Outcome]) -> None:
     assert answers["its own format"].exit_code == 0
     assert answers["its own format"].json["total"] == 8
+
+
+def test_more_than_any_node_has_exits_3_with_the_table_the_most_there_is_and_what_to_ask_for(
+    answers: dict[str, Outcome],
+) -> None:
+    found = answers["too many"]
+    assert found.exit_code == 3
+    assert found.stdout.startswith("7 of 8 GPUs are free")
+    assert "no node has 6 GPUs; the most on one is 4" in found.stdout
+    assert "try: badcjobs template multinode --set nodes=2 --set gpus-per-node=3 " in found.stdout
+    assert "best for" not in found.stdout
+    said = answers["too many, json"]
+    assert (said.exit_code, said.json["fits"], said.json["most_on_a_node"]) == (3, False, 4)
+    assert said.json["best"] is None  # nine are more than both nodes have
+
+
+def test_where_every_partition_is_closed_nothing_is_best(answers: dict[str, Outcome]) -> None:
+    assert answers["all closed"].exit_code == 3
+    assert "every partition with such GPUs is down" in answers["all closed"].stdout

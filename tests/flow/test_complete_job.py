@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, wait_for
+from support.badcjobs_program import ON_CPU, Outcome, Site, array_task
+from support.waiting import wait_for
 
 TASKS = (0, 1, 2, 3)
 ENGINE = 'echo start_time,end_time,label,score > "$2"'

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import MANIFEST_HEADER, Site, rows, wait_for
+from support.badcjobs_program import MANIFEST_HEADER, Site, rows
+from support.waiting import wait_for
 
 AT_ONCE = 5  # runs side by side: they sleep most of the time
 SHARE = 0.1  # of the time, for the reserve and for the margin

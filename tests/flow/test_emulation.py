@@ -6,20 +6,29 @@ named, and the same command finishes it.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from support.badcjobs_program import QUICK, Outcome, Program, Site, rows, wait_for
+from support.badcjobs_program import ON_CPU, QUICK, Outcome, Program, Site, rows
+from support.waiting import wait_for
+
+from badcjobs.clock import SystemClock
+from badcjobs.device_locks import LockView
+from badcjobs.gpu.simulated import simulated_uuid
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
+ROUGH = ("misfortunes", "sent-back", "limit", "stopped", "killed")  # the scenarios to which something happens
 LEAN = ("--no-emit-gpu-telemetry", "--retries", 0, *QUICK)
 
 # What happens to a chunk, by the array index that has it; once `finish` is there, all is well.
@@ -30,9 +39,15 @@ MISFORTUNES = """
 3-c007) touch {folder}/hangs; sleep 60 ;;
 esac
 """
+# Each task is half done when somebody sends it back into the queue.
+SENT_BACK = """
+case $SLURM_RESTART_COUNT-$BADCJOBS_CHUNK_ID in
+-c004|-c005) touch {folder}/hangs-$SLURM_ARRAY_TASK_ID; sleep 300 ;;
+esac
+"""
 # Deaf to TERM, like a program deep in a driver.
 HANGS = """
-[ -e {folder}/finish ] || [ $BADCJOBS_CHUNK_ID = c000 ] || { trap '' TERM; touch {folder}/hangs-$$; sleep 60; }
+[ -e {folder}/finish ] || [ $BADCJOBS_CHUNK_ID = c000 ] || { trap '' TERM; touch {folder}/hangs-$$; sleep 300; }
 """
 ALONE = """
 mkdir {folder}/busy-$CUDA_VISIBLE_DEVICES || exit 1
@@ -51,6 +66,7 @@ class Scenario:
     env: dict[str, str] = field(default_factory=dict)
     program: Program | None = None
     first: Outcome | None = None
+    refused: Outcome | None = None  # what the same command got while tasks of a killed emulation were still ending
     second: Outcome | None = None
 
     def start(self) -> Program:
@@ -127,7 +143,7 @@ def limited(site: Site, chunks: int) -> Scenario:
     run = f"run {manifest} --out {site.out} --simulate 2 {flag} '{command}' {' '.join(map(str, LEAN))}"
     script = site.folder / "job.sbatch"
     script.write_text(
-        "#!/bin/bash\n#SBATCH --time=0:10 --gpus-per-node=2 --signal=B:USR1@1\n#SBATCH --open-mode=append\n"
+        "#!/bin/bash\n#SBATCH --time=0:10 --gpus-per-node=2 --signal=B:USR1@30\n#SBATCH --open-mode=append\n"
         f"{sys.executable} -m badcjobs {run} &\nchild=$!\ntrap 'touch {site.folder}/warned' USR1\n"
         "while ! wait $child; do kill -0 $child 2>/dev/null || break; done\n"
     )
@@ -149,21 +165,24 @@ def nested(site: Site, chunks: int) -> Scenario:
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scenario]]:
-    """All of them, over; and the same commands once more where something was left."""
+    """All of them, over; and the same commands once more where something was left.
+
+    But for the one with a time limit, which goes on beside the tests: its own, the last, waits for it.
+    """
     parent = tmp_path_factory.mktemp("emulation")
-    sites = {
-        name: make_site(parent, name) for name in ("misfortunes", "limit", "stopped", "killed", "nested", "twenty")
-    }
+    names = ("misfortunes", "sent-back", "limit", "stopped", "killed", "nested", "twenty")
+    sites = {name: make_site(parent, name) for name in names}
     found = {
         "misfortunes": array(sites["misfortunes"], 16, "--tasks", 4, "--simulate", 8, "--grace", 0.5, what=MISFORTUNES),
+        "sent-back": array(sites["sent-back"], 8, "--tasks", 2, "--simulate", 8, "--grace", 0.5, what=SENT_BACK),
         "limit": limited(sites["limit"], 4),
         "stopped": array(sites["stopped"], 4, "--tasks", 2, "--simulate", 8, "--grace", 0.5, what=HANGS),
-        "killed": array(sites["killed"], 4, "--tasks", 2, "--simulate", 8, "--kill-wait", 3, what=HANGS),
+        "killed": array(sites["killed"], 4, "--tasks", 2, "--simulate", 8, "--kill-wait", 60, what=HANGS),
         "nested": nested(sites["nested"], 4),
         "twenty": template(sites["twenty"], 40),
     }
     try:
-        for name in ("misfortunes", "limit", "stopped", "killed"):
+        for name in ROUGH:
             found[name].env["BADCJOBS_LOCK_DIR"] = str(parent / f"locks-{name}")
         run_all(found)
         yield found
@@ -175,26 +194,33 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
 
 
 def run_all(found: dict[str, Scenario]) -> None:
-    rough = {name: found[name].start() for name in ("misfortunes", "limit", "stopped", "killed")}
-    cancel_task(found["misfortunes"].site, 3)
+    rough = {name: found[name].start() for name in ROUGH}
+    order(found["misfortunes"].site, 3, "cancel", when="hangs")
+    order(found["sent-back"].site, 0, "preempt", when="hangs-0")
+    order(found["sent-back"].site, 1, "requeue", when="hangs-1")
     for name in ("stopped", "killed"):
         folder = found[name].site.folder
         wait_for(lambda folder=folder: len(list(folder.glob("hangs-*"))) >= 2, f"chunks of {name} hang", 60)
     rough["stopped"].send(signal.SIGINT)
     rough["killed"].kill()
     last = found["nested"].start(), found["twenty"].start()
+    site = found["killed"].site
+    found["killed"].refused = found["killed"].start().wait(30)
+    (site.folder / "finish").touch()
+    wait_for(lambda: not site.processes(), "the tasks of the killed emulation have ended", 60)
     found["killed"].finish()
-    for name in ("stopped", "misfortunes", "limit"):
+    for name in ("stopped", "misfortunes"):
         found[name].first = rough[name].wait(90)
         found[name].finish()
+    found["sent-back"].first = rough["sent-back"].wait(90)
     found["nested"].first, found["twenty"].first = (program.wait(120) for program in last)
 
 
-def cancel_task(site: Site, index: int) -> None:
-    """Do what scancel does to one task of an array."""
-    wait_for(lambda: (site.folder / "hangs").exists(), "a chunk hangs", 60)
+def order(site: Site, index: int, word: str, *, when: str) -> None:
+    """Do to one task of an array what scancel, scontrol requeue or a job with more right to its node does."""
+    wait_for(lambda: (site.folder / when).exists(), "a chunk hangs", 60)
     (log,) = site.out.glob(f"logs/*_{index}.out")
-    log.with_name(log.name + ".cancel").touch()
+    log.with_name(f"{log.name}.{word}").touch()
 
 
 # --- an array of twenty -----------------------------------------------------------------------------------------------
@@ -252,6 +278,19 @@ def test_the_requeued_task_has_two_databases_and_did_each_chunk_once(scenarios: 
     assert min(done for *_, done in attempts) > 0
 
 
+@pytest.mark.parametrize(("index", "end"), [(0, "PREEMPTED"), (1, "REQUEUED")])
+def test_a_task_that_is_sent_back_in_mid_run_stops_in_order_and_goes_on_when_it_is_started_again(
+    scenarios: dict[str, Scenario], index: int, end: str
+) -> None:
+    back = scenarios["sent-back"]
+    assert_all_done(back, back.first)
+    assert back.tasks[index] == ("COMPLETED", 0, 1)
+    what = "restart, verdict, exit_code, slurm_state"
+    attempts = back.job(f"SELECT {what} FROM task WHERE array_index = {index} ORDER BY restart")
+    assert attempts == [(0, "stopped", 75, end), (1, "done", 0, "COMPLETED")]  # as on a real cluster
+    assert back.job("SELECT count(*) FROM attempt WHERE outcome = 'done'") == [(back.chunks,)], "nothing was done twice"
+
+
 def test_the_verdict_is_that_work_is_left_and_what_is_left_is_named(scenarios: dict[str, Scenario]) -> None:
     rough = scenarios["misfortunes"]
     assert rough.first is not None
@@ -260,7 +299,9 @@ def test_the_verdict_is_that_work_is_left_and_what_is_left_is_named(scenarios: d
     assert [chunk["chunk_id"] for chunk in summary["failed_chunks"]] == ["c001"]
     assert summary["done"] + summary["failed"] + summary["left"] == 16
     assert summary["left"] >= 1
-    assert any("--array=" in line and "3" in line for line in summary["completeness"]["finish"])
+    assert summary["completeness"]["left_indices"] == [3]
+    (command,) = summary["completeness"]["finish"]  # no sbatch: there is none here
+    assert command.startswith("badcjobs submit ") and "--cluster=local" in command
 
 
 def test_state_changes_are_told_one_line_each(scenarios: dict[str, Scenario]) -> None:
@@ -273,15 +314,6 @@ def test_state_changes_are_told_one_line_each(scenarios: dict[str, Scenario]) ->
     assert "of 4 ended" in first.stderr
 
 
-def test_a_time_limit_warns_and_kills_and_keeps_what_was_done(scenarios: dict[str, Scenario]) -> None:
-    limit = scenarios["limit"]
-    assert limit.first is not None
-    assert [task[0] for task in limit.tasks] == ["TIMEOUT"], limit.first.stderr
-    assert limit.first.exit_code == 75
-    assert (limit.site.folder / "warned").exists()
-    assert (limit.summary["done"], limit.summary["left"]) == (1, 3)
-
-
 def test_ctrl_c_ends_the_tasks_in_order_merges_and_says_so(scenarios: dict[str, Scenario]) -> None:
     stopped = scenarios["stopped"]
     assert stopped.first is not None
@@ -290,16 +322,25 @@ def test_ctrl_c_ends_the_tasks_in_order_merges_and_says_so(scenarios: dict[str, 
     assert (stopped.summary["done"], stopped.summary["left"]) == (1, 3)
 
 
-@pytest.mark.parametrize("name", ["misfortunes", "limit", "stopped", "killed"])
+@pytest.mark.parametrize("name", ["misfortunes", "stopped", "killed"])
 def test_the_same_command_finishes_what_was_left(scenarios: dict[str, Scenario], name: str) -> None:
-    scenario = scenarios[name]
-    assert scenario.second is not None
-    assert scenario.second.exit_code == 0, scenario.second.stderr
-    assert scenario.second.json["verdict"] == "done"
+    assert_finished(scenarios[name])
+
+
+def assert_finished(scenario: Scenario) -> None:
+    """See that the second try has done what was left, and nothing twice."""
+    assert_all_done(scenario, scenario.second)
+
+
+def assert_all_done(scenario: Scenario, outcome: Outcome | None) -> None:
+    """See that a try has left every chunk done, once."""
+    assert outcome is not None
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["verdict"] == "done"
     done = scenario.job("SELECT chunk_id, count(*) FROM chunk WHERE status = 'done' GROUP BY 1")
     assert done == [(f"c{number:03d}", 1) for number in range(scenario.chunks)]
     assert scenario.job("SELECT count(*) FROM detection") == [(scenario.chunks,)]
-    assert scenario.second.json["summary"]["completeness"]["complete"] is True
+    assert outcome.json["summary"]["completeness"]["complete"] is True
 
 
 def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str, Scenario]) -> None:
@@ -316,10 +357,14 @@ def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str
     assert outer.job(f"SELECT count(*) FROM task WHERE job_id = '{outer.first.json['job_id']}'") == [(0,)]
 
 
-@pytest.mark.parametrize("name", ["misfortunes", "limit", "stopped", "killed", "nested", "twenty"])
+@pytest.mark.parametrize("name", ["misfortunes", "sent-back", "stopped", "killed", "nested", "twenty"])
 def test_nothing_stays_on_the_machine(scenarios: dict[str, Scenario], name: str) -> None:
-    site = scenarios[name].site
-    wait_for(lambda: not site.processes(), "everybody has ended", 15)
+    assert_nothing_stays(scenarios[name].site)
+
+
+def assert_nothing_stays(site: Site) -> None:
+    """See that neither a process nor a file is left."""
+    wait_for(lambda: not site.processes(), "everybody has ended")
     assert [path.name for path in site.local.iterdir()] == []
 
 
@@ -339,12 +384,20 @@ def test_two_emulations_of_one_machine_never_take_the_same_card_and_one_waits(tm
 
 
 def test_a_second_emulation_of_the_same_run_is_refused(site: Site) -> None:
-    scenario = array(site, 1, "--tasks", 1, "--simulate", 1, what="sleep 1\n")
+    gate = site.folder / "gate"
+    scenario = array(site, 1, "--tasks", 1, "--simulate", 1, what=f"while [ ! -e '{gate}' ]; do sleep 0.1; done\n")
     first = scenario.start()
     wait_for(lambda: list(site.out.glob("logs/*.out")), "it runs")
     second = scenario.start().wait()
+    gate.touch()
     assert (second.exit_code, "another emulation" in second.stderr) == (2, True)
     assert first.wait().exit_code == 0
+
+
+def test_a_run_stays_locked_until_the_last_task_of_a_killed_emulation_is_gone(scenarios: dict[str, Scenario]) -> None:
+    refused = scenarios["killed"].refused
+    assert refused is not None
+    assert (refused.exit_code, "another emulation" in refused.stderr) == (2, True), refused
 
 
 def test_a_killed_emulation_leaves_nobody_not_even_what_a_script_without_exec_has_set_free(site: Site) -> None:
@@ -353,8 +406,32 @@ def test_a_killed_emulation_leaves_nobody_not_even_what_a_script_without_exec_ha
     program = Scenario(site, 0, words).start()
     wait_for(lambda: (site.folder / "up").exists(), "it runs")
     program.kill()
-    wait_for(lambda: not site.processes(), "everybody has ended", 20)
+    wait_for(lambda: not site.processes(), "everybody has ended")
     wait_for(lambda: not list(site.local.iterdir()), "its folder is gone")
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_gone(site: Site) -> None:
+    up = site.folder / "up"
+    script = site.script("job.sbatch", f"sh -c 'trap \"\" TERM; echo $$ > {up}; while :; do sleep 0.1; done'; true")
+    words = ("submit", "--cluster", "local", "--script", script, "--simulate", 1, "--kill-wait", 2)
+    scenario = Scenario(site, 0, (*words, "--sbatch=--gpus-per-node=1"))
+    program = scenario.start()
+    wait_for(lambda: up.exists() and up.read_text(), "it runs")
+    locks = LockView(Path(scenario.machine["BADCJOBS_LOCK_DIR"]), SystemClock())
+    program.kill()
+    looks = 0
+    while (holder := locks.claim(simulated_uuid(0))) is not None or lives(int(up.read_text())):
+        assert holder is not None, "the card is free while a process of the task lives"
+        looks += 1
+        time.sleep(0.05)
+    assert looks > 3, "it took its two seconds"
 
 
 def test_under_nohup_it_outlives_its_terminal(site: Site) -> None:
@@ -375,7 +452,14 @@ def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_
     wrong = Scenario(site, 1, (*many.arguments[: -len(LEAN) - 2], "--simulate", 4, "--engine", "hawkears"))
     broken = wrong.start().wait()
     assert broken.exit_code == 3, broken.stderr
-    assert "no array task could begin" in broken.stderr
+    assert "no task of job " in broken.stderr and "could begin" in broken.stderr
+    none = Scenario(site, 1, (*many.arguments, "--gpus-per-task", 0)).start().wait()
+    assert none.exit_code == 2 and "try: the same command with --cpu-workers 2" in none.stderr
+    on_cpu = (*many.arguments, "--gpus-per-task", 0, "--cpu-workers", 1)
+    setup = Scenario(site, 1, (*on_cpu, "--setup", "echo no module; exit 1")).start().wait()
+    assert setup.exit_code == 3, setup.stderr  # as with --cluster slurm --wait, whatever it has ended with
+    assert "FAILED, exit code 1\n       no module\n  try: less " in setup.stderr
+    assert "left to Slurm" not in setup.stderr, "nobody has given --mem"
 
 
 def test_tasks_that_fail_beside_old_results_are_not_all_done(site: Site) -> None:
@@ -387,7 +471,27 @@ def test_tasks_that_fail_beside_old_results_are_not_all_done(site: Site) -> None
     fails.write_text("#!/bin/bash\n#SBATCH --array=0-1\nexit 3\n")
     failed = site.badcjobs("submit", *here, "--script", fails)
     assert failed.exit_code == 1, failed.stdout + failed.stderr
-    assert "task 0: FAILED, exit code 3" in failed.stderr
+    assert "did not do its work, though every chunk is done" in failed.stdout
+    assert "_0: FAILED, exit code 3; less " in failed.stdout
+    assert "what is left" not in failed.stdout
+    fails.write_text("#!/bin/bash\nexit 3\n")  # without an array, too
+    failed = site.badcjobs("submit", *here, "--script", fails)
+    assert failed.exit_code == 1
+    assert re.search(r"^  job \d+: FAILED, exit code 3; less ", failed.stdout, re.MULTILINE)
+    assert "None" not in failed.stdout + failed.stderr
+
+
+def test_tasks_that_end_badly_after_their_work_are_named_and_the_job_is_done(site: Site) -> None:
+    run = f"{sys.executable} -m badcjobs run {site.manifest(4)} --out {site.out} {' '.join(map(str, ON_CPU))}"
+    script = site.folder / "job.sbatch"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --array=0-1 --no-requeue\n{run}\nexit $((75 + 62 * SLURM_ARRAY_TASK_ID))\n"
+    )
+    done = site.badcjobs("submit", "--cluster", "local", "--script", script)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "every chunk is done; 2 tasks ended badly after their work:" in done.stdout
+    assert "_0: FAILED, exit code 75; less " in done.stdout and "_1: FAILED, exit code 137; less " in done.stdout
+    assert "what is left" not in done.stdout and "did not do its work" not in done.stdout
 
 
 def test_a_script_with_line_ends_of_dos_is_refused_as_sbatch_does(site: Site) -> None:
@@ -396,3 +500,21 @@ def test_a_script_with_line_ends_of_dos_is_refused_as_sbatch_does(site: Site) ->
     refused = site.badcjobs("submit", "--cluster", "local", "--script", script, "--simulate", 2)
     assert refused.exit_code == 2
     assert "CRLF" in refused.stderr
+
+
+# --- a time limit, which is a minute at least -------------------------------------------------------------------------
+
+
+def test_a_time_limit_warns_and_kills_and_keeps_what_was_done_and_the_same_command_finishes_it(
+    scenarios: dict[str, Scenario],
+) -> None:
+    limit = scenarios["limit"]
+    assert limit.program is not None
+    limit.first = limit.program.wait(120)
+    assert [task[0] for task in limit.tasks] == ["TIMEOUT"], limit.first.stderr
+    assert limit.first.exit_code == 75
+    assert (limit.site.folder / "warned").exists()
+    assert (limit.summary["done"], limit.summary["left"]) == (1, 3)
+    limit.finish()
+    assert_finished(limit)
+    assert_nothing_stays(limit.site)

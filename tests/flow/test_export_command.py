@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from support.badcjobs_program import Site, assert_refused, rows, wait_for
+from support.badcjobs_program import Site, assert_refused, rows
 from support.task_files import START_MS, TaskFile
+from support.waiting import wait_for
 
 SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"
 
@@ -54,6 +55,7 @@ def test_json_says_what_was_written(site: Site, database: Path) -> None:
             {"path": str(folder / "chunk.csv"), "table": "chunk", "rows": 5},
             {"path": str(folder / "task.csv"), "table": "task", "rows": 2},
         ],
+        "notes": [],
     }
     assert done.stderr == ""
 
@@ -86,6 +88,20 @@ def test_stdout_is_utf_8_whatever_the_locale_and_holds_nothing_else(site: Site) 
     ]
     env = site.environ({"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
     assert subprocess.check_output(command, env=env) == "label\r\nGrüne-漢\r\n".encode()
+
+
+def test_rows_for_which_there_is_no_room_are_answered_with_what_helps(site: Site) -> None:
+    task = long_task(site.out, 3000)
+    line = """write() { "$0" -m badcjobs export "$TASK" --format csv --table host_sample -o "$1"; echo $? >&2; }
+              write - > /dev/full; ulimit -S -f 4; write - > out.csv; write rows.csv"""
+    argv, env = ["bash", "-c", line, sys.executable], site.environ({"TASK": str(task)})
+    told = subprocess.run(argv, env=env, cwd=site.folder, capture_output=True, text=True)
+    tries = [said.removeprefix("  try: ") for said in told.stderr.splitlines() if said.startswith("  try: ")]
+    again = f"ulimit -f unlimited && badcjobs export {task} --format csv --table host_sample -o"
+    wanted = ["df -h   (then -o FILE, on a disk with space)", f"{again} export.csv", f"{again} rows.csv"]
+    assert tries == wanted, told.stderr
+    assert told.stderr.count("\n2\n") == 3
+    assert not (site.folder / "rows.csv").exists()
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import QUICK, Outcome, Program, Site, array_task, assert_refused, rows, wait_for
+from support.badcjobs_program import QUICK, Outcome, Program, Site, array_task, assert_refused, rows
+from support.waiting import wait_for
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 NOTHING_HEARD = 'echo start_time,end_time,label,score > "$2"'
@@ -184,7 +185,7 @@ def test_a_missing_engine_is_told_before_anybody_waits_for_a_device(site: Site) 
         "--free", 1, "--max-utilization", 0, "--wait", 50, env=locks(site),
     )  # fmt: skip
     assert_refused(refused, 3, "no-such-program")
-    assert time.monotonic() - began_s < 20
+    assert time.monotonic() - began_s < 45
 
 
 def test_a_signal_ends_the_waiting_with_the_code_of_an_orderly_stop(site: Site) -> None:
@@ -194,7 +195,7 @@ def test_a_signal_ends_the_waiting_with_the_code_of_an_orderly_stop(site: Site) 
     with running(program):
         wait_for(lambda: "waiting for 1 free GPU" in program.stderr, "it waits")
         program.send(signal.SIGTERM)
-        done = program.wait(10)
+        done = program.wait(60)
     assert_refused(done, 75, "SIGTERM")
     assert not site.out.exists()
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import Outcome, Program, Site, rows, wait_for
+from support.badcjobs_program import Outcome, Program, Site, rows
 from support.live_files import live_rows
 from support.small_disk import SmallDisk, read_only, small_disk
+from support.waiting import wait_for
 
-CHUNKS = 16
+CHUNKS = 20
 DONE = "SELECT 1 FROM chunk WHERE status = 'done'"
-ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", 2)
+ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate", 2)
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def start(site: Site, *more: object) -> Program:
     for worker in site.workers():
         worker.suspend()
     wait_for(lambda: done(site) >= 2 and site.count("sample") > 2, "this is published")
-    assert done(site) < CHUNKS - 4
+    assert done(site) < CHUNKS - 1, "there is some left"
     return program
 
 
@@ -55,7 +57,9 @@ def done(site: Site) -> int:
 
 
 def warnings(outcome: Outcome) -> list[str]:
-    return [line.split("WARNING ")[1].strip() for line in outcome.stderr.splitlines() if "WARNING" in line]
+    """Return all but that of a machine too busy for ten readings a second."""
+    said = [line.split("WARNING ")[1].strip() for line in outcome.stderr.splitlines() if "WARNING" in line]
+    return [words for words in said if not words.startswith("the recorder was late")]
 
 
 def assert_all_done(database: Path) -> None:
@@ -68,7 +72,14 @@ def assert_all_done(database: Path) -> None:
 
 
 def lost_stretches(site: Site) -> list[tuple[int, int]]:
-    return site.rows("SELECT from_ms, to_ms FROM gap WHERE reason LIKE 'could not be written%' ORDER BY from_ms")
+    """Return the stretches without a reading: mostly one, but a full disk may have had room for a moment."""
+    lost = site.rows("SELECT from_ms, to_ms FROM gap WHERE reason LIKE 'could not be written%' ORDER BY from_ms")
+    assert lost
+    for from_ms, to_ms in lost:
+        assert site.count("sample", f"at_ms > {from_ms} AND at_ms < {to_ms}") == 0
+    for (_, to_ms), (from_ms, _) in pairwise(lost):
+        assert site.count("sample", f"at_ms BETWEEN {to_ms} AND {from_ms}") > 0, "one loss is one gap"
+    return lost
 
 
 # --- the node's own disk ----------------------------------------------------------------------------------------------
@@ -76,26 +87,27 @@ def lost_stretches(site: Site) -> list[tuple[int, int]]:
 
 def test_a_local_disk_that_stays_full_costs_readings_and_nothing_else(site: Site, local_disk: SmallDisk) -> None:
     program = start(site)
-    local_disk.fill()
+    local_disk.stay_full()
     wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
     go_on(site)
     ended = program.wait()
     assert ended.exit_code == 0, ended.stderr
     assert_all_done(site.task_database())
-    [(from_ms, to_ms)] = lost_stretches(site)
+    lost = lost_stretches(site)
+    from_ms, to_ms = lost[-1]
     [(last_ms, ended_ms)] = site.rows("SELECT max(at_ms), (SELECT ended_at_ms FROM task) FROM sample")
     assert from_ms == last_ms, "a gap starts with the last reading before it"
     assert ended_ms - to_ms < 1000
     assert "telemetry incomplete" in ended.stdout and "could not be written" in ended.stdout
     about_readings = [line for line in warnings(ended) if "readings" in line]
-    assert len(about_readings) == 1, ended.stderr
-    assert len(warnings(ended)) <= 2, ended.stderr
+    assert 1 <= len(about_readings) <= len(lost), ended.stderr
+    assert len(warnings(ended)) <= len(lost) + 1, ended.stderr
     assert [path.name for path in site.local.iterdir()] == [".stone"]
 
 
 def test_a_local_disk_that_gets_room_again_has_a_gap_for_the_time_between(site: Site, local_disk: SmallDisk) -> None:
     program = start(site)
-    local_disk.fill()
+    local_disk.stay_full()
     wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
     before, samples = done(site), site.count("sample")
     go_on(site, for_s=0.5)
@@ -106,29 +118,28 @@ def test_a_local_disk_that_gets_room_again_has_a_gap_for_the_time_between(site: 
     ended = program.wait()
     assert ended.exit_code == 0, ended.stderr
     assert_all_done(site.task_database())
-    [(from_ms, to_ms)] = lost_stretches(site)
-    assert site.count("sample", f"at_ms > {from_ms} AND at_ms < {to_ms}") == 0
-    assert site.count("sample", f"at_ms >= {to_ms}") > 0, "it records again"
+    lost = lost_stretches(site)
+    assert site.count("sample", f"at_ms >= {lost[-1][1]}") > 0, "it records again"
     assert "telemetry incomplete" in ended.stdout
-    assert len(warnings(ended)) <= 2, ended.stderr
+    assert len(warnings(ended)) <= len(lost) + 1, ended.stderr
 
 
 def test_a_wrapper_that_is_killed_on_a_full_disk_leaves_its_gap_and_what_it_had_published_from_memory(
     site: Site, local_disk: SmallDisk
 ) -> None:
     program = start(site)
-    local_disk.fill()
+    local_disk.stay_full()
     wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
     before = done(site)
     go_on(site, for_s=0.5)
     wait_for(lambda: done(site) > before, "what the disk refused is published nevertheless")
     before = done(site)
     program.kill()
-    wait_for(lambda: not site.processes(), "the recorder has published and is gone", timeout_s=15)
+    wait_for(lambda: not site.processes(), "the recorder has published and is gone", timeout_s=40)
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     assert site.rows("SELECT verdict FROM task") == [("killed",)]
     assert done(site) >= before, "it was published already"
-    assert len(lost_stretches(site)) == 1
+    assert lost_stretches(site)
     assert site.count("sample") > 2
 
 
@@ -151,7 +162,7 @@ def test_a_local_folder_that_is_tidied_away_is_not_missed(site: Site) -> None:
 
 def test_a_run_folder_that_is_full_for_a_while_is_published_to_later(site: Site, run_disk: SmallDisk) -> None:
     program = start(site)
-    run_disk.fill()
+    run_disk.stay_full()
     wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     samples = site.count_now("sample")
@@ -168,7 +179,7 @@ def test_a_run_folder_that_is_full_for_a_while_is_published_to_later(site: Site,
 
 def test_a_run_folder_that_stays_full_keeps_the_old_file_and_names_the_new(site: Site, run_disk: SmallDisk) -> None:
     program = start(site)
-    run_disk.fill()
+    run_disk.stay_full()
     wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
     go_on(site)
     ended = program.wait()
@@ -221,8 +232,8 @@ def test_when_no_disk_takes_anything_the_run_still_comes_to_its_end_and_says_wha
     site: Site, local_disk: SmallDisk, run_disk: SmallDisk
 ) -> None:
     program = start(site)
-    local_disk.fill()
-    run_disk.fill()
+    local_disk.stay_full()
+    run_disk.stay_full()
     wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
     go_on(site)
     ended = program.wait()
@@ -240,7 +251,7 @@ def test_when_no_disk_takes_anything_the_run_still_comes_to_its_end_and_says_wha
 def test_the_safe_mode_survives_a_full_run_folder_too(site: Site, run_disk: SmallDisk) -> None:
     """There the live files lie on the same disk."""
     program = start(site, "--live-mode", "shared")
-    run_disk.fill()
+    run_disk.stay_full()
     wait_for(lambda: "cannot be written" in program.stderr, "the disk to refuse")
     run_disk.make_room()
     go_on(site)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -521,7 +521,7 @@ def test_kill_ends_it_now_and_keeps_what_was_finished(stand_in: Bench):
         results.append(result)
         killed_at_s = time.monotonic()
         session.kill()
-    assert time.monotonic() - killed_at_s < 2
+    assert time.monotonic() - killed_at_s < 5, "the others would take seven"
     assert session.close() == -9
     assert done(by_name(results)) == set(by_name(results)) >= {"a"}
     assert len(results) < 8
@@ -599,7 +599,9 @@ def test_fed_it_finds_exactly_what_it_finds_by_itself(fed: FedBench, options: tu
     assert done(results) == set(names)
     assert any(own.values())
     for name, result in results.items():
-        assert sorted(result.detections, key=repr) == sorted(own.get(name, []), key=repr)
+        assert all(found.label_name for found in result.detections)
+        unnamed = [replace(found, label_name=None) for found in result.detections]
+        assert sorted(unnamed, key=repr) == sorted(own.get(name, []), key=repr)
 
 
 def test_fed_a_bad_file_costs_only_itself_and_no_reload(fed: FedBench):
@@ -653,7 +655,7 @@ def test_fed_an_interrupt_finishes_what_is_in_progress(fed: FedBench):
             session.interrupt()
     assert session.close() == 0
     assert all(result.ok for result in results)
-    assert 1 <= len(results) <= 2
+    assert 1 <= len(results) <= 3  # two threads, and one of them may have begun its next before the word came
 
 
 def test_the_real_installation_passes_its_check(fed: FedBench):

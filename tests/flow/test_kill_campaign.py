@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
-from support.badcjobs_program import Program, Site, rows, wait_for
+from support.badcjobs_program import Program, Site, rows
 from support.live_files import committed, halves, live_folders
+from support.waiting import wait_for
 
-from badcjobs.store.live.publish import publish_interval_s
+from badcjobs.model import publish_interval_s
 from badcjobs.store.seal import seal_is_broken
 
 CHUNKS, KILLS_IN_A_ROUND = 90, 10
@@ -86,7 +87,7 @@ class Campaign:
             over = "task ends: " in ended.stderr  # then the signal may have met a Python that was leaving already
             assert ended.exit_code in ((0, 75, -signal.SIGTERM) if over else (0, 75)), ended.stderr
         program.wait()
-        wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=20)
+        wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=40)
 
     def compare(self, before: Rows, database: Path, *, all_dead: bool) -> None:
         for table, sql in PRECIOUS.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from support.badcjobs_program import NOT_LATE, Program, Site, rows, wait_for
+from support.badcjobs_program import NOT_LATE, Program, Site, rows
+from support.waiting import wait_for
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.4", "--simulate", 2)
 
@@ -118,7 +119,7 @@ def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(sit
     program = start(site, chunks=2)
     (recorder,) = site.recorders()
     recorder.suspend()
-    done = program.wait(timeout_s=30)
+    done = program.wait(timeout_s=90)
     assert done.exit_code == 0, done.stderr
     assert "telemetry incomplete: the recorder did not answer" in done.stdout
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 2)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from support.badcjobs_program import Site, array_task, rows, wait_for
+from support.badcjobs_program import Site, array_task, rows
+from support.waiting import wait_for
 
 CHUNKS = 10
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.25", "--simulate", 2)
@@ -24,7 +25,7 @@ def killed(shared_site: Site) -> Site:
         "some chunks are done, others running",
     )
     program.kill()
-    wait_for(lambda: not shared_site.processes(), "recorder and workers are gone", timeout_s=10)
+    wait_for(lambda: not shared_site.processes(), "recorder and workers are gone", timeout_s=40)
     return shared_site
 
 
@@ -101,7 +102,7 @@ def test_a_daemon_below_a_killed_task_is_found_and_ended_by_the_recorder(site: S
     program = site.start_run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", "--simulate", 1, env=env)
     wait_for(lambda: (site.folder / "up").exists() and site.count_now("sample"), "the daemon and the recorder are up")
     program.kill()
-    wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=10)
+    wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=40)
     assert site.task_database().name == "4821_0.r1.gpu-01.sqlite"
     assert site.rows("SELECT verdict FROM task") == [("killed",)]
 
@@ -112,7 +113,7 @@ def test_without_a_recorder_a_killed_task_still_leaves_what_it_had_published(sit
     program = site.start_run(manifest, *engine)
     wait_for(lambda: site.task_databases() and site.workers(), "a worker runs")
     program.kill()
-    wait_for(lambda: not site.processes(), "the workers are gone", timeout_s=10)
+    wait_for(lambda: not site.processes(), "the workers are gone", timeout_s=40)
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     assert site.run(manifest, *engine).exit_code == 0
     assert rows(site.merged(), "SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 4)]

@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import ON_CPU, Site, rows, wait_for
+from support.badcjobs_program import ON_CPU, Site, rows
 from support.fake_nvml import fake_nvml_folder
+from support.waiting import wait_for
 
 
 def run_script(

@@ -10,8 +10,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import Site, assert_refused, rows, wait_for
+from support.badcjobs_program import Site, assert_refused, rows
 from support.fake_nvml import fake_nvml_folder
+from support.waiting import wait_for
 
 from badcjobs.telemetry.process_lookup import RECORDING_MARK, ProcessLookup
 
@@ -172,7 +173,7 @@ def test_term_is_passed_on_to_the_command(site: Site, out: Path) -> None:
 
 
 def test_when_the_time_is_over_the_command_gets_term(site: Site, out: Path) -> None:
-    done = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.3, "--", "sleep", "60", timeout_s=20)
+    done = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.3, "--", "sleep", "60", timeout_s=40)
     assert done.exit_code == 143
 
 
@@ -180,7 +181,7 @@ def test_a_killed_recording_still_leaves_its_file(site: Site, out: Path) -> None
     program = site.start("record", "--out", out, "--simulate", 2, *OFTEN)
     wait_for(lambda: site.count_now("sample") >= 8, "samples")
     program.kill()
-    wait_for(lambda: not site.processes(), "the recorder is gone", timeout_s=10)
+    wait_for(lambda: not site.processes(), "the recorder is gone", timeout_s=40)
     assert rows(out, "PRAGMA integrity_check") == [("ok",)]
     assert rows(out, "SELECT verdict, (SELECT count(*) >= 8 FROM sample) FROM task") == [("killed", 1)]
     assert list(site.local.iterdir()) == []
@@ -189,14 +190,15 @@ def test_a_killed_recording_still_leaves_its_file(site: Site, out: Path) -> None
 def test_two_recordings_in_one_job_do_not_disturb_each_other(site: Site) -> None:
     """Inside Slurm both have the same name; killing one must not end what belongs to the other."""
     job = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "gpu-01", "CUDA_VISIBLE_DEVICES": "0"}
-    run = site.start_run(site.manifest(4), "--engine", "demo", "--engine-arg=--burn-s=0.5", "--simulate", 1, env=job)
+    run = site.start_run(site.manifest(400), "--engine", "demo", "--engine-arg=--burn-s=0.5", "--simulate", 1, env=job)
     wait_for(lambda: site.workers() and site.count_now("sample"), "the run is at work")
     (worker,) = site.workers()
     record = site.start("record", "--out", site.folder / "beside.sqlite", "--simulate", 1, *OFTEN, env=job)
     wait_for(lambda: len(site.recorders()) == 2 and (site.folder / "beside.sqlite").exists(), "both record")
     record.kill()
     wait_for(lambda: len(site.recorders()) == 1, "its recorder is gone")
-    assert run.wait().exit_code == 0
+    run.send(signal.SIGTERM)
+    assert run.wait().exit_code == 75
     assert site.rows("SELECT pid, exit_code FROM worker") == [(worker.pid, 0)], "the worker was ended from outside"
 
 
@@ -241,9 +243,9 @@ def test_the_recorder_writes_what_it_cost_and_where_its_numbers_are_from(site: S
     assert (backend, interval_s) == ("simulated", 0.05)
     assert "simulated" in why
     assert ticks == rows(out, "SELECT count(DISTINCT at_ms) FROM sample")[0][0]
-    assert 0 < reading_s < cpu_s < 5
+    assert 0 < reading_s < cpu_s < 10
     assert 2**22 < memory_bytes < 45 * 2**20
-    assert 0 <= late_s < 5
+    assert 0 <= late_s < 30
     assert rows(out, "SELECT DISTINCT source FROM metric_source WHERE metric = 'busy_percent'") == [("simulated",)]
 
 
@@ -267,10 +269,10 @@ def test_processes_on_a_device_are_told_apart(site: Site, out: Path) -> None:
 def test_a_lost_device_and_a_fault_are_alerts(site: Site, out: Path) -> None:
     script = site.folder / "load.toml"
     script.write_text(
-        '[[device]]\nindex = 0\nlost_at_s = 0.6\nback_at_s = 0.9\n[[device]]\nindex = 1\nfault = [[0.5, "Xid 31"]]\n'
+        '[[device]]\nindex = 0\nlost_at_s = 1.2\nback_at_s = 1.5\n[[device]]\nindex = 1\nfault = [[1.0, "Xid 31"]]\n'
     )
     done = site.badcjobs(
-        "record", "--out", out, "--simulate", 2, "--simulate-script", script, "--duration", 1.5, *OFTEN
+        "record", "--out", out, "--simulate", 2, "--simulate-script", script, "--duration", 2.2, *OFTEN
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     found = rows(

@@ -8,7 +8,10 @@ import sys
 from itertools import pairwise
 
 import pytest
-from support.badcjobs_program import Site, assert_refused, rows, wait_for
+from support.audio import make_wav
+from support.badcjobs_program import Site, assert_refused, rows
+from support.slow_files import slow_files, somebody_waits
+from support.waiting import wait_for
 
 ON_TWO = ("--engine", "demo", "--simulate", 2)
 LITTLE_SPACE = 400 * 1024  # bytes a process may write into one file
@@ -126,6 +129,16 @@ def test_a_signal_during_a_long_listing_ends_it_with_nothing_started(site: Site)
     program = site.start_run(manifest, *ON_TWO)
     wait_for(lambda: list(site.out.glob("tasks/*.log")), "the listing to begin")
     program.send(signal.SIGTERM)
-    done = program.wait(20)
+    done = program.wait(60)
     assert_refused(done, 75, "SIGTERM came before anything was started")
+    assert not site.out.exists()
+
+
+def test_a_signal_is_heard_while_a_run_waits_for_a_filesystem_that_does_not_answer(site: Site) -> None:
+    for number in range(40):
+        make_wav(site.folder / "audio" / f"{number}-slow.wav", 1, 100)
+    program = site.start_run(site.folder / "audio", *ON_TWO, env=slow_files(site))
+    wait_for(lambda: somebody_waits(site), "a listing that reads a header")
+    program.send(signal.SIGINT)
+    assert_refused(program.wait(60), 130, "SIGINT came before anything was started")
     assert not site.out.exists()

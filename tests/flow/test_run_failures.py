@@ -7,9 +7,10 @@ import sys
 from itertools import pairwise
 
 import pytest
-from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows, wait_for
+from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
+from support.waiting import wait_for
 
 HEADER = "start_time,end_time,label,score"
 NOTHING_HEARD = f'echo {HEADER} > "$2"'
@@ -207,7 +208,7 @@ if __name__ == "__main__":
 """
     )
     done = site.run(
-        site.manifest(2), "--command", f"{sys.executable} {program} {{input}} {{output}}", *ONE_WORKER, timeout_s=20
+        site.manifest(2), "--command", f"{sys.executable} {program} {{input}} {{output}}", *ONE_WORKER, timeout_s=60
     )
     assert done.exit_code == 0, done.stderr
 

@@ -6,12 +6,13 @@ import json
 import re
 
 import psutil
-from support.badcjobs_program import QUICK, Site, wait_for
+from support.badcjobs_program import QUICK, Site
 from support.fake_nvml import fake_nvml_folder
+from support.waiting import wait_for
 
 # As in the contract; what nobody knows yet is a question mark.
 HEARTBEAT = re.compile(
-    r"heartbeat cpu=(\d+%|\?) mem=(\d+%|\?) gpu=(\d+%|\?) devices=(\d+) chunks=(\d+)/(\d+) rate=(\d+x|\?)"
+    r"heartbeat cpu=(\d+%|\?) mem=(\d+%|\?) gpu=(\d+%|\?) devices=(\d+) chunks=(\d+)/(\d+) rate=(\d+(?:\.\d+)?x|\?)"
     r" eta=(\d\d:\d\d:\d\d|\?)"
 )
 SLOWLY = ("--engine", "demo", "--engine-arg=--burn-s=0.3")

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import Site, assert_refused, wait_for
+from support.badcjobs_program import Site, assert_refused
 from support.fake_hawkears1 import make_fake_hawkears1
+from support.waiting import wait_for
 
 from badcjobs.config import make_settings
 

@@ -6,67 +6,27 @@ sbatch, srun and squeue are stand-ins on PATH; what a real Slurm makes of it is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused
+from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused
+from support.login_node import LoginNode
 
-Submit = Callable[..., Outcome]
 RUN = (*ON_CPU, "--gpus-per-task", "0")
 
-SBATCH = """
-echo "$@" >> $0.called
-env > $0.env.$(wc -l < $0.called)
-echo '--> Checking allocation...OK'
-case "$*" in *--parsable*) echo 4822 ;; *) echo Submitted batch job 4821 ;; esac
-"""
-
 
 @pytest.fixture
-def login(site: Site) -> Path:
-    """The folder of Slurm's programs, as a login node has them; sacct is not among them."""
-    (site.folder / "slurm-bin").mkdir()
-    site.script("slurm-bin/sbatch", SBATCH)
-    site.script("slurm-bin/srun", "exit 1")
-    site.script("slurm-bin/squeue", "printf '4821|0|RUNNING\\n4822|N/A|PENDING\\n'")
-    return site.folder / "slurm-bin"
-
-
-@pytest.fixture
-def submit(site: Site, login: Path) -> Submit:
-    """Call ``badcjobs submit`` with Slurm's programs on PATH."""
-
-    def call(*args: object, env: dict[str, str] | None = None) -> Outcome:
-        return site.badcjobs(
-            "submit",
-            *args,
-            "--out",
-            site.out,
-            env={"PATH": f"{login}:/usr/bin:/bin", "BADCJOBS_POLL_S": "1", **(env or {})},
-        )
-
-    return call
-
-
-def calls(login: Path) -> list[str]:
-    log = login / "sbatch.called"
-    return log.read_text().splitlines() if log.exists() else []
-
-
-def environment(login: Path, call: int) -> dict[str, str]:
-    lines = (login / f"sbatch.env.{call}").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line)
+def login(site: Site) -> LoginNode:
+    return LoginNode(site)
 
 
 def test_the_array_and_then_its_merge_job_are_handed_to_sbatch_and_the_ids_read_past_the_banner(
-    site: Site, submit: Submit, login: Path
+    site: Site, login: LoginNode
 ) -> None:
-    done = submit(site.manifest(6), "--tasks", 3, *RUN, "--json")
+    done = login.submit(site.manifest(6), "--tasks", 3, *RUN, "--json")
     assert done.exit_code == 0, done.stderr
     assert (done.json["job_id"], done.json["merge_job_id"], done.json["array"]) == ("4821", "4822", "0-2")
     assert (done.json["tasks"], done.json["chunks"], done.json["found"]) == (3, 6, False)
-    array, merge = calls(login)
+    array, merge = login.calls
     assert array.startswith(str(site.out / "logs"))
     assert merge == f"--parsable --dependency=afterany:4821 {site.out}/logs/4821_merge.sh"
     assert {path.name for path in (site.out / "logs").glob("*_submitted.pkl")} == {
@@ -76,54 +36,54 @@ def test_the_array_and_then_its_merge_job_are_handed_to_sbatch_and_the_ids_read_
 
 @pytest.mark.parametrize(("array", "indices"), [("5", [5]), ("3-9:3", [3, 6, 9]), ("1-2%1", [1, 2])])
 def test_every_array_index_finds_its_file_whatever_the_array_looks_like(
-    site: Site, submit: Submit, array: str, indices: list[int]
+    site: Site, login: LoginNode, array: str, indices: list[int]
 ) -> None:
-    assert submit(site.manifest(3), "--array", array, *RUN).exit_code == 0
+    assert login.submit(site.manifest(3), "--array", array, *RUN).exit_code == 0
     names = sorted(path.name for path in (site.out / "logs").glob("*.pkl"))
     assert names == [f"4821_{index}_submitted.pkl" for index in indices]
 
 
-def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(
-    site: Site, submit: Submit, login: Path
-) -> None:
+def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(6)
-    assert submit(manifest, *RUN).exit_code == 0
-    again = submit(manifest, *RUN)
+    assert login.submit(manifest, *RUN).exit_code == 0
+    again = login.submit(manifest, *RUN)
     assert again.exit_code == 0
     assert "job 4821 is there already" in again.stdout
-    assert_refused(submit(manifest, *RUN, "--again"), 2, "job 4821 has not ended yet", "scancel 4821 4822")
-    assert_refused(submit(manifest, *RUN, "--backoff", 3), 2, "it was told something else", "--backoff=3.0")
-    assert len(calls(login)) == 2
-    site.script("slurm-bin/squeue", "echo Unable to contact slurm controller >&2; exit 1")
-    unknown = submit(manifest, *RUN)
+    assert_refused(login.submit(manifest, *RUN, "--again"), 2, "job 4821 has not ended yet", "scancel 4821 4822")
+    assert_refused(login.submit(manifest, *RUN, "--backoff", 3), 2, "it was told something else", "--backoff=3.0")
+    assert len(login.calls) == 2
+    login.program("squeue", "echo Unable to contact slurm controller >&2; exit 1")
+    unknown = login.submit(manifest, *RUN)
     assert (unknown.exit_code, "nobody knows whether it has ended" in unknown.stderr) == (0, True)
-    site.script("slurm-bin/squeue", "echo Invalid job id specified >&2; exit 1")
+    silent = login.submit(manifest, *RUN, "--again")
+    assert_refused(silent, 5, "nobody knows whether job 4821 has ended", "try: squeue -j 4821")
+    login.forget()
     # It has ended, and no task of it has left anything: nobody began.
-    nobody = submit(manifest, *RUN, "--wait")
+    nobody = login.submit(manifest, *RUN, "--wait")
     assert nobody.exit_code == 3
     assert "no task of job 4821 could begin" in nobody.stderr
-    assert submit(manifest, *RUN, "--again").exit_code == 0
-    assert len(calls(login)) == 4
+    assert login.submit(manifest, *RUN, "--again").exit_code == 0
+    assert len(login.calls) == 4
 
 
 def test_inside_a_job_nothing_of_it_is_passed_on_and_outside_a_users_own_variables_are(
-    site: Site, submit: Submit, login: Path
+    site: Site, login: LoginNode
 ) -> None:
     manifest = site.manifest(3)
     inside = {**array_task(2, [0, 1, 2]), "CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_PER_NODE": "1"}
-    assert submit(manifest, *RUN, env={**inside, "SLURM_CONF": "/somewhere/slurm.conf"}).exit_code == 0
+    assert login.submit(manifest, *RUN, env={**inside, "SLURM_CONF": "/somewhere/slurm.conf"}).exit_code == 0
     for call in (1, 2):
-        seen = environment(login, call)
+        seen = login.environment(call)
         assert [name for name in seen if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert not {"CUDA_VISIBLE_DEVICES", "TMPDIR"} & set(seen)
     (site.out / "submitted.json").unlink()
-    assert submit(manifest, *RUN, env={"SBATCH_ACCOUNT": "st-pi-1", "CUDA_VISIBLE_DEVICES": "0"}).exit_code == 0
-    seen = environment(login, 3)
+    assert login.submit(manifest, *RUN, env={"SBATCH_ACCOUNT": "st-pi-1", "CUDA_VISIBLE_DEVICES": "0"}).exit_code == 0
+    seen = login.environment(3)
     assert (seen["SBATCH_ACCOUNT"], seen["CUDA_VISIBLE_DEVICES"]) == ("st-pi-1", "0")
 
 
 def test_options_of_run_reach_the_tasks_with_absolute_paths_and_auto_workers_unless_the_file_says_otherwise(
-    site: Site, submit: Submit
+    site: Site, login: LoginNode
 ) -> None:
     site.manifest(3)
     config = site.folder / "badc.toml"
@@ -138,7 +98,7 @@ def test_options_of_run_reach_the_tasks_with_absolute_paths_and_auto_workers_unl
         "badc.toml",
         *RUN,
     )
-    assert submit(*args).exit_code == 0
+    assert login.submit(*args).exit_code == 0
     record = json.loads((site.out / "submitted.json").read_text())
     assert record["run_arguments"] == [
         "run", f"{site.folder}/manifest.csv", f"--out={site.out}", f"--config={config}", f"--root={site.folder}/audio",
@@ -147,53 +107,75 @@ def test_options_of_run_reach_the_tasks_with_absolute_paths_and_auto_workers_unl
     ]  # fmt: skip
     (site.out / "submitted.json").unlink()
     config.write_text("[run]\nretries = 5\nworkers_per_gpu = 2\n")
-    assert submit(*args).exit_code == 0
+    assert login.submit(*args).exit_code == 0
     record = json.loads((site.out / "submitted.json").read_text())
     assert not [word for word in record["run_arguments"] if "workers-per-gpu" in word]
 
 
-def test_a_list_of_manifests_gets_a_task_for_each_line(site: Site, submit: Submit) -> None:
+def test_what_only_the_emulation_has_is_refused_for_slurm(site: Site, login: LoginNode) -> None:
+    manifest = site.manifest(3)
+    assert_refused(login.submit(manifest, *RUN, "--share-gpus"), 2, "--share-gpus goes with --cluster local", "try: ")
+    assert_refused(login.submit(manifest, *RUN, "--kill-wait", 30), 2, "--kill-wait goes with --cluster local", "try: ")
+    assert_refused(login.submit("--script", "a.sbatch"), 2, "--script goes with --cluster local", "sbatch a.sbatch")
+    assert login.calls == []
+
+
+def test_a_merge_job_that_sbatch_refuses_is_told_in_the_answer_and_the_array_stays(
+    site: Site, login: LoginNode
+) -> None:
+    manifest = site.manifest(3)
+    refuses = "*--parsable*) echo 'sbatch: error: Memory specification can not be satisfied' >&2; exit 1 ;;"
+    login.program("sbatch", f'case "$*" in {refuses} *) echo Submitted batch job 4821 ;; esac')
+    told = login.submit(manifest, *RUN, "--json")
+    assert told.exit_code == 0, told.stderr
+    assert (told.json["job_id"], told.json["merge_job_id"]) == ("4821", None)
+    assert "Memory specification can not be satisfied" in told.json["merge_refused"]
+    (site.out / "submitted.json").unlink()
+    said = login.submit(manifest, *RUN)
+    assert f"there is no job for it; later: badcjobs merge {site.out}" in said.stdout
+    assert "Memory specification can not be satisfied" in said.stderr
+
+
+def test_a_list_of_manifests_gets_a_task_for_each_line(site: Site, login: LoginNode) -> None:
     for name in ("a", "b", "c"):
         site.manifest(3, name=f"{name}.csv", prefix=name)
     listed = site.folder / "manifests.txt"
     listed.write_text("a.csv\nb.csv\nc.csv\n")
-    assert_refused(submit(listed, "--tasks", 2, *RUN), 2, "the list names 3 manifests")
-    done = submit(listed, *RUN, "--json")
+    assert_refused(login.submit(listed, "--tasks", 2, *RUN), 2, "the list names 3 manifests")
+    done = login.submit(listed, *RUN, "--json")
     assert (done.json["array"], done.json["chunks"]) == ("0-2", 9)
 
 
-def test_a_source_that_cannot_be_used_is_refused_before_anything_is_submitted(
-    site: Site, submit: Submit, login: Path
-) -> None:
+def test_a_source_that_cannot_be_used_is_refused_before_anything_is_submitted(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(6)
     (site.folder / "audio" / "c002.wav").unlink()
-    assert_refused(submit(manifest, *RUN), 2, "c002.wav")
+    assert_refused(login.submit(manifest, *RUN), 2, "c002.wav")
     site.manifest(6)
     manifest.write_text(manifest.read_text() + manifest.read_text().splitlines()[3] + "\n")
-    assert_refused(submit(manifest, *RUN), 2, "already on line 4")
-    assert calls(login) == []
+    assert_refused(login.submit(manifest, *RUN), 2, "already on line 4")
+    assert login.calls == []
     assert not site.out.exists()
 
 
-def test_every_mistake_in_the_options_is_told_at_once(site: Site, submit: Submit) -> None:
-    wrong = submit(
+def test_every_mistake_in_the_options_is_told_at_once(site: Site, login: LoginNode) -> None:
+    wrong = login.submit(
         site.manifest(3), "--time", "soon", "--mem", "much", "--array", "1,2,5", "--engine", "crow", "--retries", -1
     )
     assert_refused(wrong, 2, "--time soon", "--mem much", "--array=1,2,5", "--engine crow", "--retries = -1")
-    assert_refused(submit(), 2, "no SOURCE was given")
+    assert_refused(login.submit(), 2, "no SOURCE was given")
     assert_refused(site.badcjobs("submit", "m.csv"), 2, "--out DIR is missing")
-    assert_refused(submit("m.csv", "--cluster", "pbs"), 2, "--cluster pbs is not known")
+    assert_refused(login.submit("m.csv", "--cluster", "pbs"), 2, "--cluster pbs is not known")
 
 
-def test_a_run_folder_that_belongs_to_another_run_is_refused(site: Site, submit: Submit, login: Path) -> None:
+def test_a_run_folder_that_belongs_to_another_run_is_refused(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(4)
     envs = [array_task(index, [0, 1]) for index in (0, 1)]
     site.run_tasks(manifest, *ON_CPU, envs=envs)
     same = ("--interval", "0.1")
-    assert_refused(submit(manifest, *RUN, *same, "--retries", 9), 2, "retries was 2, now 9")
-    assert_refused(submit(manifest, *RUN, *same, "--tasks", 4), 2, "began as an array of 2 (0-1)")
-    assert calls(login) == []
-    done = submit(manifest, *RUN, *same, "--array", "1", "--json")  # and the shape is taken over from there
+    assert_refused(login.submit(manifest, *RUN, *same, "--retries", 9), 2, "retries was 2, now 9")
+    assert_refused(login.submit(manifest, *RUN, *same, "--tasks", 4), 2, "began as an array of 2 (0-1)")
+    assert login.calls == []
+    done = login.submit(manifest, *RUN, *same, "--array", "1", "--json")  # and the shape is taken over from there
     assert (done.exit_code, done.json["array"], done.json["tasks"]) == (0, "1", 1)
 
 
@@ -208,22 +190,117 @@ def test_without_slurm_there_is_the_script_but_no_submission(site: Site) -> None
     assert_refused(site.badcjobs(*args, env=nowhere), 3, "there is no Slurm here", "--cluster local")
 
 
-def test_what_sbatch_refuses_is_told_in_its_own_words(site: Site, submit: Submit) -> None:
-    site.script("slurm-bin/sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
-    assert_refused(submit(site.manifest(3), *RUN), 5, "Invalid account")
+def test_what_sbatch_refuses_is_told_in_its_own_words(site: Site, login: LoginNode) -> None:
+    login.program("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+    assert_refused(login.submit(site.manifest(3), *RUN), 5, "Invalid account")
     assert not (site.out / "submitted.json").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_submitted(
-    site: Site, submit: Submit, login: Path
-) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_submitted(site: Site, login: LoginNode) -> None:
     site.out.write_text("a file")
-    assert_refused(submit(site.manifest(3), *RUN), 2, str(site.out))
-    assert calls(login) == []
+    assert_refused(login.submit(site.manifest(3), *RUN), 2, str(site.out))
+    assert login.calls == []
 
 
-def test_a_record_that_somebody_has_edited_is_named(site: Site, submit: Submit) -> None:
+def test_a_record_that_somebody_has_edited_is_named(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(3)
-    assert submit(manifest, *RUN).exit_code == 0
+    assert login.submit(manifest, *RUN).exit_code == 0
     (site.out / "submitted.json").write_text('{"job": 1}')
-    assert_refused(submit(manifest, *RUN), 2, "submitted.json is not as badcjobs wrote it", "mv ")
+    assert_refused(login.submit(manifest, *RUN), 2, "submitted.json is not as badcjobs wrote it", "mv ")
+
+
+# --- a job that is there already --------------------------------------------------------------------------------------
+
+
+def test_other_options_than_those_of_the_job_that_is_there_are_named_with_both_values(
+    site: Site, login: LoginNode
+) -> None:
+    manifest = site.manifest(3)
+    first = (manifest, *RUN, "--time", "12:00:00", "--mem", "16GB", "--account", "st-pi-1", "--array", "0-1%1")
+    assert login.submit(*first).exit_code == 0
+    same = login.submit(
+        manifest, *RUN, "--time", "720", "--mem", "16G", "--account=st-pi-1", "--tasks=2", "--parallel=1"
+    )
+    assert (same.exit_code, "is there already" in same.stdout) == (0, True), same.stderr
+    other = login.submit(manifest, *RUN, "--time", "1-0", "--mem", "32G", "--array", "0-3", "--sbatch=--qos=high")
+    assert_refused(
+        other, 2, "--time was 720, now 1440", "--mem was 16G, now 32G", "--account was st-pi-1, now not given",
+        "--array was 0-1%1, now 0-3", "--sbatch was not given, now --qos=high", "--again", "scancel 4821 4822",
+    )  # fmt: skip
+    assert len(login.calls) == 2
+    login.forget()
+    assert login.submit(*first, "--mem", "32G", "--again").exit_code == 0  # and the last --mem wins
+    assert json.loads((site.out / "submitted.json").read_text())["asked"]["--mem"] == "32G"
+
+
+def test_a_job_that_an_earlier_version_has_submitted_is_found(site: Site, login: LoginNode) -> None:
+    manifest = site.manifest(3)
+    assert login.submit(manifest, *RUN, "--json").json["audio_looked_at"] == 3
+    file = site.out / "submitted.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({key: record[key] for key in record if key not in ("asked", "listed")}))
+    found = login.submit(manifest, *RUN, "--mem", "9G", "--json")
+    assert (found.exit_code, found.json["found"], found.json["audio_looked_at"]) == (0, True, None)
+
+
+def test_a_list_of_manifests_finds_its_job_before_any_task_has_begun(site: Site, login: LoginNode) -> None:
+    site.manifest(3, name="a.csv", prefix="a")
+    site.manifest(3, name="b.csv", prefix="b")
+    (site.folder / "manifests.txt").write_text("a.csv\nb.csv\n")
+    assert login.submit("manifests.txt", *RUN).exit_code == 0
+    found = login.submit("manifests.txt", *RUN)
+    assert (found.exit_code, "is there already: 2 array tasks for 6 chunks" in found.stdout) == (0, True), found.stderr
+
+
+def test_the_help_says_how_a_job_is_found_again_and_what_again_does(site: Site) -> None:
+    said = " ".join(site.badcjobs("submit", "--help").stdout.split())
+    assert "The same command finds its job again, from DIR/submitted.json, and submits nothing twice" in said
+    assert "To submit what is left then, add --again" in said
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_one_task_is_one_task_and_a_large_source_is_said_to_be_looked_at_in_part(site: Site, login: LoginNode) -> None:
+    manifest = site.manifest(3)
+    header, *rows = manifest.read_text().splitlines()
+    many = [row.replace(f",c00{i % 3},", f",c{i},") for i, row in enumerate(rows * 2000)]
+    manifest.write_text("\n".join([header, *many]) + "\n")
+    done = login.submit(manifest, *RUN)
+    assert done.exit_code == 0, done.stderr
+    assert "job 4821 is submitted: 1 array task for 6,000 chunks, merge job 4822" in done.stdout
+    assert "looked at the audio of 2,000 of 6,000 chunks; badcjobs check looks at all" in done.stdout
+    (site.out / "submitted.json").unlink()
+    as_json = login.submit(manifest, *RUN, "--json").json
+    assert (as_json["audio_looked_at"], as_json["chunks"]) == (2000, 6000)
+
+
+def test_a_refused_submit_leaves_no_folder_and_says_its_reason_once(site: Site, login: LoginNode) -> None:
+    manifest = site.manifest(3)
+    login.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
+    refused = login.submit(manifest, *RUN, "--partition", "none")
+    assert_refused(refused, 5, "Slurm did not take the array")
+    assert refused.stderr.count("invalid partition specified") == 1
+    assert not site.out.exists()
+    (site.out / "logs").mkdir(parents=True)
+    assert_refused(login.submit(manifest, *RUN), 5, "Slurm did not take the array")
+    assert [path.name for path in site.out.rglob("*")] == ["logs"]  # what was there stays
+    nowhere = site.badcjobs("submit", manifest, "--out", site.out / "new", *RUN, env={"PATH": str(site.folder)})
+    assert_refused(nowhere, 3, "there is no Slurm here")
+    assert not (site.out / "new").exists()
+
+
+def test_several_nodes_and_a_name_of_nothing_are_refused_with_the_way_that_there_is(
+    site: Site, login: LoginNode
+) -> None:
+    manifest = site.manifest(3)
+    assert_refused(login.submit(manifest, *RUN, "--sbatch=--nodes=2"), 2, "one node", "badcjobs template multinode")
+    assert_refused(login.submit(manifest, *RUN, "--sbatch=-N2"), 2, "long form")
+    assert_refused(login.submit(manifest, *RUN, "--job-name", ""), 2, "--job-name ''")
+    assert login.submit(manifest, *RUN, "--sbatch=--nodes=1").exit_code == 0
+
+
+def test_a_poll_that_is_no_time_is_refused(site: Site, login: LoginNode) -> None:
+    for text in ("soon", "0", "nan"):
+        wrong = login.submit(site.manifest(3), *RUN, env={"BADCJOBS_POLL_S": text})
+        assert_refused(wrong, 2, f"BADCJOBS_POLL_S={text} is no number of seconds")

@@ -40,12 +40,13 @@ def test_a_filled_template_is_written_once_and_replaced_only_by_force(site: Site
 
 
 def test_a_wrong_name_an_unknown_key_and_a_missing_one_are_named(site: Site) -> None:
-    name, key, missing, nowhere, nothing = site.badcjobs_each(
+    name, key, missing, nowhere, folder, nothing = site.badcjobs_each(
         [
             ("template", "arrray"),
             ("template", "array", "--set", "colour=red"),
             ("template", "sockeye-array", "-o", "job.sbatch"),
             ("template", "array", "-o", "no/such/folder/job.sbatch"),
+            ("template", "array", "--force", "-o", "."),
             ("template", "--set", "account=x"),
         ]
     )
@@ -53,5 +54,6 @@ def test_a_wrong_name_an_unknown_key_and_a_missing_one_are_named(site: Site) -> 
     assert_refused(key, 2, "array has no key 'colour'", "gpus-per-node")
     assert_refused(missing, 2, "missing: account")
     assert_refused(nowhere, 2, "cannot be written", "mkdir -p no/such/folder")
+    assert_refused(folder, 2, "cannot be written", "try: ls -ld . .")
     assert_refused(nothing, 2, "NAME is missing")
     assert not (site.folder / "job.sbatch").exists()

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import QUICK, Site, wait_for
+from support.badcjobs_program import QUICK, Site
+from support.waiting import wait_for
 
 WITHOUT_TELEMETRY = "--no-emit-gpu-telemetry"  # a simulated device has little memory left, and would say so
 ONE_DEVICE = ("--simulate", "1", "--stage", "never", *QUICK)
@@ -27,8 +28,10 @@ def work(site: Site) -> tuple[object, ...]:
     return (site.manifest(2000), "--engine", "command", "--command", f"sh {program} {{input}} {{output}}", *ONE_DEVICE)
 
 
-def stop_after(site: Site, work: tuple[object, ...], words: str, *more: str) -> str:
-    task = site.start("run", *work, *more, "--out", site.out, "--workers-per-gpu", "auto", env=THREE_CORES)
+def stop_after(
+    site: Site, work: tuple[object, ...], words: str, *more: str, environ: dict[str, str] = THREE_CORES
+) -> str:
+    task = site.start("run", *work, *more, "--out", site.out, "--workers-per-gpu", "auto", env=environ)
     wait_for(lambda: words in task.stderr, words, 60)
     task.send(signal.SIGTERM)
     assert task.wait().exit_code == 75
@@ -41,7 +44,7 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     stop_after(site, work, "no more cores than that", WITHOUT_TELEMETRY)
     decisions = site.rows("SELECT value, reason, subject FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
     assert [value for value, *_ in decisions] == [1, 2, 3, 3]
-    assert decisions[0][1].startswith("to begin with: 3 cores and 16 GiB of memory per device")
+    assert decisions[0][1].startswith("to begin with: 3 cores and 16 GiB of GPU memory per device")
     assert "2 per device did +" in decisions[2][1]
     assert {subject for *_, subject in decisions} == {"Simulated GPU"}
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(3,)]
@@ -55,9 +58,14 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     assert "workers per device: 3; to begin with: an earlier run came to 3" in stderr
 
 
-def test_a_device_that_is_half_full_with_one_worker_gets_no_second(site: Site, work: tuple[object, ...]) -> None:
-    stop_after(site, work, "of a device's memory")
-    assert site.rows("SELECT value FROM decision WHERE kind = 'workers_per_gpu'") == [(1,), (1,)]
+def test_little_memory_begins_with_one_worker_and_a_device_that_this_one_fills_by_half_gets_no_second(
+    site: Site, work: tuple[object, ...]
+) -> None:
+    little = {"SLURM_CPUS_PER_TASK": "8", "SLURM_MEM_PER_NODE": "6144"}
+    stop_after(site, work, "of a device's memory", environ={**THREE_CORES, **little})
+    decisions = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
+    assert [value for value, _ in decisions] == [1, 1]
+    assert "6.0 GiB of main memory were granted, and a worker may take 4.0 GiB" in decisions[0][1]
 
 
 def test_one_worker_per_device_is_what_you_get_if_you_do_not_ask(site: Site) -> None:

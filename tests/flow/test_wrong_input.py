@@ -64,8 +64,8 @@ CASES = {
     ),
     # the other commands
     "merge of nothing": Case(("merge",), 2, ("--help",)),
-    "merge of a folder that does not exist": Case(("merge", "nowhere"), 4, ("nowhere does not exist",)),
-    "report of a folder that does not exist": Case(("report", "nowhere"), 4, ("does not exist", "badcjobs merge")),
+    "merge of a folder that does not exist": Case(("merge", "nowhere"), 4, ("nowhere does not exist", "--out")),
+    "report of a folder that does not exist": Case(("report", "nowhere"), 4, ("does not exist", "--out", "try: ls ")),
     "report of something else": Case(("report", "good.csv"), 4, ("good.csv", "not a database")),
     "guide to a topic nobody knows": Case(("guide", "cooking"), 2, ("cooking", "sbatch")),
     "gpus without any": Case(("gpus", "--simulate", 0), 2, ("--simulate", "0")),

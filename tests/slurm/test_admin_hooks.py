@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.badcjobs_program import wait_for
 from support.needs import missing
 from support.slurm_cluster import INSTALL, SlurmCluster
 from support.slurm_hooks import SCRIPTS, Hooks
 from support.slurm_job import SlurmJob
+from support.waiting import wait_for
 
 NOTES = Path(f"/tmp/badcjobs-slurm-{os.getuid()}")
 BARE = {"PATH": "/usr/bin:/bin"}
@@ -139,7 +139,7 @@ def end_hook(hooks: Hooks, **told: str) -> None:
     slurm_says = {"ARRAYJOBID": "0", "ARRAYTASKID": "4294967294", "EXITCODE": "0:15", "START": "1", "END": "2"}
     user = {"USERNAME": hooks.spool.owner(), "NODES": "gpu0"}
     script = hooks.folder / "slurm" / "jobcomp.sh"
-    subprocess.run([script], env={**BARE, **slurm_says, **user, **told}, check=True, timeout=10)
+    subprocess.run([script], env={**BARE, **slurm_says, **user, **told}, check=True, timeout=60)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_the_nodes_epilog_finishes_what_the_task_epilog_could_not_and_never_as_r
     os.chown(left, uid, -1)
     told = {"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": str(os.getgid() or 65534)}
     env = {**BARE, **told, "SLURMD_NODENAME": "gpu9", "SLURM_JOB_EXIT_CODE2": "0:9"}
-    done = subprocess.run([hooks.epilog], env=env, capture_output=True, text=True, timeout=20)
+    done = subprocess.run([hooks.epilog], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (record,) = tasks.iterdir()
     assert record.stat().st_uid == uid

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import itertools
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from support.slurm_cluster import ClusterProblem, JobEnd, SlurmCluster
+from support.waiting import wait_for
 
 
 def write_script(folder: Path, *lines: str) -> Path:
     script = folder / "job.sh"
     script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
     return script
-
-
-def wait_for(true: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline_s, f"not true within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def ends_of(cluster: SlurmCluster, job_id: int) -> dict[str, JobEnd]:
@@ -136,7 +128,7 @@ def test_a_program_started_with_exec_hears_the_signal_itself(
     program = tmp_path / "program.sh"
     program.write_text(f"trap 'echo heard > heard; exit 0' {signal_name}\ntouch ready\nwhile :; do sleep 0.1; done\n")
     job_id = slurm_cluster.sbatch(write_script(tmp_path, "exec bash program.sh"), cwd=tmp_path)
-    wait_for((tmp_path / "ready").exists)
+    wait_for((tmp_path / "ready").exists, "it is ready")
     slurm_cluster.run([*scancel, str(job_id)])
     slurm_cluster.wait(job_id)
     assert (tmp_path / "heard").exists()
@@ -148,7 +140,7 @@ def test_without_exec_the_warning_kills_the_shell_and_never_reaches_the_program(
     program = tmp_path / "program.sh"
     program.write_text("trap 'echo heard > heard; exit 0' USR1\ntouch ready\nwhile :; do sleep 0.1; done\n")
     job_id = slurm_cluster.sbatch(write_script(tmp_path, "bash program.sh", "true"), cwd=tmp_path)
-    wait_for((tmp_path / "ready").exists)
+    wait_for((tmp_path / "ready").exists, "it is ready")
     slurm_cluster.run(["scancel", "--batch", "--signal=USR1", str(job_id)])
     assert slurm_cluster.wait(job_id) == {str(job_id): JobEnd("FAILED", 0, signal.SIGUSR1)}
     assert not (tmp_path / "heard").exists()
@@ -178,7 +170,7 @@ def test_two_clusters_side_by_side_leave_no_process_and_no_file(slurm_cluster: S
     stubborn = write_script(tmp_path, "trap '' TERM", "env -i setsid sleep 600 &", "echo $! $$ > pids", "wait")
     with SlurmCluster(nodes=1, gpus=0) as other:
         other.sbatch(stubborn, "--export=NONE", cwd=tmp_path)
-        wait_for(lambda: len(read_pids(tmp_path)) == 2)
+        wait_for(lambda: len(read_pids(tmp_path)) == 2, "both run")
     assert not other.root.exists()
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
     assert slurm_cluster.run(["sinfo", "-h", "-o", "%D"]).stdout.strip() == "2"

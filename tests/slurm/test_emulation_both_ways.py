@@ -23,12 +23,8 @@ PROGRAM = """#!/bin/sh
 env | grep -E '^(SLURM|CUDA|SOURCE|OUT)' > env-$SLURM_ARRAY_TASK_ID
 exec {python} -m badcjobs "$@"
 """
-# Of the cluster itself, not of the job (where its daemons are, how it numbers users), or for srun.
-OF_THE_CLUSTER = {
-    "SLURM_CONF", "SLURM_EXPORT_ENV", "SLURM_GET_USER_ENV", "SLURM_JOB_GID", "SLURM_JOB_UID", "SLURM_NODE_ALIASES",
-    "SLURM_OPEN_MODE", "SLURM_PRIO_PROCESS", "SLURM_TASK_PID", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",
-    "SLURM_WORKING_CLUSTER",
-}  # fmt: skip
+# Of the cluster itself, not of the job: where its daemons are.
+OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_WORKING_CLUSTER"}
 # Of newer versions of Slurm, of sites, and of the emulation.
 OF_THE_EMULATION = {
     "CUDA_DEVICE_ORDER", "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME", "SLURM_TMPDIR",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.slurm_cluster import SlurmCluster
+from support.waiting import wait_for
 
 
 def ask(cluster: SlurmCluster, *args: str, cwd: Path) -> dict[str, Any]:
@@ -24,12 +24,9 @@ def ask(cluster: SlurmCluster, *args: str, cwd: Path) -> dict[str, Any]:
 def busy_node(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[str]:
     """A node of which a job holds three GPUs."""
     script = tmp_path / "hold.sh"
-    script.write_text("#!/bin/bash\necho $SLURMD_NODENAME > node.tmp; mv node.tmp node\nexec sleep 60\n")
+    script.write_text("#!/bin/bash\necho $SLURMD_NODENAME > node.tmp; mv node.tmp node\nexec sleep 600\n")
     job_id = slurm_cluster.sbatch(script, "--gpus-per-node=3", cwd=tmp_path)
-    deadline_s = time.monotonic() + 20
-    while not (tmp_path / "node").exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_for((tmp_path / "node").exists, "the job runs")
     yield (tmp_path / "node").read_text().strip()
     slurm_cluster.run(["scancel", str(job_id)])
 
@@ -58,3 +55,27 @@ def test_the_preflight_asks_this_slurm_for_its_limits_and_its_clock(
     assert "Slurm's controller" in found["fine", "clock"]["text"]
     assert f"{slurm_cluster.shape.kill_wait_s} s after TERM" in found["warning", "grace"]["text"]
     assert ("warning", "out") in found  # a disk of this machine, for all that Slurm knows
+
+
+def test_the_preflight_knows_how_large_a_node_of_this_slurm_is(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    gpus = slurm_cluster.shape.gpus
+    for asked, partition in ((gpus + 1, None), (gpus + 1, "gpu"), (gpus, "gpu"), (gpus + 1, "nowhere")):
+        where = f"#SBATCH --partition={partition}\n" if partition else ""
+        script = f"#!/bin/bash\n#SBATCH --gpus-per-node={asked}\n{where}hostname\n"
+        (tmp_path / "job.sbatch").write_text(script)
+        said = ask(slurm_cluster, "check", "--script", "job.sbatch", "--engine", "demo", cwd=tmp_path)
+        found = [one["fix"] for one in said["findings"] if one["severity"] == "problem"]
+        refused = slurm_cluster.run(["sbatch", "--test-only", "job.sbatch"], cwd=tmp_path, check=False).returncode != 0
+        assert refused == (asked > gpus)
+        fitting = "#SBATCH --partition=gpu" if partition == "nowhere" else f"#SBATCH --gpus-per-node={gpus}"
+        assert [fix.partition("   (")[0] for fix in found] == ([fitting] if refused else [])
+
+
+def test_options_that_only_look_like_some_and_folders_that_are_not_there_are_as_the_preflight_says(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "near.sbatch").write_text("#!/bin/bash\n# SBATCH --birds\n  #SBATCH --birds\nhostname\n")
+    taken = slurm_cluster.run(["sbatch", "--test-only", "near.sbatch"], cwd=tmp_path, check=False)
+    assert taken.returncode == 0, "both are comments to sbatch"
+    said = ask(slurm_cluster, "check", "--script", "near.sbatch", "--engine", "demo", cwd=tmp_path)
+    assert [one["fix"][:15] for one in said["findings"] if one["subject"] == "script"] == ["#SBATCH --birds"] * 2

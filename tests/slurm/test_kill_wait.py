@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.badcjobs_program import MANIFEST_HEADER, wait_for
+from support.badcjobs_program import MANIFEST_HEADER
 from support.databases import query
 from support.slurm_cluster import SlurmCluster
+from support.waiting import wait_for
 
 QUICK, CHUNKS, DEVICES = 6, 12, 2
 KILL_WAIT_S = 30.0

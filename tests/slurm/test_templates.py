@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.badcjobs_program import Site, wait_for
+from support.badcjobs_program import Site
 from support.databases import query
 from support.slurm_cluster import JobEnd, SlurmCluster
+from support.waiting import wait_for
 
 CHUNKS = 12
 DEMO = "--engine demo --simulate 4 --interval 0.5 --publish-every 0.5"

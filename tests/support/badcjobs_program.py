@@ -12,19 +12,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 from support.audio import make_wav
-
-Found = TypeVar("Found")
+from support.waiting import wait_for
 
 # Every process of a test carries this variable, so that none can hide, whoever its parent is.
 MARK = "BADCJOBS_TEST_SITE"
@@ -33,17 +31,14 @@ CHUNK_S = 0.6
 QUICK = ("--interval", "0.1", "--publish-every", "0.1", "--backoff", "0.05")
 ON_CPU = ("--engine", "demo", "--cpu-workers", "1", "--no-emit-gpu-telemetry")  # the quickest way through a task
 NOT_LATE = "reason NOT LIKE 'the recorder was late%'"  # as it is on a machine too busy for ten readings a second
+_NO_CHARTS = Path(__file__).parent / "no_charts"
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
 _NUMBA_CACHE = Path.home() / ".cache" / "badcjobs" / "numba-cache"
 
 
-def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 30) -> Found:
-    """Look again and again until there is something to see, and return it."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-    return found
+def without_charts(python_path: str | None) -> str:
+    """Return a PYTHONPATH for programs that need not draw, which takes long; tests/browser is about charts."""
+    return os.pathsep.join(filter(None, [str(_NO_CHARTS), python_path]))
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class Program:
         self._process.kill()
         self._process.wait()
 
-    def wait(self, timeout_s: float = 60) -> Outcome:
+    def wait(self, timeout_s: float = 120) -> Outcome:
         """Wait for the end; a program that does not come to one is killed, and that is a failure."""
         try:
             exit_code = self._process.wait(timeout_s)
@@ -116,13 +111,13 @@ class Site:
         # What runs learn from each other stays within a test; what takes half a minute to compile does not.
         caches = {"XDG_CACHE_HOME": str(self.folder / "cache"), "NUMBA_CACHE_DIR": str(_NUMBA_CACHE)}
         place = {"LANG": "C.UTF-8", "TMPDIR": str(self.local), MARK: self._mark}
-        return {**kept, **place, **caches, **(changes or {})}
+        return {**kept, "PYTHONPATH": without_charts(kept.get("PYTHONPATH")), **place, **caches, **(changes or {})}
 
     def start(self, *args: object, env: dict[str, str] | None = None) -> Program:
         argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
         return Program(argv, self.environ(env), self.folder, self._said / str(next(self._numbers)))
 
-    def badcjobs(self, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
+    def badcjobs(self, *args: object, env: dict[str, str] | None = None, timeout_s: float = 120) -> Outcome:
         return self.start(*args, env=env).wait(timeout_s)
 
     def badcjobs_each(self, commands: Sequence[Sequence[object]], envs: Sequence[dict[str, str]] = ()) -> list[Outcome]:
@@ -134,7 +129,7 @@ class Site:
     def start_run(self, source: Path, *args: object, env: dict[str, str] | None = None) -> Program:
         return self.start("run", source, "--out", self.out, *QUICK, *args, env=env)
 
-    def run(self, source: Path, *args: object, env: dict[str, str] | None = None, timeout_s: float = 60) -> Outcome:
+    def run(self, source: Path, *args: object, env: dict[str, str] | None = None, timeout_s: float = 120) -> Outcome:
         return self.start_run(source, *args, env=env).wait(timeout_s)
 
     def run_tasks(self, source: Path, *args: object, envs: Sequence[dict[str, str]]) -> None:
@@ -222,7 +217,7 @@ class Site:
     def close(self) -> None:
         """See everybody off; whoever is still there after a while is ended, and the test has failed."""
         try:
-            wait_for(lambda: not self.processes(), "every process has ended", timeout_s=10)
+            wait_for(lambda: not self.processes(), "every process has ended", timeout_s=40)
         finally:
             for process in self.processes():
                 process.kill()

@@ -20,6 +20,7 @@ import pytest
 from support.hand_clock import HandClock
 from support.needs import missing
 
+from badcjobs.gpu import nvml_thrift
 from badcjobs.gpu.nvml import NvmlReader
 from badcjobs.model import Reading
 
@@ -63,6 +64,8 @@ class FakeNvml:
         # The binding keeps the first library it loads; a test must neither meet that one nor leave ours behind.
         monkeypatch.setattr(pynvml, "nvmlLib", self._library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        if "slow" not in settings:  # then nobody takes long but a busy machine, and that is no reason to ask less often
+            monkeypatch.setattr(nvml_thrift, "_DEAR_S", 1.0)
         self.set(devices=devices, **settings)
 
     def set(self, **settings: object) -> None:

@@ -23,20 +23,20 @@ DEVICES, SECONDS, CHUNKS = 4, 3600, 240  # an hour of a node with four devices a
 JOB_ID = "4821"
 
 
-def write_tasks(folder: Path, tasks: range, seconds: int = SECONDS) -> list[Path]:
+def write_tasks(folder: Path, tasks: range, seconds: int = SECONDS, chunks: int = CHUNKS) -> list[Path]:
     """Write one sealed task database for each array index into ``folder``/tasks."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as local:
-        template = _write_template(Path(local), seconds)
+        template = _write_template(Path(local), seconds, chunks)
         return [_write_variant(template, index, folder / "tasks") for index in tasks]
 
 
-def _write_template(local: Path, seconds: int) -> Path:
+def _write_template(local: Path, seconds: int, chunks: int) -> Path:
     chance = random.Random(3)
     key = TaskKey(JOB_ID, 0, 0, "template")
     devices = [make_device(index) for index in range(DEVICES)]
     with closing(TaskWriter(local / "wrapper.sqlite", key)) as writer:
-        _write_work(writer, chance, seconds)
+        _write_work(writer, chance, seconds, chunks)
         ids = [writer.device_id(device) for device in devices]
     with closing(TelemetryWriter(local / "recorder.sqlite", key.task_id)) as telemetry, telemetry.batch():
         energy_j = [1e6] * DEVICES
@@ -48,7 +48,7 @@ def _write_template(local: Path, seconds: int) -> Path:
     return local / "template.sqlite"
 
 
-def _write_work(writer: TaskWriter, chance: random.Random, seconds: int) -> None:
+def _write_work(writer: TaskWriter, chance: random.Random, seconds: int, many: int) -> None:
     allocation = Allocation(True, JOB_ID, "template", array_index=0, cpus=24)
     writer.begin_task(allocation, started_at_ms=START_MS, pid=42, version="0.1.0", engine="demo", telemetry=True)
     devices = [make_device(index) for index in range(DEVICES)]
@@ -56,18 +56,23 @@ def _write_work(writer: TaskWriter, chance: random.Random, seconds: int) -> None
     writer.set_plan(devices=DEVICES, workers=1)
     chunks = [
         Chunk(f"site{n // 24:03d}", f"c{n:05d}", f"site/{n:05d}.wav", f"/scratch/lab/audio/site/{n:05d}.wav", 0, 30_000)
-        for n in range(CHUNKS)
+        for n in range(many)
     ]
     writer.fill(chunks, lambda rows: None)
-    worker_id = writer.worker_started(device_id=None, pid=1, engine="demo", at_ms=START_MS)
+    lives = [
+        writer.worker_started(device_id=writer.device_id(device), pid=1 + n, engine="demo", at_ms=START_MS)
+        for n, device in enumerate(devices)
+    ]
     for number, chunk in enumerate(chunks):
-        at_ms = START_MS + number * seconds * 1000 // CHUNKS
+        at_ms = START_MS + number * seconds * 1000 // many
         heard = tuple(
             Detection(n * 100, n * 100 + 3000, f"SP{n:02d}", chance.random(), "A species") for n in range(number % 4)
         )
         device_id = writer.device_id(devices[number % DEVICES])
         result = ChunkResult(chunk, at_ms, at_ms + 900, heard, 30.0)
-        writer.attempt_ended(result, status="done", try_number=1, worker_id=worker_id, device_id=device_id)
+        writer.attempt_ended(
+            result, status="done", try_number=1, worker_id=lives[number % DEVICES], device_id=device_id
+        )
     writer.end_task(ended_at_ms=START_MS + seconds * 1000, exit_code=0, verdict="done")
 
 
@@ -98,20 +103,24 @@ def _write_variant(template: Path, index: int, folder: Path) -> Path:
         devices = [
             (old, stable_id(key.name, "device", uuid)) for old, uuid in db.execute("SELECT device_id, uuid FROM device")
         ]
+        workers = [
+            (old, stable_id(key.name, "worker", n))
+            for n, (old,) in enumerate(db.execute("SELECT worker_id FROM worker"))
+        ]
         db.execute("CREATE TEMP TABLE ids (old INTEGER PRIMARY KEY, new INTEGER)")
-        db.executemany("INSERT INTO ids VALUES (?, ?)", devices)
+        db.executemany("INSERT INTO ids VALUES (?, ?)", [*devices, *workers])
         for table in (table.name for table in TABLES if table.name != "meta"):
             columns = columns_of(table)
             changes = ["task_id = :task"]
             if "device_id" in columns:
                 changes.append("device_id = (SELECT new FROM ids WHERE old = device_id)")
             if "worker_id" in columns:
-                changes.append("worker_id = :worker")
+                changes.append("worker_id = (SELECT new FROM ids WHERE old = worker_id)")
             if "recording_id" in columns:
                 changes.append("recording_id = recording_id || :suffix")
             db.execute(
                 f"UPDATE {table} SET {', '.join(changes)}",
-                {"task": key.task_id, "worker": stable_id(key.name, "worker", 1), "suffix": f"-{index:04d}"},
+                {"task": key.task_id, "suffix": f"-{index:04d}"},
             )
         db.execute("UPDATE task SET name = ?, array_index = ?, node = ?", (key.name, index, key.node))
         prepare_seal(db)

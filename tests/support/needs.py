@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-KNOWN = frozenset({"slurm", "cc", "hawkears", "mount", "shm", "wheel", "cgroup", "spank"})
+KNOWN = frozenset({"slurm", "cc", "hawkears", "mount", "shm", "wheel", "cgroup", "spank", "promtool", "chromium"})
 required: set[str] = set()  # filled from the command line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ _NOBODY = 65534
 @contextmanager
 def powerless_folder() -> Iterator[Path]:
     """Work in an empty folder; as root, do so as the user nobody."""
+    codecs.lookup("utf-8-sig")  # nobody may not read the modules of root's Python, and this one comes late
     before = Path.cwd()
     folder = Path(tempfile.mkdtemp(prefix="badcjobs-test-", dir="/tmp"))  # pytest's own folders are closed to nobody
     is_root = os.geteuid() == 0

@@ -109,6 +109,7 @@ class Notebook:
         self.status = {chunk.chunk_id: "pending" for chunk in chunks}
         self.attempts: list[Attempt] = []
         self.workers: dict[int, dict[str, object]] = {}
+        self.decisions: list[tuple[str, str | None]] = []
         self._fresh = list(chunks)
         self._open: dict[str, Attempt] = {}
 
@@ -147,6 +148,9 @@ class Notebook:
         attempt.status, attempt.error_class, attempt.gpu_state = status, result.error_class, gpu_state
         assert self.status[chunk_id] == "pending", f"{chunk_id} was settled already"
         self.status[chunk_id] = status
+
+    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None:
+        self.decisions.append((kind, subject))
 
     def next_pending(self, limit: int) -> Sequence[Chunk]:
         fresh, self._fresh = self._fresh[:limit], self._fresh[limit:]

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
+from support.badcjobs_program import without_charts
 
 INSTALL = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "setpriv")
@@ -31,6 +32,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "sque
 FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SCONTROL|SACCT)_|CUDA_VISIBLE_DEVICES$")
 
 _DEVICE_CGROUPS = Path("/sys/fs/cgroup/devices")
+_MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 ENDED = {
     "BOOT_FAIL",
@@ -68,7 +70,7 @@ class Shape:
     memory_mib: int
     kill_wait_s: int
     extra_conf: tuple[str, ...]
-    cgroup_devices: bool = False
+    cgroups: bool = False  # of devices and of memory
 
     @property
     def node_names(self) -> list[str]:
@@ -96,10 +98,10 @@ class SlurmCluster:
         memory_mib: int = 180_000,
         kill_wait_s: int = 5,
         extra_conf: Iterable[str] = (),
-        cgroup_devices: bool = False,
-        start_timeout_s: float = 30,
+        cgroups: bool = False,
+        start_timeout_s: float = 60,
     ) -> None:
-        self.shape = Shape(nodes, gpus, cpus, memory_mib, kill_wait_s, tuple(extra_conf), cgroup_devices)
+        self.shape = Shape(nodes, gpus, cpus, memory_mib, kill_wait_s, tuple(extra_conf), cgroups)
         self.start_timeout_s = start_timeout_s
         self.root = Path()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -112,18 +114,21 @@ class SlurmCluster:
 
     @staticmethod
     def missing_for_cgroups() -> str | None:
-        """Say why devices cannot be constrained here; None: they can. Slurm 22.05 does it with device cgroups (v1)."""
+        """Say why devices and memory cannot be constrained here; None: they can. Slurm 22.05 needs cgroups v1."""
         if os.geteuid() != 0:
             return "only root makes cgroups and device files"
         if not os.access(_DEVICE_CGROUPS / "tasks", os.W_OK):
             return f"no device cgroups (v1) in {_DEVICE_CGROUPS}"
+        if not os.access(_MEMORY_CGROUPS / "memory.memsw.limit_in_bytes", os.F_OK):
+            return f"no memory cgroups (v1) that count swap in {_MEMORY_CGROUPS}"
         return None
 
     @property
     def env(self) -> dict[str, str]:
         """The whole environment of a program that talks to this cluster and to no other."""
         kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-        return {**kept, "PATH": _path(os.environ), "SLURM_CONF": str(self.root / "slurm.conf")}
+        ours = {"PATH": _path(os.environ), "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH"))}
+        return {**kept, **ours, "SLURM_CONF": str(self.root / "slurm.conf")}
 
     def __enter__(self) -> SlurmCluster:
         # Not tmp_path: a unix socket's path has at most 107 bytes.
@@ -155,7 +160,7 @@ class SlurmCluster:
         printed = self.run(["sbatch", "--parsable", *options, script.resolve()], cwd=cwd).stdout
         return int(printed.split(";")[0])  # "4821" or "4821;cluster"
 
-    def wait(self, job_id: int, timeout_s: float = 60) -> dict[str, JobEnd]:
+    def wait(self, job_id: int, timeout_s: float = 120) -> dict[str, JobEnd]:
         """Wait until every array task has ended; map ``"4821_7"`` (without an array ``"4821"``) to its end."""
         ends: dict[str, JobEnd] = {}
 
@@ -236,7 +241,7 @@ class SlurmCluster:
         try:
             _end([self._daemons[name] for name in order if name in self._daemons])
             _kill_all(self.root)
-            if self.shape.cgroup_devices:
+            if self.shape.cgroups:
                 _remove_cgroups(self.shape)
         finally:
             for held in self._ports:
@@ -293,8 +298,10 @@ def _controller(root: Path, host: str, user: str, port: int) -> list[str]:
 def _scheduling(shape: Shape) -> list[str]:
     return [
         "SelectType=select/cons_tres",
-        # Cores and GPUs are counted, memory is not: else a script without --mem would take a whole node.
-        "SelectTypeParameters=CR_Core",
+        # Cores and GPUs are counted, memory is not: else a script without --mem would take a whole node. What is not
+        # counted is not limited, either.
+        f"SelectTypeParameters={'CR_Core_Memory' if shape.cgroups else 'CR_Core'}",
+        *(["DefMemPerCPU=1000"] if shape.cgroups else []),
         "SchedulerParameters=bf_interval=1,sched_min_interval=0,batch_sched_delay=0",
         "GresTypes=gpu",
         "SlurmdParameters=config_overrides",  # believe the node lines below, not the machine
@@ -308,7 +315,7 @@ def _scheduling(shape: Shape) -> list[str]:
 
 def _process_tracking(shape: Shape) -> list[str]:
     """No cgroups unless asked for: they need root."""
-    if shape.cgroup_devices:
+    if shape.cgroups:
         return ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]
     return ["ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none"]
 
@@ -330,7 +337,7 @@ def _make_files(root: Path, shape: Shape, ports: Sequence[int]) -> None:
     (root / "slurm.conf").write_text(slurm_conf(root, shape, ports, host=host, user=_user_name()))
     (root / "gres.conf").write_text(_gres_conf(root, shape))
     # Named, or slurmd would look for cgroup v2 and systemd, and stop where it finds neither.
-    constrained = "ConstrainDevices=yes\n" if shape.cgroup_devices else ""
+    constrained = "ConstrainDevices=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\n" if shape.cgroups else ""
     (root / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\n{constrained}")
     key = root / "munge.key"
     key.touch(mode=0o600)
@@ -338,7 +345,7 @@ def _make_files(root: Path, shape: Shape, ports: Sequence[int]) -> None:
     for folder in ["state", *(f"spool-{name}" for name in shape.node_names)]:
         (root / folder).mkdir()
     for number in range(max(shape.gpus_by_node.values())):
-        _make_device(root / f"nvidia{number}", number, constrained=shape.cgroup_devices)
+        _make_device(root / f"nvidia{number}", number, constrained=shape.cgroups)
 
 
 def _make_device(path: Path, number: int, *, constrained: bool) -> None:
@@ -410,13 +417,13 @@ def _end(daemons: Sequence[subprocess.Popen[bytes]]) -> None:
     for daemon in daemons:
         daemon.terminate()
         try:
-            daemon.wait(5)
+            daemon.wait(20)
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
 
 
-def _kill_all(root: Path, timeout_s: float = 10) -> None:
+def _kill_all(root: Path, timeout_s: float = 30) -> None:
     """Kill what the daemons left: step daemons, jobs that ignore TERM, programs a test started and forgot."""
 
     def none_left() -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.badcjobs_program import MANIFEST_HEADER, wait_for
+from support.badcjobs_program import MANIFEST_HEADER, without_charts
 from support.databases import query
 from support.slurm_cluster import SlurmCluster
+from support.waiting import wait_for
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 
@@ -115,7 +116,8 @@ class SlurmJob:
     def merge(self) -> dict[str, Any]:
         """Merge while the job is still there, as anybody may; return the summary."""
         command = [sys.executable, "-m", "badcjobs", "merge", str(self.folder / "out"), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        environ = {**os.environ, "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH"))}
+        done = subprocess.run(command, capture_output=True, text=True, env=environ)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,8 @@ class SmallDisk:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stone = path / ".stone"
+        self._room = threading.Event()
+        self._filler: threading.Thread | None = None
 
     @property
     def free_bytes(self) -> int:
@@ -36,14 +38,27 @@ class SmallDisk:
                 pass
 
     def make_room(self) -> None:
+        """Take the stone away, and nobody lays it back."""
+        self.let_be()
         self._stone.unlink()
 
-    def keep_full(self, seconds: float) -> None:
-        """Fill it again and again: what is freed meanwhile is taken by somebody else, as on a busy disk."""
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
+    def stay_full(self) -> None:
+        """Fill it, again and again until there is room: what is freed is taken by somebody else, as on a busy disk."""
+        self.fill()
+        self._room.clear()
+        self._filler = threading.Thread(target=self._fill_on, daemon=True)
+        self._filler.start()
+
+    def let_be(self) -> None:
+        """Fill it no more."""
+        self._room.set()
+        if self._filler is not None:
+            self._filler.join()
+            self._filler = None
+
+    def _fill_on(self) -> None:
+        while not self._room.wait(0.02):
             self.fill()
-            time.sleep(0.02)
 
 
 @contextmanager
@@ -69,7 +84,9 @@ def small_disk(path: Path, size: str = "4m", inodes: int = 0) -> Iterator[SmallD
     )
     if done.returncode != 0:
         needs.missing("mount", f"no small disk can be mounted here: {done.stderr.strip()}")
+    disk = SmallDisk(path)
     try:
-        yield SmallDisk(path)
+        yield disk
     finally:
+        disk.let_be()
         subprocess.run(["umount", "-l", str(path)], check=True)

@@ -47,6 +47,7 @@ class TaskFile:
     chunk_ended_at_ms: int = START_MS + 5_000
     verdict: str = "done"
     telemetry: bool = True
+    shard: tuple[int, int] | None = None  # which part of the source, of how many; None: it does not say
 
     @property
     def key(self) -> TaskKey:
@@ -85,14 +86,17 @@ class TaskFile:
         writer.add_devices(self._granted)
         writer.set_plan(devices=self.devices, workers=self.devices)
         writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
-        worker_id = writer.worker_started(device_id=None, pid=7, engine="demo", at_ms=self.started_at_ms)
+        if self.shard is not None:
+            writer.set_shard(*self.shard)
+        device_id = next((writer.device_id(device) for device in self._granted), None)
+        worker_id = writer.worker_started(device_id=device_id, pid=7, engine="demo", at_ms=self.started_at_ms)
         for name, state in self.states.items():
             if state == "skipped":
                 with closing(sqlite3.connect(writer.path)) as db, db:
                     db.execute("UPDATE chunk SET status = 'skipped' WHERE chunk_id = ?", (name,))
             elif state != "pending":
                 result = self._result(name, state)
-                writer.attempt_ended(result, status=state, try_number=1, worker_id=worker_id, device_id=None)
+                writer.attempt_ended(result, status=state, try_number=1, worker_id=worker_id, device_id=device_id)
         if self.ended_at_ms is not None:
             writer.end_task(ended_at_ms=self.ended_at_ms, exit_code=0, verdict=self.verdict)
 

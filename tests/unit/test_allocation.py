@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from badcjobs.allocation.memory import own_memory_bytes, requested_memory_bytes
 from badcjobs.allocation.place import Place, array_shape, find_place
 from badcjobs.allocation.slurm_variables import parse_allocation
 from badcjobs.errors import BadInput
@@ -86,6 +87,49 @@ def test_cores_are_those_of_the_task_before_those_of_the_node() -> None:
     assert parse(SLURM_JOB_ID="77").cpus is None
 
 
+# What Slurm 22.05 sets for these options of sbatch.
+MEMORY_REQUESTS = {
+    "--mem=300": ({"SLURM_MEM_PER_NODE": "300", "SLURM_CPUS_ON_NODE": "1"}, 300),
+    "--mem=1G": ({"SLURM_MEM_PER_NODE": "1024", "SLURM_CPUS_ON_NODE": "1"}, 1024),
+    "--mem=300K": ({"SLURM_MEM_PER_NODE": "1", "SLURM_CPUS_ON_NODE": "1"}, 1),
+    "--mem=0": ({"SLURM_CPUS_ON_NODE": "1"}, None),
+    "--mem-per-cpu=100 -c2": (
+        {"SLURM_MEM_PER_CPU": "100", "SLURM_CPUS_ON_NODE": "2", "SLURM_CPUS_PER_TASK": "2"}, 200,
+    ),
+    "--mem-per-gpu=100 --gpus=2": (
+        {"SLURM_MEM_PER_GPU": "100", "SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_ON_NODE": "1"}, 200,
+    ),
+    "nothing": ({"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "2"}, None),
+    "other versions, --mem=0": ({"SLURM_MEM_PER_NODE": "0", "SLURM_MEM_PER_CPU": "100"}, None),
+    "per CPU, of which nobody knows the number": ({"SLURM_MEM_PER_CPU": "100"}, None),
+    "no number": ({"SLURM_MEM_PER_NODE": "all"}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("environ", "mib"), MEMORY_REQUESTS.values(), ids=MEMORY_REQUESTS)
+def test_the_memory_that_was_asked_for_is_known_where_slurm_says_it(environ: dict[str, str], mib: int | None) -> None:
+    facts = parse(SLURM_JOB_ID="77", **environ).facts
+    assert requested_memory_bytes(facts) == (None if mib is None else mib * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("step", "mib"),
+    [
+        ({}, 600),  # the batch script
+        ({"SLURM_TASKS_PER_NODE": "3"}, 600),  # the same: nobody has called srun
+        ({"SLURM_STEP_TASKS_PER_NODE": "3"}, 200),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "2"}, 300),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}, 600),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "9"}, 600),
+        ({"SLURM_STEP_TASKS_PER_NODE": "0"}, 600),
+    ],
+)
+def test_the_tasks_of_a_step_share_the_memory_of_their_node(step: dict[str, str], mib: int) -> None:
+    facts = parse(SLURM_JOB_ID="77", SLURM_MEM_PER_NODE="600", **step).facts
+    assert own_memory_bytes(facts) == mib * 2**20
+    assert own_memory_bytes({**facts, "SLURM_MEM_PER_NODE": "0"}) is None
+
+
 def test_the_variables_are_kept_as_facts_and_nothing_else_is() -> None:
     told = {
         "SLURM_JOB_ID": "77",
@@ -144,9 +188,26 @@ def test_an_irregular_first_list_is_refused_with_the_line_to_paste(
     for index in indices:
         allocation = array_task(index, said)
         assert array_shape(allocation) is None
-        with pytest.raises(BadInput, match="not evenly spaced") as refused:
+        with pytest.raises(BadInput, match="a list, whose spacing Slurm hides") as refused:
             find_place(allocation, None)
+        assert f"from {indices[0]} to {indices[-1]}, with {len(indices)} tasks and a step of 1" in str(
+            refused.value.why
+        )
         assert (refused.value.fix or "").startswith(f"sbatch --array=0-{len(indices) - 1} ")
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [((2, 6, 1, 3), "--array=2-6:2"), ((1, 7, 1, 4), "--array=1-7:2"), ((1, 5, 1, 3), "1-5:2"), ((1, 6, 1, 3), None)],
+)
+def test_a_list_that_may_be_even_is_told_the_range_that_would_say_so(
+    said: tuple[int, int, int, int], same: str | None
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        find_place(array_task(said[0], said), None)
+    fix = str(refused.value.fix)
+    assert ("if the steps are even" in fix) == (same is not None)
+    assert (same or "later") in fix
 
 
 def test_a_list_that_looks_regular_refuses_the_index_that_is_not() -> None:

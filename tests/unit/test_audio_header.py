@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 
+from badcjobs.audio.wav import read_header as wav_header
 from badcjobs.manifest import read_duration_s
+from badcjobs.manifest.audio_header import read_header
 
 RATE = 8000
 
@@ -63,8 +65,25 @@ def test_a_streamed_wav_is_measured_by_its_file_size(tmp_path: Path, size: int) 
     assert read_duration_s(wav(tmp_path / "a.wav", fmt(), chunk(b"data", b"\0" * 32000, size))) == 2
 
 
-def test_a_wav_cut_short_lasts_as_long_as_what_is_there(tmp_path: Path) -> None:
-    assert read_duration_s(wav(tmp_path / "a.wav", fmt(), chunk(b"data", b"\0" * 16000, 64000))) == 1
+def test_a_wav_cut_short_lasts_as_long_as_what_is_there_and_its_header_says_how_long_it_was(tmp_path: Path) -> None:
+    path = wav(tmp_path / "a.wav", fmt(), chunk(b"data", b"\0" * 16000, 64000))
+    header = read_header(path)
+    assert (read_duration_s(path), header.duration_s, header.there_s, header.unfinished) == (1, 4, 1, False)
+
+
+@pytest.mark.parametrize("riff_is_right", [True, False])
+@pytest.mark.parametrize("size", [0, 16000, 48000, 0x7FFFF000, 0xFFFFFFDB, 0xFFFFFFFF])
+@pytest.mark.parametrize("body", [b"", b"\1\2" * 8000, chunk(b"LIST", b"nothing was heard today")])
+def test_what_is_listed_is_what_can_be_cut(tmp_path: Path, size: int, body: bytes, riff_is_right: bool) -> None:
+    path = wav(tmp_path / "a.wav", fmt(), chunk(b"data", body, size))
+    if not riff_is_right:
+        path.write_bytes(path.read_bytes()[:4] + b"\0\0\0\0" + path.read_bytes()[8:])
+    listed = read_header(path)
+    with path.open("rb") as file:
+        cut = wav_header(file)
+    assert read_duration_s(path) == cut.length_s
+    assert listed.duration_s == cut.length_s + (cut.missing_frames / RATE if listed.there_s is not None else 0)
+    assert listed.unfinished == (cut.frames > 0 and size not in (16000, 48000))
 
 
 @pytest.mark.parametrize("magic", [b"RF64", b"BW64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import tempfile
@@ -21,11 +22,13 @@ from badcjobs.config import RunSettings
 from badcjobs.frozen_run import FrozenRun
 from badcjobs.job import finish_job, summarize_database
 from badcjobs.manifest import Shard
-from badcjobs.model import Allocation, ArrayShape, Completeness, TaskFacts
+from badcjobs.model import Allocation, ArrayOrder, ArrayShape, Completeness, Submitted, TaskFacts
 from badcjobs.report.as_html import page
 from badcjobs.report.as_text import summary_text
 from badcjobs.report.summarize import Summary
 from badcjobs.report.words import index_ranges, indices
+from badcjobs.scheduler.asked import asked_of
+from badcjobs.scheduler.submitted_file import Record, write_record
 from badcjobs.store.merging.merge import MergeOrder
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
@@ -326,16 +329,24 @@ def test_a_run_that_was_given_by_two_paths_is_one_run(tmp_path: Path) -> None:
     assert elsewhere(tmp_path, *halves[:2], *(tmp_path / "link" / "tasks" / path.name for path in halves[2:])).complete
 
 
-def test_task_files_of_several_runs_have_no_source_in_common(tmp_path: Path) -> None:
-    folders = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        folders.append(array_run(tmp_path / name).folder)
+def test_waves_that_are_merged_together_are_proved_by_the_sources_of_all_of_them(tmp_path: Path) -> None:
+    waves = []
+    for name in ("p", "q"):
+        source = write_manifest(tmp_path / f"{name}.csv", names(4, name))
+        waves.append(Run(tmp_path / f"wave-{name}", source, ArrayShape(0, 1, 2)))
+        waves[-1].freeze()
+        waves[-1].task(0, dict.fromkeys(names(4, name)[::2], "done"), job_id=f"48{len(waves)}")
+    folders = [wave.folder for wave in waves]
+    for wave, name in zip(waves, ("p", "q"), strict=True):
+        proof = elsewhere(tmp_path, *folders)
+        assert not proof.complete
+        assert proof.not_listed_examples[0] == f"rec {names(4, name)[1]}"
+        wave.task(1, dict.fromkeys(names(4, name)[1::2], "done"), job_id=wave.folder.name)
     proof = elsewhere(tmp_path, *folders)
-    assert proof.expected is None
-    assert proof.why_unknown == "no run.toml beside the job database: its task databases are of several runs"
+    assert counts(proof) == (8, 8, 8, 0, 0, 0, 0, 0, 0)
+    assert (proof.complete, proof.why_unknown, proof.finish) == (True, None, ())
     (folders[1] / "run.toml").unlink()
-    assert elsewhere(tmp_path, *folders).expected == 8
+    assert "of several runs, not all of which have one" in (elsewhere(tmp_path, *folders).why_unknown or "")
 
 
 @pytest.mark.parametrize("text", ["[run", "run = 3", "[run]\nengine = 'demo'", "[run]\nsource = 'm.csv'"])
@@ -514,3 +525,78 @@ def test_the_json_document_says_whether_the_job_is_complete(tmp_path: Path) -> N
     document = array_run(tmp_path, without=[2]).summary().to_dict()["completeness"]
     assert isinstance(document, dict)
     assert (document["complete"], document["expected"], document["missing_indices"]) == (False, 8, (2,))
+
+
+# --- who ran it, and what really finishes it --------------------------------------------------------------------------
+
+
+def record(run: Run, job_id: str, asked: dict[str, object] | None) -> None:
+    """Leave what submit leaves of a job of Slurm."""
+    told = ("run", str(run.source), f"--out={run.folder}", "--engine=demo")
+    write_record(run.folder, Record("slurm", Submitted(job_id, None, (0, 1, 2, 3)), told, 8, START_MS, asked))
+
+
+def asked(run: Run) -> dict[str, object]:
+    return asked_of(ArrayOrder(run.folder, ("run",), tasks=4, cpus=2, mem="4G", account="st-pi-1"))
+
+
+def test_a_submitted_job_is_finished_by_submit_and_names_the_logs_of_who_said_nothing(tmp_path: Path) -> None:
+    run = array_run(tmp_path, without=(1, 3))
+    record(run, "4821", asked(run))
+    log = run.folder / "logs" / "4821_3_0_log.out"  # the other one has not begun, and has none
+    log.parent.mkdir()
+    log.touch()
+    proof = run.proof()
+    submitted, here = proof.finish
+    assert shlex.split(submitted) == [
+        "badcjobs", "submit", str(run.source), f"--out={run.folder}", "--engine=demo", "--cluster=slurm", "--array=0-3",
+        "--account=st-pi-1", "--again",
+    ]  # fmt: skip
+    assert here.startswith("badcjobs run ")
+    assert proof.left_indices == proof.missing_indices == (1, 3)
+    assert (proof.missing_logs, proof.missing_notes) == ((str(log),), ())
+
+
+def test_of_an_emulation_that_was_stopped_its_own_words_are_told_and_no_log_that_is_not_there(tmp_path: Path) -> None:
+    run = array_run(tmp_path, without=(1, 2, 3))
+    notes = {0: "exit code 75", 1: "exit code 1 after 0 s", 2: "never started: the emulation was stopped", 3: None}
+    states = {0: "CANCELLED", 1: "FAILED", 2: "CANCELLED", 3: "PENDING"}
+    logs = {index: str(run.folder / "logs" / f"4821_{index}.out") for index in notes}
+    rows = [{"index": n, "state": states[n], "log": logs[n], "note": notes[n]} for n in notes]
+    (run.folder / "logs").mkdir()
+    (run.folder / "logs" / "4821.json").write_text(json.dumps({"tasks": rows}))
+    Path(logs[1]).touch()
+    summary = run.summary()
+    assert summary.completeness is not None
+    assert summary.completeness.missing_logs == (logs[1],)
+    (finding,) = [finding for finding in summary.findings if finding.kind == "tasks_missing"]
+    assert finding.evidence[:3] == (
+        "array index 1: exit code 1 after 0 s",
+        "array index 2: never started: the emulation was stopped",
+        "array index 3: never started: the emulation was killed",
+    )
+    assert "Slurm" not in finding.advice
+    Path(logs[1]).unlink()
+    assert "logs/" not in summary_text(run.summary(), "run").partition("to finish it")[0]
+
+
+@pytest.mark.parametrize("job_id", ["4000", "4821"])
+def test_a_job_that_was_not_submitted_so_or_by_an_earlier_version_is_finished_by_its_script(
+    tmp_path: Path, job_id: str
+) -> None:
+    run = array_run(tmp_path, without=(1, 3))
+    record(run, job_id, asked(run) if job_id == "4000" else None)
+    assert run.proof().finish[0] == "sbatch --array=1,3 …"
+
+
+def test_a_record_that_somebody_has_edited_is_left_alone(tmp_path: Path) -> None:
+    run = array_run(tmp_path, without=(2,))
+    (run.folder / "submitted.json").write_text("{")
+    proof = run.proof()
+    assert (proof.finish[0], proof.missing_logs) == ("sbatch --array=2 …", ())
+
+
+def test_a_run_without_an_array_has_no_indices_left(tmp_path: Path) -> None:
+    chunks = names(4)
+    run = alone(tmp_path, dict.fromkeys(chunks, "pending"), write_manifest(tmp_path / "m.csv", chunks))
+    assert (run.proof().left_indices, len(run.proof().finish)) == ((), 1)

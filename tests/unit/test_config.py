@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -56,7 +57,8 @@ def test_the_source_may_come_from_the_file(config: Path) -> None:
 
 def test_every_setting_can_be_given_by_its_flag_name() -> None:
     known = settings_by_key()
-    assert {f.name for f in fields(RunSettings)} == {"out", "alerts", *(f.name for f in known.values())}
+    of_tables = {"out", "alerts", "hooks", "patterns"}
+    assert {f.name for f in fields(RunSettings)} == {*of_tables, *(f.name for f in known.values())}
     assert all(key.isidentifier() and not key.endswith("_s") for key in known)
 
 
@@ -116,7 +118,7 @@ def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:
 def test_an_unknown_key_is_named_with_those_that_are_known(config: Path) -> None:
     config.write_text("[run]\nretrys = 3\n")
     refused = refusal(config)
-    assert refused.what.startswith(f"{config}: [run] retrys: unknown key; known are backoff, command,")
+    assert refused.what.startswith(f"{config}: [run] retrys: unknown key; known are backoff, chunk_length, command,")
     assert "retries" in refused.what
 
 
@@ -173,9 +175,25 @@ def test_the_limits_of_alerts_come_from_a_table_of_their_own(tmp_path: Path) -> 
     assert (alerts.temperature_c, alerts.idle_s, alerts.memory_percent) == (75.0, 60.5, 90.0)
 
 
+def test_who_is_called_comes_from_the_same_table_and_is_kept_without_secrets(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    lines = ["[alerts]", "idle_s = 60", 'command = "say --token xyzzy"', 'webhook = "https://chat.example/xyzzy"']
+    config.write_text("\n".join([*lines, "min_interval_s = 60"]))
+    settings = make_settings(tmp_path, {"source": ["a.csv"]}, config)
+    assert (settings.hooks.command, settings.hooks.webhook) == ("say --token xyzzy", "https://chat.example/xyzzy")
+    assert settings.alerts.idle_s == 60
+    kept = json.loads(settings.to_json(tmp_path))["alerts"]
+    assert (kept["command"], kept["webhook"]) == ("say …", "https://chat.example/…")
+    assert (kept["min_interval_s"], kept["idle_s"]) == (60, 60)
+    assert "xyzzy" not in repr(settings) + settings.to_json(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("[alerts]\nwebhook = 'gopher://x'\n", "[alerts] webhook must be a whole http:// or https:// URL"),
+        ("[alerts]\ncommand = ''\n", "[alerts] command must name a program"),
+        ("[alerts]\nmin_interval_s = 'x'\n", "[alerts] min_interval_s = 'x' must be a number, 0 or above"),
         ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key; known are temperature_c, memory_percent"),
         ("[alerts]\nidle_s = 0\n", "[alerts] idle_s = 0 must be a number above 0"),
         ("[alerts]\nidle_s = nan\n", "[alerts] idle_s = nan must be a number above 0"),

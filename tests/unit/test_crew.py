@@ -13,26 +13,27 @@ from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngin
 from badcjobs.config import make_settings
 from badcjobs.crew import Crew, Terms
 from badcjobs.learned import Learned, Lesson, subject_of
-from badcjobs.model import Chunk, ChunkStarted, Device
+from badcjobs.model import Chunk, ChunkStarted, Device, MemoryHeld
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.supervise import RetryPolicy, Supervisor
 
+GIB = 2**30
 DEVICES = [(100 + n, Device(str(n), "test", uuid=f"GPU-{n}", name="Test GPU")) for n in range(2)]
 
 
 class Bench:
     """A crew over a scripted engine, in a time of its own: every look is a second later."""
 
-    def __init__(self, tmp_path: Path, script: Script) -> None:
+    def __init__(self, tmp_path: Path, script: Script, *, granted_bytes: int | None = None) -> None:
         self.learned = Learned("scripted", [tmp_path / "learned.json"])
         self.decisions: list[tuple[float | None, str]] = []
         self.clock = HandClock()
-        terms = Terms(DEVICES, cpus=16, per_gpu=None)
+        terms = Terms(DEVICES, cpus=16, per_gpu=None, memory_bytes=granted_bytes)
         self.crew = Crew(terms, self.learned, lambda kind, model, value, why: self.note(value, why), self.clock)
         self.supervisor = Supervisor(
             ScriptedEngine(script),
             self.crew.plans,
-            Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(3000)]),
+            Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(20_000)]),
             clock=CLOCK,
             policy=RetryPolicy(0),
             scratch=tmp_path / "scratch",
@@ -41,12 +42,18 @@ class Bench:
     def note(self, value: float | None, why: str) -> None:
         self.decisions.append((value, why))
 
-    def run(self, looks: int) -> Bench:
+    def memory_held(self) -> MemoryHeld | None:
+        """Read 3 GiB for each worker, on whatever device."""
+        return MemoryHeld(3 * GIB * len(self.supervisor.slots_at_work), self.clock.monotonic_s())
+
+    def run(self, looks: int, *, until_decisions: int = 99) -> Bench:
         self.supervisor.start()
         for _ in range(looks):
+            if len(self.decisions) >= until_decisions:
+                break
             self.supervisor.handle_events(timeout_s=0.02)
             self.clock.sleep(1)
-            self.crew.look(self.supervisor, left=10**6, memory_peaks=lambda last_s: {})
+            self.crew.look(self.supervisor, left=10**6, memory_peaks=lambda last_s: {}, memory_held=self.memory_held)
         self.supervisor.drain()
         while self.supervisor.busy:
             self.supervisor.handle_events(timeout_s=0.02)
@@ -81,6 +88,21 @@ def test_a_worker_that_ends_beside_others_on_its_device_is_not_replaced_and_noth
     bench = Bench(tmp_path, script).run(looks=40)
     assert bench.decisions[1:] == [(1, "a worker has ended")]
     assert bench.learned.about("Test GPU") == Lesson()
+
+
+def test_the_workers_of_all_devices_share_the_main_memory_and_a_later_job_with_less_begins_with_fewer(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, quick, granted_bytes=18 * GIB).run(looks=1000, until_decisions=2)
+    words = "one more might raise the main memory in use from 12.0 GiB to 18.0 GiB, and 18.0 GiB were granted"
+    assert [value for value, _ in bench.decisions] == [2, 2]
+    assert bench.decisions[1][1] == words
+    assert bench.learned.about("Test GPU") == Lesson(workers=2, cores=8, settled=False, worker_bytes=3 * GIB)
+
+    bench.learned.note("Test GPU", settled=True)
+    later = Bench(tmp_path, quick, granted_bytes=8 * GIB).run(looks=1000, until_decisions=2)
+    assert [value for value, _ in later.decisions] == [1, 1], "it was not settled for so little memory"
+    assert later.decisions[0][1].endswith("8.0 GiB of main memory were granted, and a worker may take 3.0 GiB")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,23 @@
-"""Pieces of any audio: WAV by ourselves, other formats by ffmpeg where there is one."""
+"""Pieces of any audio: WAV by ourselves, other formats by soundfile or ffmpeg where there is one."""
 
 from __future__ import annotations
 
+import math
+import os
+import random
+import struct
 import sys
+import wave
 from pathlib import Path
 
 import pytest
+import soundfile
 from support.audio import make_wav
 
 from badcjobs.audio.cutter import AudioCutter
-from badcjobs.seams import CannotCut
+from badcjobs.manifest import read_duration_s
+from badcjobs.manifest.audio_header import read_header
+from badcjobs.seams import CannotCut, NoDecoder, NotThere
 
 # Decodes "audio" that says how long it is: FAKE 12.5; both programs take their arguments as the real ones do.
 FFMPEG = """
@@ -62,10 +70,17 @@ def test_a_stretch_after_the_end_cannot_be_cut_and_leaves_nothing(tmp_path: Path
     assert not (tmp_path / "b.wav").exists()
 
 
-def test_without_ffmpeg_other_formats_cannot_be_cut_and_it_is_said_what_is_missing(tmp_path: Path) -> None:
+@pytest.fixture
+def without_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
+
+
+@pytest.mark.usefixtures("without_soundfile")
+def test_where_nobody_can_decode_it_is_said_what_is_missing_with_the_line_to_paste(tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_text("FAKE 60")
-    with pytest.raises(CannotCut, match="no ffmpeg on PATH"):
+    with pytest.raises(NoDecoder, match=r"soundfile is not here .* and there is no ffmpeg on PATH") as refusal:
         ALONE.cut(tmp_path / "a.flac", 0, 30, tmp_path / "b.wav")
+    assert str(refusal.value).splitlines()[-1].startswith("pip install 'badcjobs[audio]'")
     assert ALONE.length_s(tmp_path / "a.flac") is None
 
 
@@ -90,6 +105,146 @@ def test_audio_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> No
         ALONE.cut(tmp_path / "gone.wav", 0, 1, tmp_path / "b.wav")
 
 
+def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    pipe, target = tmp_path / "a.wav", tmp_path / "b.wav"
+    os.mkfifo(pipe)
+    assert ALONE.length_s(pipe) is ALONE.promised_s(pipe) is None
+    for ask in (lambda: ALONE.size_bytes(pipe, 0, 1), lambda: ALONE.cut(pipe, 0, 1, target)):
+        with pytest.raises(OSError, match="it is a pipe, a socket or a device"):
+            ask()
+
+
 def test_nothing_half_written_is_left_when_the_target_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         ALONE.cut(make_wav(tmp_path / "a.wav", 1), 0, 1, tmp_path / "no" / "folder" / "b.wav")
+
+
+# --- formats, to the sample -------------------------------------------------------------------------------------------
+
+RATE = 11_025  # of which no whole number of milliseconds is a whole number of samples
+
+
+def ramp(frames: int, channels: int, size: int) -> bytes:
+    """Return samples that are all different, so that a cut in the wrong place cannot look right."""
+    return b"".join((n * 37 % 2 ** (8 * size)).to_bytes(size, "little") for n in range(frames * channels))
+
+
+def write_wav(path: Path, kind: int, channels: int, size: int, data: bytes, *, magic: bytes = b"RIFF") -> Path:
+    frame = channels * size
+    extra = struct.pack("<HHI", 22, 8 * size, 0) + bytes([1]) + bytes(15) if kind == 0xFFFE else b""
+    form = struct.pack("<HHIIHH", kind, channels, RATE, RATE * frame, frame, 8 * size) + extra
+    chunks = b"fmt " + struct.pack("<I", len(form)) + form
+    told = len(data)
+    if magic == b"RF64":
+        chunks = b"ds64" + struct.pack("<IQQQI", 28, 0, len(data), len(data) // frame, 0) + chunks
+        told = 0xFFFFFFFF
+    body = b"WAVE" + chunks + b"data" + struct.pack("<I", told) + data
+    path.write_bytes(magic + struct.pack("<I", len(body) if magic == b"RIFF" else 0xFFFFFFFF) + body)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels", "size", "magic"),
+    [(1, 1, 2, b"RIFF"), (1, 2, 3, b"RIFF"), (3, 1, 4, b"RIFF"), (0xFFFE, 1, 3, b"RIFF"), (1, 1, 2, b"RF64")],
+    ids=["16 bit", "24 bit stereo", "float", "24 bit extensible", "RF64"],
+)
+def test_every_kind_of_wav_is_cut_to_the_sample(
+    tmp_path: Path, kind: int, channels: int, size: int, magic: bytes
+) -> None:
+    frame = channels * size
+    data = ramp(RATE * 3, channels, size)
+    source = write_wav(tmp_path / "Grönland 鳥.wav", kind, channels, size, data, magic=magic)
+    stretches = [(0.0, 0.777), (0.777, 1.5), (1.5, math.inf)]
+    cut = b""
+    for number, (start_s, end_s) in enumerate(stretches):
+        target = tmp_path / f"{number}.wav"
+        ALONE.cut(source, start_s, end_s, target)
+        raw = target.read_bytes()
+        there = raw.index(b"data") + 8
+        (told,) = struct.unpack("<I", raw[there - 4 : there])
+        cut += raw[there : there + told]
+        assert told % frame == 0
+        assert abs(ALONE.size_bytes(source, start_s, end_s) - len(raw)) <= 1
+    assert cut == data
+
+
+@pytest.mark.parametrize(("bits", "subtype"), [(16, "PCM_16"), (24, "PCM_24"), (8, "PCM_S8")])
+def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path: Path, bits: int, subtype: str) -> None:
+    samples = [[(n * 37 % 2**bits - 2 ** (bits - 1)) << (32 - bits)] for n in range(RATE * 3)]
+    source = tmp_path / "a.flac"
+    with soundfile.SoundFile(source, "w", RATE, 1, subtype) as out:
+        out.buffer_write(struct.pack(f"<{len(samples)}i", *(one for (one,) in samples)), dtype="int32")
+    ALONE.cut(source, 0.777, 2.001, tmp_path / "b.wav")
+    with soundfile.SoundFile(tmp_path / "b.wav") as cut:
+        found = struct.unpack(f"<{cut.frames}i", bytes(cut.buffer_read(dtype="int32")))
+    assert list(found) == [one for (one,) in samples[round(0.777 * RATE) : round(2.001 * RATE)]]
+    assert ALONE.length_s(source) == 3.0
+    with wave.open(str(tmp_path / "b.wav")) as plain:  # for engines that read nothing but PCM
+        assert plain.getnframes() == len(found)
+
+
+@pytest.mark.parametrize(("seconds", "channels", "rate"), [(0.01, 1, 48000), (3.7, 2, 12345), (21.3, 1, 250_000)])
+def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_frame_and_cut(
+    tmp_path: Path, seconds: float, channels: int, rate: int
+) -> None:
+    source, frames = tmp_path / "a.flac", round(seconds * rate)
+    with soundfile.SoundFile(source, "w", rate, channels, "PCM_16") as out:
+        out.buffer_write(random.Random(1).randbytes(2 * channels * frames), dtype="int16")
+    with soundfile.SoundFile(source) as whole:
+        samples = bytes(whole.buffer_read(dtype="int16"))
+    streamed = bytearray(source.read_bytes())
+    streamed[21:26] = bytes([streamed[21] & 0xF0, 0, 0, 0, 0])  # as encoders leave it that write into a pipe
+    source.write_bytes(streamed)
+    assert read_duration_s(source) == ALONE.length_s(source) == frames / rate
+    ALONE.cut(source, 0, float("inf"), tmp_path / "b.wav")
+    with soundfile.SoundFile(tmp_path / "b.wav") as cut:
+        assert bytes(cut.buffer_read(dtype="int16")) == samples
+    ALONE.cut(source, seconds / 2, seconds * 2, tmp_path / "c.wav")
+    with soundfile.SoundFile(tmp_path / "c.wav") as cut:
+        assert samples.endswith(found := bytes(cut.buffer_read(dtype="int16")))
+        assert abs(len(found) - len(samples) / 2) <= 4
+    assert read_header(source).unfinished, "engines get a copy with a sound header"
+    source.write_bytes(streamed[:-1])
+    whole_frames_s = read_duration_s(source) or 0.0
+    assert frames / rate - 0.35 <= whole_frames_s < frames / rate, "what an interrupted encoder left of a frame is none"
+    source.write_bytes(streamed[:60])
+    assert read_duration_s(source) is ALONE.length_s(source) is None, "unknown, not zero, and not for ever"
+
+
+def test_of_a_flac_that_breaks_off_nothing_behind_its_end_can_be_cut(tmp_path: Path) -> None:
+    with soundfile.SoundFile(tmp_path / "whole.flac", "w", RATE, 1, "PCM_16") as out:
+        out.buffer_write(ramp(RATE * 4, 1, 2), dtype="int16")
+    whole = (tmp_path / "whole.flac").read_bytes()
+    (tmp_path / "a.flac").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CannotCut, match=r"a\.flac"):
+        ALONE.cut(tmp_path / "a.flac", 3.5, 4.0, tmp_path / "b.wav")
+    assert not (tmp_path / "b.wav").exists()
+
+
+def test_of_a_wav_that_breaks_off_what_is_there_is_cut_and_the_rest_is_told(tmp_path: Path) -> None:
+    whole = make_wav(tmp_path / "whole.wav", seconds=60)
+    half = tmp_path / "half.wav"
+    half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    cutter = AudioCutter(None)
+    cutter.cut(half, 10, 20, tmp_path / "a.wav")
+    assert cutter.length_s(tmp_path / "a.wav") == 10
+    cutter.cut(half, 25, 35, tmp_path / "a.wav")
+    assert cutter.length_s(tmp_path / "a.wav") == pytest.approx(5, abs=0.01)
+    assert (cutter.promised_s(half), cutter.length_s(half)) == (60, pytest.approx(30, abs=0.01))
+    with wave.open(str(tmp_path / "a.wav")) as cut, wave.open(str(whole)) as audio:
+        audio.setpos(25 * audio.getframerate())
+        assert cut.readframes(10**9) == audio.readframes(cut.getnframes()) != b""
+    for start_s in (30, 40, 59):
+        words = rf"half.wav breaks off: its header says 60 s, 29\.9\d+ s are there, and none after {start_s} s"
+        with pytest.raises(NotThere, match=words):
+            cutter.cut(half, start_s, start_s + 10, tmp_path / "b.wav")
+    assert not (tmp_path / "b.wav").exists()
+    half.write_bytes(whole.read_bytes()[:44])
+    with pytest.raises(NotThere, match=r"its header says 60 s, 0 s are there"):
+        cutter.cut(half, 0, 10, tmp_path / "b.wav")
+    assert cutter.promised_s(tmp_path / "none.wav") is None
+
+
+def test_a_recording_without_audio_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CannotCut, match=r"a\.wav has no audio in it"):
+        ALONE.cut(make_wav(tmp_path / "a.wav", 0), 0, math.inf, tmp_path / "b.wav")

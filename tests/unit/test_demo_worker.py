@@ -1,4 +1,4 @@
-"""The demo engine's ears: every plain kind of WAV, and honest about the rest."""
+"""The demo engine's ears: every plain kind of WAV, FLAC, and honest about the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import wave
 from pathlib import Path
 
 import pytest
+import soundfile
 from support.audio import make_wav
 
 from badcjobs.errors import BadInput
@@ -102,6 +103,53 @@ def test_the_threshold_decides_what_is_loud(tmp_path: Path) -> None:
     assert [row[:2] for row in analyse(path, 0.2)["detections"]] == [[0, 1000]]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("bits", "code"), [(32, "f"), (64, "d")])
+@pytest.mark.parametrize("extensible", [False, True])
+def test_loud_stretches_are_found_in_floats(tmp_path: Path, bits: int, code: str, extensible: bool) -> None:
+    samples = [0.0] * RATE + [-0.5, 0.25] * RATE + [7.0] * RATE
+    content = header(kind=3, bits=bits, data=struct.pack(f"<{len(samples)}{code}", *samples))
+    if extensible:
+        fmt = struct.pack("<HHIIHHHHIH14x", 0xFFFE, 1, RATE, RATE * bits // 8, bits // 8, bits, 22, bits, 4, 3)
+        content = content[:16] + struct.pack("<I", len(fmt)) + fmt + content[36:]
+    (tmp_path / "a.wav").write_bytes(content)
+    found = analyse(str(tmp_path / "a.wav"), 0.25)
+    assert (found["audio_s"], found["detections"]) == (4.0, [[1000, 4000, "LOUD", 1.0, "Loud sound"]])
+
+
+def flac_of(wav: str, subtype: str) -> str:
+    path = wav.replace(".wav", ".flac")
+    with soundfile.SoundFile(wav) as audio, soundfile.SoundFile(path, "w", RATE, audio.channels, subtype) as out:
+        out.buffer_write(audio.buffer_read(dtype="int32"), dtype="int32")
+    return path
+
+
+@pytest.mark.parametrize(("width", "subtype"), [(2, "PCM_16"), (3, "PCM_24")])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_the_same_is_found_in_flac_as_in_wav(tmp_path: Path, width: int, subtype: str, channels: int) -> None:
+    levels = [(0.5, 0.01), (0.3, 0.8), (9.25, 0.2501), (0.5, 0.4)]
+    wav = write(tmp_path / "a.wav", levels, width=width, channels=channels)
+    flac = flac_of(wav, subtype)
+    assert analyse(flac, 0.25) == analyse(wav, 0.25) and analyse(flac, 0.25)["audio_s"] == 10.55
+    tagged = tmp_path / "tagged.flac"
+    tagged.write_bytes(b"ID3\x03\0\0\0\0\0\x0a" + bytes(10) + Path(flac).read_bytes())
+    assert analyse(str(tagged), 0.25) == analyse(wav, 0.25)
+
+
+def test_a_flac_that_nobody_can_read_is_told_with_the_line_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flac = flac_of(write(tmp_path / "a.wav", [(0.3, 0.8)]), "PCM_16")
+    (tmp_path / "half.flac").write_bytes(Path(flac).read_bytes()[:60])
+    [broken] = ask(str(tmp_path / "half.flac"))
+    assert broken["error_class"] == "bad_audio" and "half.flac: " in str(broken["error"])
+    (tmp_path / "soundfile.py").write_text("raise ImportError('none')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [missing] = ask(flac)
+    assert missing["error_class"] == "no_program"
+    assert str(missing["error"]).startswith(f"{flac}: it is FLAC, and the package soundfile is not here (none)\n")
+    assert "pip install 'badcjobs[audio]'" in str(missing["error"])
+
+
 def test_a_header_without_audio_is_a_recording_of_no_length(tmp_path: Path) -> None:
     assert analyse(write(tmp_path / "a.wav", []), 0.25) == {"audio_s": 0.0, "detections": []}
 
@@ -129,7 +177,8 @@ BAD = {
     "cut in the header": good()[:30],
     "cut in the audio": good()[:-RATE],
     "cut in a sample": good()[:-3],
-    "floating point": header(kind=3, bits=32),
+    "floats cut short": header(kind=3, bits=32)[:-9],
+    "floats of 16 bits": header(kind=3, bits=16),
     "64 bit": header(bits=64),
     "40 bit": header(bits=40),
     "no rate": header(rate=0),
@@ -154,6 +203,8 @@ def test_bad_audio_is_told_with_path_and_reason_and_the_worker_goes_on(tmp_path:
         assert answer["error_class"] == "bad_audio", path
         said = str(answer["error"])
         assert said.startswith(f"{path}: ") and len(said) > len(f"{path}: ") + 3, said
+        assert not said.startswith(f"{path}:  "), "no reason"
+        assert ("it is empty" in said) == (path.name == "zero bytes.wav")
 
 
 def test_a_file_name_with_anything_in_it_comes_through(tmp_path: Path) -> None:

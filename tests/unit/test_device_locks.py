@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +65,27 @@ def test_a_device_that_was_given_back_is_anybodys(folder: Path) -> None:
     with locks_of(folder) as bob:
         assert bob.claim(CARD) is None
     alice.release()  # once more does no harm
+
+
+def test_whoever_was_handed_the_open_file_keeps_the_device_when_its_holder_is_gone(folder: Path) -> None:
+    alice = locks_of(folder)
+    assert alice.claim(CARD) is None
+    (file,) = alice.files
+    handed = os.dup(file)
+    os.close(file)  # what the end of a process does
+    assert (view_of(folder).claim(CARD) or "").startswith("locked by run of alice")
+    os.close(handed)
+    assert view_of(folder).claim(CARD) is None
+
+
+def test_a_device_that_was_given_back_is_free_at_once_though_another_has_the_open_file(folder: Path) -> None:
+    alice = locks_of(folder)
+    assert alice.claim(CARD) is None
+    handed = os.dup(alice.files[0])
+    alice.release()
+    assert view_of(folder).claim(CARD) is None
+    assert alice.files == ()
+    os.close(handed)
 
 
 def test_a_slice_with_a_slash_in_its_name_has_a_lock_like_any_other(folder: Path) -> None:
@@ -221,9 +241,10 @@ def test_the_gate_lets_one_in_after_the_other(folder: Path) -> None:
             fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(gate)
-    began_s = time.monotonic()
-    with view_of(folder).alone():
-        assert time.monotonic() - began_s < 1
+    clock = HandClock()
+    began_s = clock.monotonic_s()
+    with LockView(folder, clock).alone():
+        assert clock.monotonic_s() == began_s
 
 
 # --- words and places -------------------------------------------------------------------------------------------------

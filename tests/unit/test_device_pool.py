@@ -74,8 +74,9 @@ def test_more_than_the_machine_has_is_refused_with_a_smaller_number_to_paste(tmp
         make_pool(tmp_path / "locks", 2).check(4, "all devices of the machine")
     assert "4 GPUs" in refused.value.what and "has 2" in refused.value.what
     assert "--gpus-per-task 2" in str(refused.value.fix)
-    with pytest.raises(NotHere, match="has none"):
+    with pytest.raises(NotHere, match="has none") as none:
         DevicePool((), lambda: DeviceLocks(tmp_path, SystemClock(), "")).check(1, "")
+    assert "--gpus-per-task 0 --cpu-workers 2" in str(none.value.fix)
 
 
 def test_a_device_that_nobody_can_identify_is_lent_without_a_lock(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_reading_that_is_far_away_in_time_is_not_taken_for_one(tmp_path: Path,
 
 
 def test_without_a_device_or_a_value_there_is_null_and_never_zero(tmp_path: Path) -> None:
-    badc(task_file(tmp_path / "cpu", states={"a": "done"}), tmp_path / "out")
+    badc(task_file(tmp_path / "cpu", states={"a": "done"}, devices=0), tmp_path / "out")
     line = log_lines(tmp_path / "out")[1]
     assert (line["gpu_index"], line["gpu_name"]) == (None, None)
     assert line["details"]["gpu_metrics"] == {"before": None, "after": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -16,12 +17,15 @@ import pyarrow.parquet
 import pytest
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.exporting import ExportedFile, ExportOrder, export
+from badcjobs.exporting_heard import HeardOrder, export_heard
 from badcjobs.model import Reading
 from badcjobs.store.connect import open_sealed
 from badcjobs.store.exports.tables import list_tables
 from badcjobs.store.exports.window import Window
+from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.schema import TABLES, columns_of
 
 SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"
@@ -397,6 +401,25 @@ def test_several_files_for_one_name_are_answered_with_a_folder_beside_it(
         export(ExportOrder(**{"source": database, "form": "csv", "output": there, **order}), io.BytesIO())
     assert refused.value.fix == f"badcjobs export {database} {options} -o {there}-tables"
     assert there.read_text() == "kept"
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet", "badc"])
+def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path: Path, form: str) -> None:
+    task = task_file(tmp_path, ended_at_ms=None)
+    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+
+    def notes_of(source: Path) -> list[str]:
+        notes: list[str] = []
+        export(ExportOrder(source, form, tmp_path / "exported"), io.BytesIO(), note=notes.append)
+        return notes
+
+    assert (notes_of(tmp_path), notes_of(task)) == ([], [])
+    os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
+    (note,) = notes_of(tmp_path)
+    assert note.startswith("merged: as of ")
+    assert note.endswith(f"; 1 task database has changed since; to take that in: badcjobs merge {tmp_path}")
+    (heard,) = export_heard(HeardOrder(tmp_path, "csv", None), io.BytesIO(), lambda table, rows: None).notes[:1]
+    assert heard == note
 
 
 def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from threading import Event, Lock, get_ident
+from threading import enumerate as enumerate_threads
+from time import sleep
 
 import pytest
 from support.audio import make_wav
 from support.powerless import powerless_folder
+from support.waiting import wait_for
 
 from badcjobs.errors import BadInput
-from badcjobs.manifest import WHOLE, Shard, Sources, open_sources
-from badcjobs.model import Chunk
+from badcjobs.manifest import WHOLE, Remarks, Shard, Sources, open_sources
+from badcjobs.manifest.audio_header import read_header
+from badcjobs.manifest.look_ahead import look_ahead
+from badcjobs.manifest.mistakes import Mistakes
+from badcjobs.manifest.surveying import survey
+from badcjobs.model import AudioHeader, Chunk
+from badcjobs.source_check import check_source
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms"
 
@@ -66,7 +78,140 @@ def test_hidden_names_are_skipped_and_links_to_files_followed(work: Path) -> Non
     Path("audio/link.wav").symlink_to("../elsewhere/real.wav")
     Path("audio/loop").symlink_to(".")
     Path("audio/folder.wav").mkdir()
-    assert [(chunk.recording_id, chunk.end_ms) for chunk in read("audio")] == [("link", 3000)]
+    make_wav("audio/folder.wav/._x.wav")
+    Path("audio/.DS_Store").touch()
+    Path("audio/circle").symlink_to("circle")
+    remarks = Remarks()
+    found = [(chunk.recording_id, chunk.end_ms) for chunk in opened("audio").chunks(WHOLE, remarks)]
+    assert found == [("link", 3000)]
+    said = ["3 hidden names are passed over (the first: .git/)", "1 link to a folder is not followed (the first: loop)"]
+    assert remarks.notes() == said
+    assert opened("audio").read_identities(lambda *_: None).notes() == said
+    findings = check_source([Path("audio")], None, progress=lambda _: None)[1]
+    assert [one.text for one in findings if one.severity == "fine"][1:] == said
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_a_check_names_files_that_are_empty_or_that_nobody_may_read(kind: str) -> None:
+    names = ["good", "empty", "silent", "secret", "noise"]
+    with powerless_folder() as folder:
+        for name in names:
+            make_wav(f"audio/{name}.wav", 0 if name == "silent" else 1, 100)
+        Path("audio/empty.wav").write_bytes(b"")
+        Path("audio/noise.wav").write_bytes(b"no header at all")
+        Path("audio/secret.wav").chmod(0)
+        rows = [f"{name},{name}{again},audio/{name}.wav,0,1000" for again in ("", "-2") for name in names]
+        write_list(HEADER, *rows, name="manifest")
+        facts, findings = check_source([Path("audio" if kind == "folder" else kind)], None, progress=lambda _: None)
+    assert facts is not None
+    assert (facts.chunks, facts.empty, facts.unreadable) == (5 if kind == "folder" else 10, 2, 1)
+    unreadable, empty = (one for one in findings if one.subject == "audio")
+    assert (unreadable.severity, empty.severity) == ("problem", "warning")
+    assert unreadable.text.startswith("1 file cannot be read from here")
+    below = "" if kind == "folder" else "audio/"
+    assert unreadable.details == (f"{below}secret.wav: Permission denied",)
+    assert unreadable.fix == f"ls -l {folder / 'audio' / 'secret.wav'}"
+    assert empty.text.startswith("2 files without any audio")
+    assert sorted(empty.details) == [f"{below}empty.wav", f"{below}silent.wav"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "manifest"])
+def test_files_are_looked_at_many_at_a_time_and_listed_in_their_order(work: Path, kind: str) -> None:
+    names = [f"{number:03}" for number in range(120)]
+    for name in names:
+        make_wav(work / "audio" / f"{name}.wav", 1, 100)
+    (work / "audio" / "005.wav").write_bytes(b"RIFF")
+    write_list(*(f"audio/{name}.wav" for name in names), name="list")
+    write_list(HEADER, *(f"audio/{name},audio/{name},audio/{name}.wav,0," for name in names), name="manifest")
+    many, one_at_a_time, helpers = Event(), Lock(), set()
+
+    def read_slowly(path: str) -> AudioHeader:
+        with one_at_a_time:
+            helpers.add(get_ident())
+            alone = len(helpers) == 1
+            if len(helpers) >= 8:
+                many.set()
+        if alone:  # until that takes long
+            sleep(0.01)
+            return read_header(path)
+        assert many.wait(60), "not enough others look at a file at the same time"
+        sleep(0.001 * (hash(path) % 5))  # the first is not always the first to be ready
+        return read_header(path)
+
+    sources = replace(opened("audio" if kind == "folder" else kind), read_header=read_slowly)
+    chunks = list(sources.chunks(WHOLE))
+    assert many.is_set()
+    assert [chunk.recording_id.removeprefix("audio/") for chunk in chunks] == names
+    assert [chunk.end_ms for chunk in chunks if chunk.end_ms != 1000] == [None]
+    assert chunks[5].end_ms is None
+    rows, walk = survey(sources, Mistakes([kind]))
+    assert [row.end_ms for row in rows] == [chunk.end_ms for chunk in chunks]
+    assert walk.measured == 120
+
+
+def test_looking_ahead_is_bounded_stops_where_it_is_told_and_keeps_what_came_before_an_error() -> None:
+    read = [0]
+
+    def endless() -> Iterator[tuple[int, int]]:
+        for read[0] in count():
+            yield read[0], read[0]
+
+    def helpers() -> int:
+        return sum("look-ahead" in thread.name for thread in enumerate_threads())
+
+    quick, slow = count(0, 0.0001), count(0, 0.01)  # clocks: each look takes so long
+    go_on = Event()
+    for ticks, hired in ((quick, False), (slow, True)):
+        looking = look_ahead(endless(), abs, monotonic_s=lambda ticks=ticks: next(ticks))  # type: ignore[misc]
+        assert [next(looking) for _ in range(3000)] == [(number, number) for number in range(3000)]
+        assert 3000 < read[0] < 3000 + 600
+        assert (helpers() > 1) is hired
+        looking.close()
+    wait_for(lambda: not helpers(), "an end of the threads")
+    hanging = look_ahead(
+        endless(), lambda n: go_on.wait(60) if n > 200 else True, monotonic_s=lambda: next(slow)
+    )  # fmt: skip
+    assert next(hanging) == (0, True)
+    hanging.close()
+    assert helpers() and not go_on.is_set(), "nobody waits for a look that hangs"
+    go_on.set()
+    wait_for(lambda: not helpers(), "an end of the threads")
+
+    # One look that takes far too long is enough; and who waits may want to go.
+    go_on.clear()
+    clock, heard = [0.0], count(1)
+
+    def hang(number: int) -> int:
+        if number == 200:
+            clock[0] += 0.6
+        if number >= 200:
+            go_on.wait(60)
+        return number
+
+    def heed() -> None:
+        if helpers() > 1 and next(heard) > 5:  # more than there are errands under way: now we but wait
+            raise KeyError("a signal came")
+
+    seen, given = 0, look_ahead(endless(), hang, 2, monotonic_s=lambda: clock[0], while_waiting=heed)
+    with pytest.raises(KeyError, match="a signal came"):
+        for seen, _ in given:
+            assert seen < 200
+    assert seen and helpers() == 2 and not go_on.is_set()
+    go_on.set()
+    wait_for(lambda: not helpers(), "an end of the threads")
+
+    def broken() -> Iterator[tuple[str, str | None]]:
+        yield from [("a", "1"), ("b", None), ("c", "2")]
+        raise OSError("the disk is gone")
+
+    looked = look_ahead(broken(), int)
+    assert [next(looked) for _ in range(3)] == [("a", 1), ("b", None), ("c", 2)]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(looked)
+    looked = look_ahead([("a", "1"), ("b", "x"), ("c", "2")], int)
+    assert next(looked) == ("a", 1)
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(looked)
 
 
 def test_two_recordings_that_differ_only_in_their_ending_keep_it(work: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from badcjobs.config import RunSettings, make_settings
 from badcjobs.errors import BadInput
 from badcjobs.frozen_run import FrozenRun, check_against, freeze
+from badcjobs.manifest import Cutting
+from badcjobs.manifest.name_patterns import parse_patterns
 from badcjobs.model import ArrayShape
 
 SETTINGS = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
@@ -78,6 +81,24 @@ def test_what_may_differ_between_tasks_is_not_frozen() -> None:
     assert set(one.settings) == {"source", "engine", "engine_arg", "interval", "retries"}
 
 
+def test_how_recordings_are_cut_cannot_change_in_the_middle_of_a_run() -> None:
+    run = frozen(replace(SETTINGS, chunk_length_s=300.0, overlap_s=6.0))
+    assert run.cutting == Cutting(None, 300.0, 6.0)
+    check_against(run, frozen(replace(SETTINGS, chunk_length_s=300, overlap_s=6)), Path("run.toml"))
+    with pytest.raises(BadInput, match=r"chunk_length, cut, overlap: not as in run\.toml") as refusal:
+        check_against(run, frozen(replace(SETTINGS, chunk_length_s=60.0, cut=True)), Path("run.toml"))
+    assert (refusal.value.why or "").splitlines() == [
+        "chunk_length was 300.0, now 60.0", "cut was (not set), now true", "overlap was 6.0, now 0.0",
+    ]  # fmt: skip
+    with pytest.raises(BadInput, match="chunk_length, overlap: not as in"):
+        check_against(frozen(), run, Path("run.toml"))  # as a version froze it that could not cut
+
+
+def test_a_run_toml_with_a_length_that_is_none_is_refused() -> None:
+    with pytest.raises(BadInput, match="does not say how recordings were cut"):
+        _ = FrozenRun({"chunk_length": "long"}, None).cutting
+
+
 def test_every_setting_that_differs_is_named_with_both_values() -> None:
     now = frozen(replace(SETTINGS, retries=5, engine_args=("--burn-s=1",), root="audio", interval_s=0.5))
     with pytest.raises(BadInput) as refused:
@@ -124,7 +145,8 @@ def test_any_text_comes_back_as_it_was_written(
 @pytest.mark.parametrize(
     "text",
     ["no toml at all", "[array]\nfirst = 0\n", "[array]\nfirst = 0\nstep = 1\ncount = 2\nlast = 3\n", "run = 3\n",
-     "array = 7\n", '[array]\nfirst = "a"\nstep = 1\ncount = 2\n'],
+     "array = 7\n", '[array]\nfirst = "a"\nstep = 1\ncount = 2\n', "recordings = 3\n",
+     "[recordings]\npatterns = [1]\n"],
 )  # fmt: skip
 def test_a_file_that_somebody_broke_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.toml"
@@ -132,3 +154,46 @@ def test_a_file_that_somebody_broke_is_refused_by_name(tmp_path: Path, text: str
     with pytest.raises(BadInput) as refused:
         FrozenRun.read(path)
     assert str(path) in refused.value.what
+
+
+@pytest.mark.parametrize("out", ["runs/july", "/scratch/runs/july", "../july"])
+@pytest.mark.parametrize(("python", "found"), [("python3", "python3"), ("venv/bin/python", "/ada/venv/bin/python")])
+def test_paths_that_a_task_was_told_work_from_any_folder_however_its_out_was_given(
+    out: str, python: str, found: str
+) -> None:
+    told = RunSettings(Path(out), hawkears_root="../HawkEars", hawkears_python=python, replay="/data/tape")
+    line = frozen().command_line(Path("/runs/july"), json.loads(told.to_json(Path("/ada"))))
+    assert line.endswith(f" --hawkears-python={found} --hawkears-root=/HawkEars --replay=/data/tape")
+
+
+PATTERNS = parse_patterns(["{study_area}/{location}/*", '{location}_"0+1"_{date}?{time}.wav'])[0]
+
+
+def test_what_paths_of_recordings_mean_cannot_change_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    run = freeze(path, frozen(replace(SETTINGS, patterns=PATTERNS)), "0.1.0")
+    check_against(run, frozen(replace(SETTINGS, patterns=PATTERNS)), path)
+    with pytest.raises(BadInput) as refused:
+        check_against(run, frozen(replace(SETTINGS, patterns=PATTERNS[:1], retries=5)), path)
+    assert refused.value.what == f"[recordings] patterns, retries: not as in {path}"
+    texts = r'["{study_area}/{location}/*", "{location}_\"0+1\"_{date}?{time}.wav"]'
+    assert f'[recordings] patterns was {texts}, now ["{{study_area}}/{{location}}/*"]' in (refused.value.why or "")
+    assert (refused.value.fix or "").startswith(f"use the same settings (--config={path} has them), or another --out")
+    assert (refused.value.fix or "").endswith("; badcjobs export --config FILE reads names anew")
+    with pytest.raises(BadInput, match="patterns: not as in"):
+        check_against(frozen(), run, path)  # a run without any is one, too
+
+
+def test_a_run_toml_of_a_version_that_froze_no_patterns_goes_with_any() -> None:
+    older = FrozenRun(frozen().settings, None)
+    assert "recordings" not in older.to_toml("0.1.0")
+    check_against(older, frozen(replace(SETTINGS, patterns=PATTERNS)), Path("run.toml"))
+
+
+def test_the_command_that_goes_on_has_the_patterns_of_the_run(tmp_path: Path) -> None:
+    chosen = replace(SETTINGS, source=("/data/m.csv",), patterns=PATTERNS)
+    run = freeze(tmp_path / "run.toml", frozen(chosen), "0.1.0")
+    line = run.command_line(tmp_path, {"simulate": 2})
+    assert line == f"badcjobs run --config={tmp_path}/run.toml --out={tmp_path} --simulate=2"
+    again = make_settings(chosen.out, {"simulate": 2}, tmp_path / "run.toml")
+    check_against(run, frozen(again), tmp_path / "run.toml")

@@ -28,6 +28,7 @@ from badcjobs.workers.launch import SubprocessLauncher
 from badcjobs.workers.patience import Patience
 
 GPU = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="nvml"), 1, 6)
+NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
 SIMULATED = WorkerPlan(0, Device("0", "test", uuid="GPU-sim", backend="simulated"), 1, 6)
 
 
@@ -113,7 +114,7 @@ class Talk:
 
     def end(self) -> int:
         """Close its input and return its exit code."""
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         self.events += map(json.loads, out.splitlines())
         self.said = err.decode()
         return self.process.returncode
@@ -153,7 +154,8 @@ def test_every_recording_is_answered_with_what_hawkears_heard(place: Place) -> N
     for event in done:
         expected = hear(Path(paths[event["id"]]).read_bytes())
         assert event["detections"] == [
-            [round(start * 1000), round(end * 1000), code, round(score, 3)] for start, end, code, score in expected
+            [round(start * 1000), round(end * 1000), code, round(score, 3), NAMES.get(code)]
+            for start, end, code, score in expected
         ]
         assert (event["audio_s"], event["heard"]) == (3.0, True)
         assert event["took_s"] >= event["predict_s"] > 0
@@ -325,7 +327,7 @@ def test_a_hang_is_ended_after_the_patience_that_the_engines_own_rate_allows(pla
     with pytest.raises(SessionBroken, match="no word from the worker") as broken:
         place.process(place.engine("--threads", "1", patience=patience), [place.good("a"), place.fake("b", "hang")])
     assert (broken.value.error_class, broken.value.at_start) == ("hang", False)
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < 19
 
 
 def test_a_start_that_takes_too_long_is_a_hang_of_no_chunk(place: Place) -> None:

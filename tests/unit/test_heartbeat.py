@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.hand_clock import HandClock
 
-from badcjobs.heartbeat import Progress, heartbeat_line
+from badcjobs.heartbeat import Beat, Progress, heartbeat_line
 
 
 def line(progress: Progress, **given: Any) -> str:
@@ -45,3 +46,29 @@ def test_the_time_left_is_at_the_pace_so_far(settled: int, total: int, elapsed_s
 
 def test_chunks_that_failed_move_the_work_on_but_have_no_rate() -> None:
     assert line(Progress(5, 10, 0.0, 60.0)).endswith("chunks=5/10 rate=? eta=00:01:00")
+
+
+def test_when_all_that_is_left_has_failed_before_the_end_is_not_known() -> None:
+    assert line(Progress(9, 10, 90.0, 60.0, retrying=1)).endswith("chunks=9/10 rate=2x eta=?")
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(1.0, "1x"), (0.999, "1x"), (0.45, "0.45x"), (0.1234, "0.12x"), (0.0042, "0.0042x"), (1e-9, "0.0001x")],
+)
+def test_a_rate_below_real_time_is_slow_and_never_zero(rate: float, said: str) -> None:
+    assert f" rate={said} " in line(Progress(1, 10, 60 * rate, 60.0))
+
+
+def test_there_is_one_line_per_minute_and_none_is_made_up_for_after_a_sleep() -> None:
+    clock = HandClock()
+    beat = Beat(60.0, clock)
+    assert not beat.is_due
+    clock.sleep(60)
+    assert [beat.is_due, beat.is_due] == [True, False]
+    clock.sleep(3600.5)  # Slurm had suspended the job
+    assert [beat.is_due, beat.is_due] == [True, False]
+    clock.sleep(59)
+    assert not beat.is_due, "the grid stays as it was"
+    clock.sleep(0.5)
+    assert beat.is_due

@@ -63,6 +63,10 @@ def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s: floa
     assert pieces == 2 or longest_piece_s(audio_s, pieces // 2) >= limit_s
 
 
+def test_nobody_waits_for_the_pieces_of_a_length_that_cannot_be() -> None:
+    assert pieces_shorter_than(2.0**63 / 44100, 60) is None
+
+
 @pytest.mark.parametrize("audio_s", [0.5, 6, 14.9, 15])
 def test_what_is_short_already_is_not_cut(audio_s: float) -> None:
     assert pieces_shorter_than(audio_s, audio_s) is None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.waiting import wait_for
 
 from badcjobs.model import Device, WorkerPlan
 from badcjobs.seams import Process
@@ -31,15 +32,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(happens: Callable[[], bool], timeout_s: float = 5) -> bool:
-    end_s = time.monotonic() + timeout_s
-    while not happens():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 @pytest.fixture
 def launcher() -> SubprocessLauncher:
     return SubprocessLauncher(f"4821_7.r0.test-{os.getpid()}")
@@ -54,7 +46,7 @@ def start(launcher: SubprocessLauncher, tmp_path: Path) -> Iterator[Callable[...
         process = launcher.start(argv, env=ENVIRON, cwd=None, stderr=log, **options)
         started.append(process)
         if argv is SLEEP:
-            assert wait_until(lambda: "ready" in log.read_text())
+            wait_for(lambda: "ready" in log.read_text(), "it is ready")
         return process
 
     yield start_one
@@ -83,23 +75,23 @@ def test_a_program_we_do_not_know_hears_term_but_no_warning(start: Callable[...,
     time.sleep(0.1)
     assert program.poll() is None
     os.kill(program.pid, signal.SIGTERM)
-    assert program.wait(5) == -signal.SIGTERM
+    assert program.wait(60) == -signal.SIGTERM
 
 
 def test_the_launcher_ends_the_whole_group(start: Callable[..., Process], launcher: SubprocessLauncher) -> None:
     shell = start(["sh", "-c", "sleep 60 & sleep 60"])
-    assert wait_until(lambda: len(psutil.Process(shell.pid).children()) == 2)
+    wait_for(lambda: len(psutil.Process(shell.pid).children()) == 2, "two children")
     children = [child.pid for child in psutil.Process(shell.pid).children()]
     launcher.signal(shell, signal.SIGKILL)
-    assert shell.wait(5) == -signal.SIGKILL
-    assert wait_until(lambda: not any(map(is_running, children)))
+    assert shell.wait(60) == -signal.SIGKILL
+    wait_for(lambda: not any(map(is_running, children)), "they are gone")
 
 
 def test_signalling_a_program_that_has_ended_does_no_harm(
     start: Callable[..., Process], launcher: SubprocessLauncher
 ) -> None:
     ended = start(["true"])
-    assert ended.wait(5) == 0
+    assert ended.wait(60) == 0
     launcher.signal(ended, signal.SIGKILL)
 
 
@@ -126,7 +118,7 @@ time.sleep(60)
     wrapper.kill()
     wrapper.wait()
     wrapper.stdout.close()
-    assert wait_until(lambda: not is_running(worker_pid))
+    wait_for(lambda: not is_running(worker_pid), "it is gone")
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
@@ -137,22 +129,33 @@ def test_leftovers_are_found_even_when_they_left_their_group_and_lost_their_pare
 ) -> None:
     pid_file = tmp_path / "pid"
     daemon = f"(setsid sh -c 'echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file} && exec sleep 60' &)"
-    start(["sh", "-c", daemon]).wait(5)
-    assert wait_until(pid_file.exists)
+    start(["sh", "-c", daemon]).wait(60)
+    wait_for(pid_file.exists, "its number")
     orphan = int(pid_file.read_text())
-    mark = psutil.Process(orphan).environ()[TASK_MARK]
+    mark = wait_for(lambda: psutil.Process(orphan).environ(), "its environment")[TASK_MARK]
     assert end_leftovers(mark + "x") == 0
     assert is_running(orphan)
     assert end_leftovers(mark) == 1
-    assert wait_until(lambda: not is_running(orphan))
+    wait_for(lambda: not is_running(orphan), "it is gone")
     assert end_leftovers(mark) == 0
+
+
+def test_a_leftover_that_becomes_another_program_at_this_moment_is_found_too(tmp_path: Path) -> None:
+    again = tmp_path / "again.sh"
+    again.write_text(f"#!/bin/sh\nexec {again}\n")
+    again.chmod(0o755)
+    for number in range(20):
+        launcher = SubprocessLauncher(f"restless-{number}")
+        restless = launcher.start([str(again)], env=ENVIRON, cwd=None, stderr=tmp_path / "log")
+        assert end_leftovers(f"restless-{number}") == 1
+        assert restless.wait(30) == -signal.SIGKILL
 
 
 def test_the_leftovers_of_other_tasks_are_left_alone(start: Callable[..., Process], tmp_path: Path) -> None:
     other = start()
     mine = SubprocessLauncher("mine").start(["sleep", "60"], env=ENVIRON, cwd=None, stderr=tmp_path / "mine.log")
     assert end_leftovers("mine") == 1
-    assert mine.wait(5) == -signal.SIGKILL
+    assert mine.wait(60) == -signal.SIGKILL
     assert other.poll() is None
 
 
@@ -163,7 +166,7 @@ def test_without_pipes_both_outputs_go_to_the_log_and_there_is_no_input(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     program = start(["sh", "-c", "echo out; echo err >&2; cat; echo end"])
-    assert program.wait(5) == 0
+    assert program.wait(60) == 0
     assert (tmp_path / "0.log").read_text() == "out\nerr\nend\n"
 
 
@@ -173,7 +176,7 @@ def test_with_pipes_only_errors_go_to_the_log(start: Callable[..., Process], tmp
     program.stdin.write(b"question\n")
     program.stdin.close()
     assert program.stdout.read() == b"question\n"
-    assert program.wait(5) == 0
+    assert program.wait(60) == 0
     assert (tmp_path / "0.log").read_text() == "err\n"
     program.stdout.close()
 
@@ -280,7 +283,7 @@ def test_threads_that_the_user_chose_stay() -> None:
 
 def test_every_program_carries_the_name_of_its_task(launcher: SubprocessLauncher, tmp_path: Path) -> None:
     program = launcher.start(["env"], env={**ENVIRON, "A": "b"}, cwd=tmp_path, stderr=tmp_path / "log")
-    assert program.wait(5) == 0
+    assert program.wait(60) == 0
     told = dict(line.split("=", 1) for line in (tmp_path / "log").read_text().splitlines())
     assert told[TASK_MARK] == f"4821_7.r0.test-{os.getpid()}"
     assert told["A"] == "b"

@@ -257,27 +257,30 @@ def test_what_was_published_from_memory_is_not_replaced_by_the_older_file_of_a_d
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
 def test_a_publication_delays_no_tick(tmp_path: Path, target: Path, shared: bool) -> None:
-    """Ten ticks a second into a file of tens of megabytes, published back to back: what does a tick wait for?"""
+    """Ten ticks a second into a file of megabytes, published back to back: what does a tick wait for?"""
     live = tmp_path / "recorder.sqlite"
-    grow(live, KEY.task_id, megabytes=30, shared=shared)
+    grow(live, KEY.task_id, megabytes=12, shared=shared)
     wrapper = TaskWriter(tmp_path / "wrapper.sqlite", KEY, shared=shared)
     wrapper.fill([make_chunk("a")], lambda rows: None)
-    over, published = threading.Event(), [0]
+    over, published_s = threading.Event(), list[float]()
     with closing(TelemetryWriter(live, KEY.task_id, shared=shared)) as writer:
 
         def publish_on() -> None:
             while not over.is_set():
+                began_s = time.monotonic()
                 if shared:
                     writer.snapshot(tmp_path / "snapshot.sqlite")
                     publish([OwnHalf(wrapper), SealedHalf(tmp_path / "snapshot.sqlite")], target, workplace=tmp_path)
                 else:
                     publish([tmp_path / "wrapper.sqlite", live], target)
-                published[0] += 1
+                published_s.append(time.monotonic() - began_s)
 
         publisher = threading.Thread(target=publish_on)
         publisher.start()
         waits_s = []
-        for tick in range(30):
+        for tick in range(200):
+            if tick >= 15 and len(published_s) >= 2:
+                break
             start_s = time.monotonic()
             with writer.batch():
                 writer.write_tick(START_MS + tick, [(device, READING) for device in range(8)], None)
@@ -286,7 +289,10 @@ def test_a_publication_delays_no_tick(tmp_path: Path, target: Path, shared: bool
         over.set()
         publisher.join()
     wrapper.close()
-    print(f"{'shared' if shared else 'local'}: {published[0]} publications of {target.stat().st_size / 1e6:.0f} MB,")
+    print(
+        f"{'shared' if shared else 'local'}: {len(published_s)} publications of {target.stat().st_size / 1e6:.0f} MB,"
+    )
     print(f"a tick's transaction took {1000 * max(waits_s):.1f} ms at most")
-    assert published[0] >= 2
-    assert max(waits_s) < 0.1, "a publication has delayed a sample by more than one tick"
+    assert len(published_s) >= 2
+    # On a machine that does other things, too, every tick may be late; who waits for a publication waits to its end.
+    assert max(waits_s) < max(0.1, min(published_s) / 2), "a publication has delayed a sample by more than one tick"

@@ -9,7 +9,7 @@ from support.audio import make_wav
 from support.powerless import powerless_folder
 
 from badcjobs.errors import BadInput
-from badcjobs.manifest import WHOLE, Shard, open_sources
+from badcjobs.manifest import WHOLE, Remarks, Shard, open_sources
 from badcjobs.model import Chunk, Fingerprint
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
@@ -291,3 +291,31 @@ def test_audio_that_git_annex_has_not_fetched_comes_with_the_command_that_fetche
     refused = refusal(manifest(["r,c,b.wav,0,1,,,"]))
     assert refused.why == "line 2: git-annex has not fetched the content of b.wav"
     assert refused.fix == f"git -C {work} annex get ."
+
+
+def test_some_missing_files_are_listed_for_a_run_and_named_but_a_source_without_any_audio_is_refused(
+    work: Path,
+) -> None:
+    Path("b.wav").symlink_to(".git/annex/objects/x/y/SHA256E-s1--z.wav")
+    os.mkfifo("pipe.wav")  # whoever opens it waits for ever
+    rows = ["r,c0,a.wav,0,2000,,,", "r,c1,gone.wav,0,2000,,,", "r,c2,b.wav,0,2000,,,", "r,c4,pipe.wav,0,,,,"]
+    sources, remarks = open_sources([manifest(rows)], root=None), Remarks(keeps_missing=True)
+    listed = [(chunk.chunk_id, chunk.audio_path, chunk.is_cut) for chunk in sources.chunks(WHOLE, remarks)]
+    missing = [(f"c{number}", f"{work}/{name}.wav", True) for number, name in ((1, "gone"), (2, "b"), (4, "pipe"))]
+    assert listed == [("c0", f"{work}/a.wav", False), *missing]
+    (line,) = remarks.lines()
+    assert "the audio of 3 rows is missing; they will fail, all others are done: m.csv line 3: no such file" in line
+    assert "line 5: a pipe, a socket or a device, not an audio file: pipe.wav" in line
+    assert refusal(Path("m.csv")).what == "m.csv has 3 mistakes"
+    for wrong in ([*rows, "r,c3,a.wav,0,x,,,"], rows[1:]):  # another mistake beside them; nothing is there
+        with pytest.raises(BadInput):
+            list(open_sources([manifest(wrong)], root=None).chunks(WHOLE, Remarks(keeps_missing=True)))
+
+
+def test_a_file_that_comes_from_two_sources_under_two_names_is_remarked(work: Path) -> None:
+    make_wav("rec/x/a.wav")
+    remarks = Remarks()
+    assert len(list(open_sources([Path("rec"), Path("rec/x")], root=None).chunks(WHOLE, remarks))) == 2
+    assert remarks.lines() == [
+        f"1 file comes from two sources under two names, and will be done twice: {work}/rec/x/a.wav"
+    ]

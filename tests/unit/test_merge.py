@@ -69,6 +69,17 @@ def test_among_equals_the_one_that_ended_last_wins(run: Path, state: str) -> Non
         assert chunk_states(run) == {"a": (state, 0)}
 
 
+@pytest.mark.parametrize("first_born_first", [True, False])
+@pytest.mark.parametrize("index", range(4))  # whichever has the higher task_id
+def test_what_is_left_is_left_in_the_later_attempt(run: Path, index: int, first_born_first: bool) -> None:
+    early = TaskFile(run, index=index, states={"a": "pending"}, samples=0).write()
+    late = TaskFile(
+        run, index=index, restart=1, states={"a": "pending"}, samples=0, started_at_ms=START_MS + 1000
+    ).write()
+    merged(run, *([early, late] if first_born_first else [late, early]))
+    assert query(run / "job.sqlite", "SELECT restart FROM chunk JOIN task USING (task_id)") == [(1,)]
+
+
 def test_a_tie_is_settled_the_same_way_in_every_order(run: Path) -> None:
     files = [TaskFile(run, index=index, states={"a": "done", "b": "pending"}, samples=0).write() for index in range(4)]
     outcomes = set()
@@ -226,7 +237,7 @@ def test_a_folder_without_task_databases_is_a_problem_with_a_line_to_paste(run: 
     with pytest.raises(DatabaseProblem) as refused:
         merge(MergeOrder([run], run / "job.sqlite"), SystemClock())
     assert str(run) in refused.value.what
-    assert (refused.value.fix or "").startswith("badcjobs merge ")
+    assert (refused.value.fix or "").startswith("badcjobs merge " if what == "empty" else "ls ")
 
 
 def test_progress_is_told_file_by_file(run: Path) -> None:

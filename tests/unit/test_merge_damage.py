@@ -16,6 +16,7 @@ from support.powerless import powerless_folder
 from support.task_files import TaskFile
 
 from badcjobs.clock import SystemClock
+from badcjobs.errors import DatabaseProblem
 from badcjobs.store.connect import create_live
 from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.merging.source_file import SourceFile
@@ -98,6 +99,32 @@ def test_a_file_we_may_not_read_is_skipped_and_read_when_we_may() -> None:
         closed.chmod(0o600)
         assert merged(folder)[closed.name].status == "merged"
         assert count(folder, "chunk") == CHUNKS
+
+
+def test_a_folder_we_may_not_look_into_is_named_what_else_there_is_merged_and_it_is_read_when_we_may() -> None:
+    with powerless_folder() as folder:
+        TaskFile(folder, index=1, states={"healthy": "done"}).write()
+        closed = TaskFile(folder / "tasks" / "more", index=0, states=STATES).write().parent
+        closed.chmod(0)
+        for _ in range(2):  # nor is it forgotten by the next merge
+            name, file = next(item for item in merged(folder).items() if item[1].status != "merged")
+            words = f"Permission denied; what lies in it is not here. try: ls -ld {closed}"
+            assert (name, file.status, file.lost_something) == (closed.name, "skipped", True)
+            assert file.reason == f"the folder cannot be looked into: {words}"
+            assert count(folder, "chunk", 1) == 1
+        closed.chmod(0o700)
+        assert {file.status for file in merged(folder).values()} == {"merged"}
+        assert count(folder, "chunk") == CHUNKS
+
+
+def test_where_nothing_but_a_closed_folder_is_there_the_error_says_so() -> None:
+    with powerless_folder() as folder:
+        TaskFile(folder, index=0, states=STATES).write().parent.chmod(0)
+        with pytest.raises(DatabaseProblem) as caught:
+            merged(folder)
+        assert "tasks: the folder cannot be looked into: Permission denied" in (caught.value.why or "")
+        with pytest.raises(DatabaseProblem, match="cannot be looked at"):
+            merged(folder / "tasks" / "x.sqlite")
 
 
 def test_a_link_to_nothing_and_a_pipe_are_skipped(run: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.powerless import powerless_folder
 
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey, stable_id
@@ -93,6 +95,20 @@ def test_a_second_run_in_the_same_job_counts_as_a_restart(run: RunFolder) -> Non
     assert [run.claim(KEY).restart for _ in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("mode", [0, 0o300, 0o400, 0o500])
+def test_a_folder_that_is_closed_to_us_cannot_be_used_and_nothing_is_left_in_it(mode: int) -> None:
+    with powerless_folder() as folder:
+        run = RunFolder(folder)
+        run.create()
+        run.tasks.chmod(mode)
+        with pytest.raises(BadInput, match="cannot be used") as caught:
+            run.claim(KEY)
+        assert (caught.value.why or "").startswith("Permission denied: ")
+        assert (caught.value.fix or "").startswith(f"ls -ld {run.tasks} ")
+        run.tasks.chmod(0o700)
+        assert names_in(run.tasks) == []
+
+
 def test_a_claim_keeps_the_start_so_that_one_name_in_two_run_folders_has_two_ids(tmp_path: Path) -> None:
     ids = set()
     for number in range(2):
@@ -170,6 +186,7 @@ def test_a_node_whose_name_looks_like_a_task_is_still_a_node(run: RunFolder) -> 
 
 def test_what_the_job_database_holds_is_not_asked_again(run: RunFolder) -> None:
     publish(run, "4700_0.r0.gpu1.sqlite", "4700_1.r0.gpu1.sqlite")
+    os.mkfifo(run.tasks / "4700_2.r0.gpu1.sqlite")  # nobody ever comes to the end of that
     assert earlier(run, merged={"4700_0.r0.gpu1.sqlite"}) == ["4700_1.r0.gpu1.sqlite"]
 
 

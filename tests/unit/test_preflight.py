@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from badcjobs.preflight.billing import judge_billing
 from badcjobs.preflight.facts import (
     Asked,
     FolderFacts,
     GpuFacts,
+    Mistake,
     ModuleFacts,
+    NameFacts,
+    NodeFacts,
     ScriptFacts,
     SlurmFacts,
     SourceFacts,
@@ -22,15 +26,19 @@ from badcjobs.preflight.facts import (
 from badcjobs.preflight.finding import Finding, findings_text, fine, headline, problem, warning
 from badcjobs.preflight.folders import below_any, judge_files, judge_live, judge_out, judge_submit
 from badcjobs.preflight.machine import judge_gpus, judge_slurm, say_source
+from badcjobs.preflight.modules import judge_modules
+from badcjobs.preflight.names import hear_sbatch, judge_names, parse_trial
 from badcjobs.preflight.request import (
     judge_account,
     judge_array,
-    judge_billing,
     judge_gpu_hours,
+    judge_merge_account,
     judge_node,
     judge_shares,
+    judge_spread,
+    judge_time,
 )
-from badcjobs.preflight.script import judge_grace, judge_modules, judge_script
+from badcjobs.preflight.script import judge_grace, judge_script
 from badcjobs.preflight.site import Site
 from badcjobs.site_file import find_site
 
@@ -214,17 +222,24 @@ def test_an_array_larger_than_allowed_is_refused_with_one_that_is_not(
         (100, 4, 72, "#SBATCH --time=6:00:00"),
         (10_000, 4, 12, "#SBATCH --array=0-49"),
         (7, 4, 100, "#SBATCH --time=85:42:00"),
-        (1, 4, 1000, "#SBATCH --time=600:00:00"),
+        (1, 4, 1000, "#SBATCH --time=168:00:00"),  # 600 would fit the cap, but not the longest time
+        (None, 16, 168, "#SBATCH --time=150:00:00"),  # a job without an array is one task
+        (None, 4, 24, None),
     ],
 )
 def test_gpu_hours_over_the_cap_are_shown_as_a_product_with_what_fits(
-    tasks: int, gpus: int, hours: int, fix: str | None
+    tasks: int | None, gpus: int, hours: int, fix: str | None
 ) -> None:
     (found,) = judge_gpu_hours(Asked(tasks=tasks, gpus_per_task=gpus, time_s=hours * 3600), SOCKEYE)
     assert found.severity == ("problem" if fix else "fine")
-    assert f"= {tasks * gpus * hours:,} GPU-hours" in found.text
+    assert f"= {(tasks or 1) * gpus * hours:,} GPU-hours" in found.text
     assert "2,400" in found.text
     assert (found.fix or "").startswith(fix or "")
+
+
+def test_a_product_below_ten_gpu_hours_is_not_rounded_to_another_number() -> None:
+    (found,) = judge_gpu_hours(Asked(tasks=9, gpus_per_task=1, time_s=600), None)
+    assert "9 tasks × 1 GPU × 0.1667 h = 1.5 GPU-hours" in found.text
 
 
 @pytest.mark.parametrize("asked", [Asked(), Asked(tasks=9, gpus_per_task=4), Asked(tasks=9, time_s=60)])
@@ -235,35 +250,208 @@ def test_gpu_hours_nobody_knows_are_not_judged(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (Asked(gpus_per_task=4, cpus=24, memory_gb=180, time_s=168 * 3600), []),
-        (Asked(gpus_per_task=8), [("problem", "GPUs")]),
-        (Asked(cpus=32), [("problem", "cores")]),
-        (Asked(memory_gb=256), [("problem", "memory")]),
-        (Asked(time_s=169 * 3600), [("problem", "time")]),
+        (Asked(gpus_per_task=4, gpus_per_node=4, cpus_per_node=24, memory_gb_per_node=180), []),
+        (Asked(nodes=2, gpus_per_task=8, gpus_per_node=4, cpus=48, cpus_per_node=24, memory_gb_per_node=180), []),
+        (Asked(gpus_per_task=8, gpus_per_node=8), [("problem", "GPUs")]),
+        (Asked(cpus_per_node=32), [("problem", "cores")]),
+        (Asked(memory_gb_per_node=256), [("problem", "memory")]),
         (Asked(gpus_per_task=0), [("warning", "GPUs")]),
     ],
 )
-def test_a_task_must_fit_into_a_node_and_into_the_longest_time(asked: Asked, expected: list[tuple[str, str]]) -> None:
+def test_what_a_task_wants_of_a_node_must_fit_into_one(asked: Asked, expected: list[tuple[str, str]]) -> None:
     assert told(judge_node(asked, SOCKEYE)) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "site", "fix"),
+    [
+        (Asked(gpus_per_node=9), None, "#SBATCH --gpus-per-node=8   (more: badcjobs template multinode)"),
+        (Asked(gpus_per_node=8), None, None),
+        (Asked(cpus_per_node=65), None, "#SBATCH --cpus-per-task=64"),
+        (Asked(memory_gb_per_node=200), None, "#SBATCH --mem=180000M"),
+        (Asked(gpus_per_node=8), SOCKEYE, "#SBATCH --gpus-per-node=4   (more: badcjobs template multinode)"),
+        (Asked(gpus_per_node=9), Site("plain"), "#SBATCH --gpus-per-node=8   (more: badcjobs template multinode)"),
+    ],
+)
+def test_what_no_site_file_says_about_a_node_this_slurm_may_say(
+    asked: Asked, site: Site | None, fix: str | None
+) -> None:
+    there = NodeFacts("partition gpu", 8, 64, 180_000 / 1024)
+    findings = list(judge_node(asked, site, there))
+    assert [one.fix for one in findings] == ([fix] if fix else [])
+    assert all("a node of partition gpu has" in one.text for one in findings if site is not SOCKEYE)
+    assert site is SOCKEYE or list(judge_node(asked, site, NodeFacts("this Slurm"))) == []
+
+
+def test_gpus_in_a_partition_that_has_none_are_looked_for() -> None:
+    (found,) = judge_node(Asked(gpus_per_node=1), None, NodeFacts("partition cpu", 0, 64, 100.0))
+    assert (found.severity, found.fix) == ("problem", "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)")
+
+
+THERE = NameFacts("this Slurm", ("gpu", "short"), ("n1", "n2"), ("Fast", "gpu_mem_32"), ("a100", "v100"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "fix"),
+    [
+        (Asked(partition="gpu,short", constraint="[gpu_mem_32|Fast]", node_names=("n2",)), None, ""),
+        (Asked(gpu_options=("--gpus-per-node=a100:2,v100:1", "--gres=gpu:V100,shard:h100:2", "--gpus=4")), None, ""),
+        (Asked(partition="gpu,shrt"), "no partition shrt (there: gpu, short)", "#SBATCH --partition=gpu,short"),
+        (Asked(partition="birds"), "no partition birds", "sinfo -s   (which are there?)"),
+        (
+            Asked(constraint="Fast&gpu_mem_16*2"),
+            "the feature gpu_mem_16 (there: Fast, gpu_mem_32)",
+            "#SBATCH --constraint='Fast&gpu_mem_32*2'",
+        ),
+        (Asked(constraint="FAST"), "the feature FAST ", "#SBATCH --constraint=Fast"),  # Slurm tells them apart
+        (Asked(gpu_options=("--gres=gpu:h100:4",)), "a GPU of kind h100 ", "#SBATCH --gres=gpu:4   (of any kind)"),
+        (Asked(gpu_options=("--gres=gpu:h100",)), "(there: a100, v100)", "#SBATCH --gres=gpu   (of any kind)"),
+        (Asked(gpu_options=("--gpus=h100:2",)), "kind h100", "#SBATCH --gpus=2   (of any kind)"),
+        (Asked(node_names=("n1", "zzz")), "no node zzz (there: n1, n2)", "sinfo -N   (which nodes"),
+    ],
+)
+def test_what_is_asked_for_by_name_must_be_there(asked: Asked, words: str | None, fix: str) -> None:
+    found = list(judge_names(asked, THERE))
+    assert [one.severity for one in found] == ([] if words is None else ["problem"])
+    assert all((words or "") in one.text and (one.fix or "").startswith(fix) for one in found)
+    assert list(judge_names(asked, None)) == []
+
+
+def test_a_cluster_with_one_kind_or_none_says_so() -> None:
+    (found,) = judge_names(Asked(constraint="x"), replace(THERE, whose="partition cpu", features=()))
+    assert "no node of partition cpu has the feature x (there: none)" in found.text
+    (found,) = judge_names(Asked(partition="x"), replace(THERE, partitions=tuple(f"p{n}" for n in range(10))))
+    assert found.text.endswith("p6, p7 and 2 more)")
+
+
+# Recorded with a real 22.05: exit code and words of sbatch --test-only.
+TAKEN = (0, "sbatch: Job 41 to start at 2026-11-15T21:41:19 using 1 processors on nodes gpu0 in partition gpu\n")
+INVALID = "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n"
+NOWHERE = "allocation failure: Requested node configuration is not available\n"  # also where all nodes are drained
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "words"),
+    [
+        (TAKEN, ("fine", "sbatch"), "it would take job.sbatch"),
+        ((1, INVALID), ("problem", "sbatch"), "refuses job.sbatch: Invalid partition name specified"),
+        ((1, NOWHERE), ("warning", "sbatch"), "or those that have it are out of work now"),
+        ((1, "--> Checking allocation...\nsbatch: error: no credit left\n"), ("problem", "sbatch"), "no credit left"),
+        ((1, ""), ("problem", "sbatch"), "it ended with exit code 1"),
+    ],
+)
+def test_what_sbatch_would_say_is_asked_beforehand(
+    said: tuple[int, str], expected: tuple[str, str], words: str
+) -> None:
+    (found,) = hear_sbatch([], [], parse_trial(*said), "job.sbatch")
+    assert told([found]) == [expected]
+    assert words in found.text
+    assert said[1] != INVALID or found.details == ("invalid partition specified: nope",)
+
+
+def test_sbatch_has_the_last_word_about_names_and_repeats_nothing_that_is_said_better() -> None:
+    named = list(judge_names(Asked(partition="hidden"), THERE))
+    assert told(hear_sbatch([], named, parse_trial(*TAKEN), "x")) == [("fine", "sbatch")]
+    assert hear_sbatch([], named, parse_trial(1, INVALID), "x") == named
+    assert hear_sbatch([], named, None, "x") == named
+    sure = hear_sbatch([], [], parse_trial(1, NOWHERE), "x", all_work=True)
+    assert told(sure) == [("problem", "sbatch")]
+    other = problem("GPU-hours", "too many", "fewer")
+    assert told(hear_sbatch([other], [], parse_trial(1, INVALID), "x"))[1:] == [("problem", "sbatch")]
+    assert parse_trial(1, "sbatch: error: Unable to contact slurm controller (connect failure)") is None
+
+
+MERGING = replace(SCRIPT, start=None, other_commands=("merge",))
+
+
+@pytest.mark.parametrize(
+    ("asked", "script", "fix"),
+    [
+        (Asked(account="st-x-1-gpu"), None, "badcjobs submit … --merge-account st-x-1"),
+        (Asked(account="st-x-1-gpu", merge_account="st-y-gpu"), None, "badcjobs submit … --merge-account st-y"),
+        (Asked(account="st-x-1-gpu", merge_account="st-x-1"), None, None),
+        (Asked(account="st-x-1-gpu"), MERGING, "#SBATCH --account=st-x-1"),
+        (Asked(account="st-x-1"), MERGING, None),
+        (Asked(account="st-x-1-gpu", gpus_per_task=4), SCRIPT, None),  # it is merged by another job
+        (Asked(), None, None),
+    ],
+)
+def test_the_account_of_gpu_jobs_is_not_for_a_merge(asked: Asked, script: ScriptFacts | None, fix: str | None) -> None:
+    found = list(judge_merge_account(asked, SOCKEYE, script))
+    assert [one.fix for one in found] == ([fix] if fix else [])
+    assert list(judge_merge_account(asked, None, script)) == list(judge_merge_account(asked, Site("x"), script)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "site", "expected"),
+    [
+        (Asked(time_s=168 * 3600), SOCKEYE, []),
+        (Asked(time_s=169 * 3600), SOCKEYE, [("problem", "time")]),
+        (Asked(no_time_limit=True), SOCKEYE, [("problem", "time")]),
+        (Asked(no_time_limit=True), None, [("warning", "time")]),
+        (Asked(), SOCKEYE, []),  # not said: the partition's own default counts
+    ],
+)
+def test_a_time_must_be_allowed_and_none_at_all_is_not_the_same_as_not_said(
+    asked: Asked, site: Site | None, expected: list[tuple[str, str]]
+) -> None:
+    assert told(judge_time(asked, site)) == expected
+
+
+def test_gpu_hours_without_a_time_limit_have_no_end() -> None:
+    asked = Asked(tasks=10, gpus_per_task=4, no_time_limit=True)
+    (found,) = judge_gpu_hours(asked, SOCKEYE)
+    assert (found.severity, found.subject) == ("problem", "GPU-hours")
+    assert "10 tasks × 4 GPUs without a time limit have no end" in found.text
+    assert (found.fix or "").startswith("#SBATCH --time=60:00:00 ")
+    assert list(judge_gpu_hours(asked, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "expected"),
+    [
+        (Asked(nodes=2, gpus_per_task=8), START, [("warning", "nodes")]),
+        (Asked(nodes=2, gpus_per_task=8), replace(START, spread=True), []),
+        (Asked(nodes=1, gpus_per_task=4), START, []),
+        (Asked(gpus_per_task=8), START, [("warning", "nodes")]),  # takes two nodes of four
+        (Asked(gpus_per_task=4), START, []),
+        (Asked(), START, []),
+    ],
+)
+def test_a_task_of_several_nodes_must_be_started_on_all_of_them(
+    asked: Asked, start: Start, expected: list[tuple[str, str]]
+) -> None:
+    assert told(judge_spread(asked, SOCKEYE, replace(SCRIPT, start=start))) == expected
+
+
 def test_memory_that_costs_more_than_the_gpus_is_shown_with_its_arithmetic() -> None:
-    (found,) = judge_billing(Asked(gpus_per_task=4, memory_gb=64, cpus=24), SOCKEYE)
+    (found,) = judge_billing(Asked(gpus_per_task=4, memory_gb_per_node=64, cpus=24), SOCKEYE)
     assert (found.severity, found.subject) == ("warning", "billing")
     for words in ("13.3 times", "4 GPUs × 6 = 24", "64 GB × 5 = 320", "24 cores × 1 = 24", "320 an hour"):
         assert words in found.text
-    assert (found.fix or "").startswith("#SBATCH --mem=4915M ")  # 24 / 5 GB
+    assert (found.fix or "").startswith("#SBATCH --mem=16G ")  # 4 GB per GPU: with less an engine may not fit
+
+
+def test_the_bill_of_several_nodes_counts_what_all_of_them_give() -> None:
+    asked = Asked(nodes=2, gpus_per_task=8, gpus_per_node=4, memory_gb_per_node=64, cpus=48, cpus_per_node=24)
+    (found,) = judge_billing(asked, SOCKEYE)
+    for words in ("13.3 times", "8 GPUs × 6 = 48", "128 GB × 5 = 640", "48 cores × 1 = 48"):
+        assert words in found.text
+    assert (found.fix or "").startswith("#SBATCH --mem=16G ")  # of each node
+    assert told(judge_billing(replace(asked, memory_gb_per_node=16), SOCKEYE)) == [("fine", "billing")]
 
 
 @pytest.mark.parametrize(
     ("asked", "site", "severity", "words"),
     [
-        (Asked(gpus_per_task=4, memory_gb=4.8, cpus=24), SOCKEYE, "fine", "24 an hour"),
+        (Asked(gpus_per_task=4, memory_gb_per_node=4.8, cpus=24), SOCKEYE, "fine", "24 an hour"),
+        (Asked(gpus_per_task=4, memory_gb_per_node=16, cpus=24), SOCKEYE, "fine", "3.3 times"),  # it is needed
+        (Asked(gpus_per_task=4, memory_gb_per_node=17, cpus=24), SOCKEYE, "warning", "3.5 times"),
         (Asked(gpus_per_task=4), SOCKEYE, "fine", "4 GPUs × 6 = 24"),
         (Asked(gpus_per_task=1, cpus=24), SOCKEYE, "warning", "cores cost 4.0 times"),
-        (Asked(gpus_per_task=4, memory_gb=0), SOCKEYE, "warning", "180 GB"),  # all of the node
+        (Asked(gpus_per_task=4, memory_gb_per_node=0), SOCKEYE, "warning", "180 GB"),  # all of the node
         (
-            Asked(gpus_per_task=1, memory_gb=2, cpus=2),
+            Asked(gpus_per_task=1, memory_gb_per_node=2, cpus=2),
             Site("sum", bill_cpu=1, bill_memory_gb=1, bill_gpu=10),
             "fine",
             "add up: 14",
@@ -291,8 +479,11 @@ def test_a_bill_counts_the_largest_or_the_sum_as_the_site_says(
 def test_an_account_must_end_as_the_site_says(
     account: str | None, has_script: bool, expected: list[tuple[str, str]], fix: str | None
 ) -> None:
-    findings = list(judge_account(Asked(account=account), SOCKEYE, has_script=has_script))
+    asked = Asked(account=account, gpus_per_task=4)
+    findings = list(judge_account(asked, SOCKEYE, has_script=has_script))
     assert told(findings) == expected
+    without_gpus = replace(asked, gpus_per_task=None)
+    assert not has_script or not list(judge_account(without_gpus, SOCKEYE, has_script=True))
     assert [one.fix for one in findings if one.fix] == ([fix] if fix else [])
 
 
@@ -312,16 +503,41 @@ def test_an_array_is_compared_with_what_there_is_to_do(
     assert told(judge_shares(Asked(tasks=tasks), SourceFacts(chunks, 0.0, 0, listed))) == expected
 
 
+def test_one_task_has_and_many_have_nothing_to_do() -> None:
+    for tasks, words in ((2, "2 tasks for 1 chunk: 1 has nothing"), (3, "3 tasks for 1 chunk: 2 have nothing")):
+        (found,) = judge_shares(Asked(tasks=tasks), SourceFacts(1, 0.0, 0, None))
+        assert found.text == f"{words} to do"
+
+
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
 def test_a_script_as_it_should_be_has_nothing_to_fix() -> None:
-    assert told(judge_script(SCRIPT)) == [("fine", "start"), ("fine", "signal")]
+    assert told(judge_script(SCRIPT, Asked(time_s=3600))) == [("fine", "start"), ("fine", "signal")]
+
+
+@pytest.mark.parametrize(
+    ("lead_s", "time_s", "fix"),
+    [
+        (600, 600, "#SBATCH --signal=B:USR1@180"),
+        (3600, 1800, "#SBATCH --signal=B:USR1@180"),
+        (180, 120, "#SBATCH --time=1:00:00"),
+        (180, 181, None),
+        (180, None, None),
+    ],
+)
+def test_a_warning_that_comes_before_the_job_has_begun_is_a_problem(
+    lead_s: int, time_s: int | None, fix: str | None
+) -> None:
+    script = replace(SCRIPT, signal=replace(SIGNAL, lead_s=lead_s))
+    found = [one for one in judge_script(script, Asked(time_s=time_s)) if one.severity == "problem"]
+    assert [(one.subject, one.fix) for one in found] == ([("signal", fix)] if fix else [])
 
 
 SHELL = replace(START, by_exec=False)
 SRUN = replace(START, by_exec=False, by_srun=True)
 TO_STEPS = replace(SIGNAL, to_script=False)
+WRONG = Mistake(" line 3: sbatch knows no option --x", "#SBATCH --y")
 
 
 @pytest.mark.parametrize(
@@ -334,13 +550,22 @@ TO_STEPS = replace(SIGNAL, to_script=False)
         ({"start": SRUN, "signal": TO_STEPS}, []),
         ({"start": SRUN}, [("problem", "start")]),
         ({"start": replace(SRUN, by_exec=True)}, []),
+        ({"start": replace(START, within="a pipeline")}, [("problem", "start")]),
+        ({"start": replace(START, within="the background")}, [("problem", "start")]),
+        ({"start": replace(SHELL, within="brackets"), "signal": None}, [("warning", "start"), ("warning", "signal")]),
+        ({"start": replace(SRUN, within="a pipeline"), "signal": TO_STEPS}, [("warning", "start")]),
+        ({"start": replace(SRUN, within="a pipeline"), "signal": TO_STEPS, "pipefail": True}, []),
+        ({"start": SHELL, "starts": (START, SHELL)}, [("problem", "start")]),
+        ({"start": START, "starts": (START, START)}, []),  # two branches
+        ({"start": SHELL, "traps": frozenset({"USR1"})}, []),  # its own answer, which may be right
         ({"signal": TO_STEPS}, [("warning", "signal")]),
         ({"signal": WarningSignal("HUP", 180, True)}, [("warning", "signal")]),
         ({"signal": WarningSignal("USR1", 60, True)}, [("warning", "signal")]),
         ({"signal": WarningSignal("USR2", 120, True)}, []),
-        ({"late_options": (12, 14)}, [("problem", "script")]),
-        ({"mistakes": ("sbatch knows no option --x",)}, [("problem", "script")]),
-        ({"afterok": True}, [("warning", "dependency")]),
+        ({"mistakes": (WRONG, WRONG)}, [("problem", "script"), ("problem", "script")]),
+        ({"near_options": (WRONG,)}, [("warning", "script")]),
+        ({"wrong_calls": (WRONG,)}, [("problem", "call")]),
+        ({"afterok": WRONG}, [("warning", "dependency")]),
         ({"start": None}, [("warning", "start")]),
         ({"start": None, "signal": None, "append": False, "other_commands": ("merge",)}, []),
     ],
@@ -349,7 +574,7 @@ def test_what_would_keep_signals_or_logs_away_is_found(
     changes: dict[str, object], expected: list[tuple[str, str]]
 ) -> None:
     script = replace(SCRIPT, **changes)  # type: ignore[arg-type]
-    assert [one for one in told(judge_script(script)) if one[0] != "fine"] == expected
+    assert [one for one in told(judge_script(script, Asked())) if one[0] != "fine"] == expected
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from badcjobs.model import MemoryHeld
 from badcjobs.workers.ramp import Beginning, Ramp, Step, begin
 
 GIB = 2**30
@@ -30,12 +31,53 @@ def test_the_beginning_follows_from_cores_memory_and_experience(
     beginning = begin(cpus=cpus, devices=devices, memory_bytes=memory, known=known)
     assert (beginning.workers, beginning.most) == (workers, most)
     assert ("earlier run" in beginning.reason) == (known is not None)
+    assert "GPU memory" in beginning.reason
+
+
+@pytest.mark.parametrize(
+    ("granted", "known", "worker", "workers"),
+    [
+        (None, None, None, 4),
+        (64 * GIB, None, None, 4),
+        (16 * GIB, None, None, 3),  # nobody knows yet what a worker takes
+        (16 * GIB, None, GIB, 4),
+        (2 * GIB, None, None, 1),  # one there always is
+        (16 * GIB, 8, None, 3),  # it has worked before, in nobody knows how much memory
+        (16 * GIB, 8, 3 * GIB, 4),  # where more memory was granted
+        (64 * GIB, 8, 3 * GIB, 8),
+    ],
+)
+def test_the_beginning_keeps_to_the_main_memory_that_was_granted(
+    granted: int | None, known: int | None, worker: int | None, workers: int
+) -> None:
+    beginning = begin(
+        cpus=16, devices=1, memory_bytes=139 * GIB, known=known, granted_bytes=granted, worker_bytes=worker
+    )
+    assert beginning.workers == workers
+    assert beginning.short_of_memory == (workers < (known or 4)) == ("of main memory were granted" in beginning.reason)
+
+
+def test_the_workers_of_all_devices_share_the_main_memory_from_the_beginning() -> None:
+    four, eight = (
+        begin(cpus=64, devices=devices, memory_bytes=None, known=None, granted_bytes=64 * GIB, worker_bytes=4 * GIB)
+        for devices in (4, 8)
+    )
+    assert (four.workers, eight.workers) == (3, 1)
+    assert four.reason.endswith("; 64.0 GiB of main memory were granted, and a worker may take 4.0 GiB")
 
 
 def climb(
-    ramp: Ramp, speed: Callable[[int], float], *, left: int = 10**6, memory_each: float | None = None
+    ramp: Ramp,
+    speed: Callable[[int], float],
+    *,
+    left: int = 10**6,
+    memory_each: float | None = None,
+    held: Callable[[float, int], MemoryHeld | None] = lambda now_s, workers: None,
 ) -> list[Step]:
-    """Let time pass; ``speed`` is the chunks per second that so many workers per device achieve."""
+    """Let time pass; ``speed`` is the chunks per second that so many workers per device achieve.
+
+    ``held``: the last reading of the main memory at a moment, with so many workers per device.
+    """
     steps, done, now_s = [], 0.0, 0.0
     while not ramp.settled and now_s < 10_000:
         now_s += 1
@@ -47,6 +89,7 @@ def climb(
             chunks_left=max(0, left - int(done)),
             all_warm=True,
             memory_share=None if memory_each is None else memory_each * ramp.workers,
+            memory_held=held(now_s, ramp.workers),
         )
         steps += [] if step is None else [step]
     return steps
@@ -82,6 +125,55 @@ def test_a_device_is_never_filled_beyond_nine_tenths() -> None:
     assert not steps[-1].settled, "tomorrow it may be empty"
 
 
+def every_10_s(gib_each: float, devices: int = 1) -> Callable[[float, int], MemoryHeld]:
+    """Read the memory as a watch does: now and then, and in between it is the old reading that is known."""
+    last = MemoryHeld(0, -10.0)
+
+    def read(now_s: float, workers: int) -> MemoryHeld:
+        nonlocal last
+        if now_s >= last.at_s + 10:
+            last = MemoryHeld(int(gib_each * GIB * workers * devices), now_s)
+        return last
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("devices", "granted", "workers"), [(1, 16, 4), (1, 18, 5), (4, 16, 1), (4, 24, 1), (4, 30, 2)]
+)
+def test_there_is_no_further_worker_where_nine_tenths_of_the_main_memory_would_be_passed(
+    devices: int, granted: int, workers: int
+) -> None:
+    ramp = Ramp(Beginning(1, 8, ""), devices, settled=False, granted_bytes=granted * GIB)
+    steps = climb(ramp, lambda n: 30.0 * n, held=every_10_s(3.2, devices))
+    assert (steps[-1].workers, steps[-1].settled) == (workers, False), "another job may have asked for more"
+    now, then = 3.2 * workers * devices, 3.2 * (workers + 1) * devices
+    words = f"raise the main memory in use from {now:.1f} GiB to {then:.1f} GiB, and {granted}.0 GiB were granted"
+    assert steps[-1].reason.endswith(f"one more might {words}")
+
+
+def test_without_a_limit_or_a_reading_of_the_main_memory_there_is_no_such_rule() -> None:
+    for granted, held in ((None, every_10_s(100.0)), (GIB, lambda now_s, workers: None)):
+        ramp = Ramp(Beginning(1, 3, ""), 1, settled=False, granted_bytes=granted)
+        assert [step.workers for step in climb(ramp, lambda n: 30.0 * n, held=held)] == [2, 3, 3]
+
+
+def test_a_reading_from_before_the_last_worker_was_warm_is_not_what_is_decided_by() -> None:
+    ramp = Ramp(Beginning(1, 8, ""), 1, settled=False, granted_bytes=16 * GIB)
+    assert climb(ramp, lambda n: 30.0 * n, held=lambda now_s, workers: MemoryHeld(GIB, 0.5)) == []
+    assert ramp.workers == 1
+
+
+def test_while_the_main_memory_still_grows_nothing_is_added() -> None:
+    def grows(now_s: float, workers: int) -> MemoryHeld:
+        return MemoryHeld(int(GIB * (1.0 + 0.1 * min(now_s, 60.0))), now_s)
+
+    ramp = Ramp(Beginning(1, 8, ""), 1, settled=False, granted_bytes=15 * GIB)
+    (step,) = climb(ramp, lambda n: 30.0, held=grows)  # at 7 GiB it ends; 14 would be more than nine tenths of 15
+    assert (step.workers, step.settled) == (1, False)
+    assert "the main memory in use" in step.reason
+
+
 def test_with_little_work_left_nothing_is_tried_and_nothing_is_learned() -> None:
     ramp = Ramp(Beginning(2, 16, ""), 1, settled=False)
     (step,) = climb(ramp, lambda workers: 10.0, left=500)
@@ -101,7 +193,7 @@ def test_a_window_is_long_enough_that_one_chunk_more_or_less_does_not_matter() -
     for second in range(2000):
         step = ramp.look(
             second, work_done=0.1 * second, chunks_done=int(0.1 * second), chunks_left=10**6, all_warm=True,
-            memory_share=None,
+            memory_share=None, memory_held=None,
         )  # fmt: skip
         if step is not None:
             break
@@ -111,9 +203,10 @@ def test_a_window_is_long_enough_that_one_chunk_more_or_less_does_not_matter() -
 def test_nothing_is_measured_before_every_worker_is_warm() -> None:
     ramp = Ramp(Beginning(1, 16, ""), 1, settled=False)
     for second in range(600):
-        assert (
-            ramp.look(second, work_done=0, chunks_done=second, chunks_left=9, all_warm=False, memory_share=None) is None
+        step = ramp.look(
+            second, work_done=0, chunks_done=second, chunks_left=9, all_warm=False, memory_share=None, memory_held=None
         )
+        assert step is None
     assert ramp.rates == {}
 
 

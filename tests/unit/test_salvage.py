@@ -620,7 +620,17 @@ def test_rows_of_an_earlier_schema_are_known_by_their_width(tmp_path: Path) -> N
     damage.zero_page(copy, 1)
     result, rows = salvaged_rows(copy)
     assert (result.rows["sample"], result.rows["device"], result.rows["chunk"]) == (30, 1, 3)
-    assert {row[-3:] for table, row in rows if table == "chunk"} == {(None, None, None)}  # no fingerprint then
+    assert {row[-4:] for table, row in rows if table == "chunk"} == {(None, None, None, 0)}  # no fingerprint then
     (device,) = [dict(zip(columns_of("device"), row[1:], strict=True)) for table, row in rows if table == "device"]
     assert device["token"] == "0"
     assert device["vendor"] is None  # nobody asked then
+
+
+def test_chunks_from_before_any_was_cut_on_the_fly_are_whole_files(tmp_path: Path) -> None:
+    earlier = Path(__file__).parents[1] / "data" / "schema5" / "tasks" / "4821_0.r0.gpu1.sqlite"
+    copy = tmp_path / earlier.name
+    shutil.copy(earlier, copy)
+    damage.zero_page(copy, 1)
+    result, rows = salvaged_rows(copy)
+    assert (result.rows["chunk"], result.rows["detection"], result.rows["recording"]) == (3, 2, 0)
+    assert {row[-1] for table, row in rows if table == "chunk"} == {0}

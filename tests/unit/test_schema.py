@@ -27,7 +27,7 @@ from badcjobs.store.merging.merge import MergeOrder, merge
 from badcjobs.store.schema import SCHEMA_VERSION, columns_of
 
 # As version 0.1.0 wrote them, each before the schema changed.
-EARLIER = {version: Path(__file__).parents[1] / "data" / f"schema{version}" for version in (1, 2, 3)}
+EARLIER = {version: Path(__file__).parents[1] / "data" / f"schema{version}" for version in (1, 2, 3, 4, 5)}
 of_every_earlier_schema = pytest.mark.parametrize(
     "earlier", list(EARLIER.values()), ids=[f"schema{n}" for n in EARLIER]
 )
@@ -50,7 +50,7 @@ CONTRACT = {
     "process_sample": "task_id",
     "meta": "",
 }
-VIEWS = {"task_summary", "device_summary", "chunk_summary", "job_summary", "column_help"}
+VIEWS = {"task_summary", "device_summary", "chunk_summary", "job_summary", "recording_detection", "column_help"}
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +129,12 @@ def test_the_guide_explains_the_same_columns() -> None:
 
 
 def test_columns_carry_their_unit() -> None:
-    units = ("_ms", "_s", "_bytes", "_percent", "_c", "_w", "_j", "_mhz", "_ns", "_bytes_per_s")
+    units = ("_ms", "_s", "_bytes", "_percent", "_c", "_w", "_j", "_mhz", "_ns", "_bytes_per_s", "_cores", "_hz")
     plain = {  # what has no unit: names, numbers, counts, texts
         "exit_code", "cpus", "devices", "workers", "telemetry", "restart", "array_index", "shard_index", "shard_count",
         "procid", "pid", "attempts", "try_number", "detections", "score", "device_index", "throttle_reasons", "peak",
         "threshold", "samples", "rows", "rows_lost", "ticks", "ecc_errors", "ours", "value", "pieces",
+        "processes", "usage_samples", "channels", "is_cut",
         "minimum", "mean", "p50", "p95", "maximum",  # those of a metric, which has its own unit
     }  # fmt: skip
     for table in JOB_TABLES:

@@ -129,7 +129,22 @@ def test_every_mistake_is_named_at_once_with_the_keys_that_there_are() -> None:
         "missing: account", "keys of sockeye-array: job-name, account, array",
     ):  # fmt: skip
         assert words in said
-    assert refused.value.fix == "badcjobs template sockeye-array --set account=…"
+    assert refused.value.fix == "badcjobs template sockeye-array --set mem=1G --set account=…"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        (("account=a", "account=b"), "--set account=a"),
+        (("account=a", "out=two words", "args=--x 1", "args=--y", "account=b"),
+         "--set account=a --set 'out=two words' --set 'args=--x 1' --set args=--y"),
+        (("colour=red",), "  (shows it, with all its keys)"),
+    ],
+)  # fmt: skip
+def test_the_line_to_try_keeps_what_was_right(settings: tuple[str, ...], fix: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse("array", *settings)
+    assert refused.value.fix == f"badcjobs template array {fix}"
 
 
 def test_a_value_that_would_break_the_line_is_refused() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from badcjobs.preflight.facts import ScriptFacts, WarningSignal
+from badcjobs.preflight.facts import Asked, ScriptFacts, WarningSignal
 from badcjobs.preflight.script import judge_script
 from badcjobs.resources import folder
-from badcjobs.script_facts import parse_memory_gb, read_script
+from badcjobs.script_facts import read_script
+from badcjobs.script_request import parse_memory_gb
 
 SOCKEYE = """#!/bin/bash
 #SBATCH --account=st-lab-1-gpu --array=0-99%10
@@ -44,7 +45,7 @@ def test_a_whole_script_is_understood() -> None:
     found = read_script(SOCKEYE, "job.sbatch", {})
     asked = found.asked
     assert (asked.tasks, asked.last_index, asked.gpus_per_task, asked.cpus) == (100, 99, 4, 24)
-    assert (asked.memory_gb, asked.time_s, asked.account) == (64, 72 * 3600, "st-lab-1-gpu")
+    assert (asked.memory_gb_per_node, asked.time_s, asked.account) == (64, 72 * 3600, "st-lab-1-gpu")
     assert found.facts.signal == WarningSignal("USR1", 180, to_script=True)
     assert found.facts.append
     assert found.facts.modules == ("gcc", "cuda/11.8")
@@ -82,6 +83,12 @@ def test_a_variable_of_the_environment_goes_before_a_default_and_what_is_unknown
         ("apptainer exec --nv image.sif badcjobs run m.csv", False, False),
         ("source venv/bin/activate && exec badcjobs run m.csv", True, False),
         ("cd x; badcjobs run m.csv", False, False),
+        ("exec badcjobs run m.csv > log 2>&1", True, False),
+        ("exec badcjobs run m.csv > >(tee log) 2>&1", True, False),
+        ('CMD=(badcjobs run "a b.csv" --out o); exec "${CMD[@]}"', True, False),
+        ('CMD="badcjobs run m.csv"; exec $CMD', True, False),
+        ("if true; then exec badcjobs run m.csv; fi", True, False),
+        ("exec timeout 3h badcjobs --debug run m.csv", True, False),
     ],
 )
 def test_how_badcjobs_is_started_is_seen(line: str, by_exec: bool, by_srun: bool) -> None:
@@ -90,7 +97,13 @@ def test_how_badcjobs_is_started_is_seen(line: str, by_exec: bool, by_srun: bool
     assert (start.by_exec, start.by_srun) == (by_exec, by_srun)
 
 
-@pytest.mark.parametrize("line", ["# exec badcjobs run m.csv", "echo badcjobs run m.csv", "true # badcjobs run", "ls"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# exec badcjobs run m.csv", "echo badcjobs run m.csv", "true # badcjobs run", "ls", "MSG='badcjobs run'",
+        "cat > next.sh <<EOF\nexec badcjobs run m.csv\nEOF",
+    ],
+)  # fmt: skip
 def test_a_line_that_only_speaks_of_it_starts_nothing(line: str) -> None:
     assert facts(script(line)).start is None
 
@@ -101,14 +114,39 @@ def test_a_line_that_only_speaks_of_it_starts_nothing(line: str) -> None:
         ("--gres=gpu:v100:2", "gpus_per_task", 2),
         ("--gpus=v100:1,a100:2", "gpus_per_task", 3),
         ("-N 2 --gpus-per-node=4", "gpus_per_task", 8),
-        ("-N 2 --gpus=4", "gpus_per_task", 4),
-        ("--mem-per-gpu=8G --gpus=2", "memory_gb", 16),
-        ("--mem-per-cpu=2000M -c 4", "memory_gb", 7.8125),
-        ("--mem=0", "memory_gb", 0),
+        ("-N 2 --gpus-per-node=4", "gpus_per_node", 4),
+        ("-N 2 --gres=gpu:4", "gpus_per_task", 8),
+        ("-N 2 --gpus=5", "gpus_per_task", 5),
+        ("-N 2 --gpus=5", "gpus_per_node", 3),  # 3 and 2
+        ("--gpus=8", "gpus_per_node", None),  # on as many nodes as it takes
+        ("-N2 --ntasks-per-node=4 --gpus-per-task=1", "gpus_per_task", 8),
+        ("-N2 --ntasks-per-node=4 --gpus-per-task=1", "gpus_per_node", 4),
+        ("-n 1 --gpus-per-task=2", "gpus_per_node", 2),
+        ("--exclusive", "gpus_per_task", None),  # a whole node comes with its GPUs
+        ("--gres=tmp:10G --gpus=2", "gpus_per_task", 2),
+        ("--nodes=2", "nodes", 2),
+        ("--nodes=2-4", "nodes", 2),
+        ("-N2 --ntasks-per-node=2 -c 6", "cpus_per_node", 12),
+        ("-N2 --ntasks-per-node=2 -c 6", "cpus", 24),
+        ("-N2 -n4 -c 6", "cpus_per_node", 12),
+        ("-n 48 -c 1", "cpus_per_node", 1),  # Slurm may part them
+        ("-n 48 -c 1", "cpus", 48),
+        ("-N2 --mem=16G", "memory_gb_per_node", 16),
+        ("-N2 --gpus-per-node=4 --mem-per-gpu=4G", "memory_gb_per_node", 16),
+        ("--mem-per-gpu=8G --gpus=2", "memory_gb_per_node", 16),
+        ("--mem-per-cpu=2000M -c 4", "memory_gb_per_node", 7.8125),
+        ("--mem=0", "memory_gb_per_node", 0),
         ("--array=1,3,7-9", "tasks", 5),
         ("--array=10-100:10", "last_index", 100),
         ("-t 90", "time_s", 5400),
         ("--time=UNLIMITED", "time_s", None),
+        ("--time=UNLIMITED", "no_time_limit", True),
+        ("--time=0", "no_time_limit", True),
+        ("-t -1", "no_time_limit", True),
+        ("-t infinite", "no_time_limit", True),
+        ("--time=60", "no_time_limit", False),
+        ("--mem=1G", "no_time_limit", False),  # not said is not unlimited
+        ("--arr=0-4", "tasks", 5),  # cut short, as sbatch takes it
         ("-Ast-x-1", "account", "st-x-1"),
     ],
 )
@@ -127,20 +165,65 @@ def test_each_way_to_ask_is_understood(option: str, field: str, value: object) -
         (script("#SBATCH --array=9-0"), "--array=9-0"),
         (script("#SBATCH --signal=B:BIRD@60"), "--signal=B:BIRD@60"),
         (script("#SBATCH --mem=lots"), "--mem=lots"),
+        (script("#SBATCH --gpus-per-task=1"), "--gpus-per-task=1 needs --ntasks"),
         (script("#SBATCH --job-name='x"), "quotation"),
     ],
 )
 def test_what_sbatch_would_refuse_is_named(text: str, word: str) -> None:
-    assert any(word in mistake for mistake in facts(text).mistakes)
+    assert any(word in mistake.text and mistake.fix for mistake in facts(text).mistakes)
 
 
-def test_options_behind_the_first_command_are_found_and_an_afterok_too() -> None:
-    found = facts(
-        script("#SBATCH --mem=1G", "cd /x", "#SBATCH --open-mode=append", "sbatch -d afterok:12 merge.sbatch")
-    )
-    assert (found.late_options, found.append, found.afterok) == ((4,), False, True)
-    assert not facts(script("# afterok: would wait for ever")).afterok
-    assert facts(script("#SBATCH --dependency=afterok:12")).afterok
+def test_options_behind_the_first_command_are_found() -> None:
+    found = facts(script("#SBATCH --mem=1G", "cd /x", "#SBATCH --open-mode=append", "#SBATCH --nice"))
+    (late,) = found.mistakes
+    assert late.text.startswith(" line 4, 5: #SBATCH behind the first command")
+    assert late.fix.startswith("sed -i -e '4d;5d' -e '1a #SBATCH --open-mode=append' -e '1a #SBATCH --nice' job.sbatch")
+    assert not found.append
+
+
+@pytest.mark.parametrize(
+    ("lines", "fix"),
+    [
+        (["sbatch -d afterok:12 merge.sbatch"], "sbatch -d afterany:12 merge.sbatch"),
+        (["#SBATCH --dependency=afterok:12", "badcjobs merge x"], "#SBATCH --dependency=afterany:12"),
+        (["#SBATCH --dependency=afterok:12", "exec badcjobs run x"], None),  # the job before need not be an array
+        (["#SBATCH --dependency=afterany:12", "badcjobs merge x"], None),
+        (["sbatch -d afterok:12 train.sbatch"], None),
+        (["# afterok: would wait for ever", "badcjobs merge x"], None),
+    ],
+)
+def test_a_merge_that_waits_for_the_success_of_every_task_is_found_and_no_other_dependency(
+    lines: list[str], fix: str | None
+) -> None:
+    found = facts(script(*lines)).afterok
+    assert (found is None) == (fix is None)
+    assert found is None or found.fix.startswith(f"{fix}   (")
+
+
+@pytest.mark.parametrize(
+    ("line", "keeper", "without"),
+    [
+        ("exec badcjobs run m.csv", None, ""),
+        ("exec nice -n 5 env A=1 badcjobs run m.csv", None, ""),
+        ("exec timeout -k 5 100 badcjobs run 'a b.csv'", "timeout", "exec badcjobs run 'a b.csv'"),
+        ("timeout 100 badcjobs run m.csv", "timeout", "exec badcjobs run m.csv"),
+        ("exec timeout -s USR1 100 badcjobs run m.csv", None, ""),  # that one it hands on
+        ("srun timeout 9 badcjobs run m.csv", "timeout", "srun badcjobs run m.csv"),
+        ("exec timeout 9 apptainer exec x.sif badcjobs run m", "timeout", "exec apptainer exec x.sif badcjobs run m"),
+        ("exec /usr/bin/time -v badcjobs run m.csv", "time", "exec badcjobs run m.csv"),
+        ("exec conda run -n birds badcjobs run m.csv", "conda", "exec badcjobs run m.csv"),
+        ("exec setsid badcjobs run m.csv", "setsid", "exec badcjobs run m.csv"),
+    ],
+)
+def test_a_program_that_keeps_signals_to_itself_is_found_with_the_line_without_it(
+    line: str, keeper: str | None, without: str
+) -> None:
+    start = facts(script(line)).start
+    assert start is not None
+    found = start.keeper
+    assert (found.text, found.fix) == (keeper, without) if found else keeper is None
+    said = [one for one in judge_script(facts(script(line)), Asked()) if "behind" in one.text]
+    assert [one.severity for one in said] == ([] if keeper is None else ["warning"])  # it asks for no signal
 
 
 @pytest.mark.parametrize(
@@ -148,7 +231,7 @@ def test_options_behind_the_first_command_are_found_and_an_afterok_too() -> None
     [
         ("exec badcjobs run m.csv", 0),
         ("exec badcjobs run m.csv --cpu-workers 2", None),
-        ("exec badcjobs run m.csv --simulate=2", None),
+        ("exec badcjobs run m.csv --simulate=2", 0),  # which stand in for GPUs that are granted
         ("exec badcjobs merge out", None),
     ],
 )
@@ -156,12 +239,14 @@ def test_no_gpu_is_asked_for_only_where_one_would_be_missed(line: str, gpus: int
     assert read_script(script(line), "job.sbatch", {}).asked.gpus_per_task == gpus
 
 
-@pytest.mark.parametrize(("text", "gb"), [("16G", 16), ("512", 0.5), ("1024K", 2**-10), ("1T", 1024), ("1.5g", 1.5)])
+@pytest.mark.parametrize(
+    ("text", "gb"), [("16G", 16), ("512", 0.5), ("1024K", 2**-10), ("1T", 1024), ("2gb", 2), ("0", 0)]
+)
 def test_sizes_are_read_as_sbatch_reads_them(text: str, gb: float) -> None:
     assert parse_memory_gb(text) == gb
 
 
 @pytest.mark.parametrize("path", sorted(folder("templates").glob("*.sbatch")), ids=lambda path: path.name)
 def test_our_own_templates_are_as_the_preflight_wants_them(path: Path) -> None:
-    found = [one for one in judge_script(facts(path.read_text())) if one.severity != "fine"]
-    assert found == []
+    script = read_script(path.read_text(), "job.sbatch", {})
+    assert [one for one in judge_script(script.facts, script.asked) if one.severity != "fine"] == []

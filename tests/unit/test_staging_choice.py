@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def test_a_node_without_a_disk_of_its_own_copies_nothing() -> None:
     choice = choose_staging("auto", [FAR], Path("/proc"))
     assert not choice.staged
     assert "/proc is no node-local disk (proc, treated as shared" in choice.why
+
+
+def test_without_a_disk_of_the_node_nothing_is_cut_before_it_is_wanted(tmp_path: Path) -> None:
+    cut = replace(near(tmp_path), is_cut=True)
+    assert choose_staging("auto", [cut], tmp_path).only_cuts
+    assert not choose_staging("auto", [cut], Path("/proc")).staged
 
 
 @pytest.mark.parametrize(("wanted", "staged"), [("always", True), ("never", False)])

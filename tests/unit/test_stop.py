@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -131,3 +133,25 @@ def test_under_nohup_a_terminal_that_closes_is_no_reason_to_stop(stop: StopReque
     assert not stop.requested
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.name == "SIGTERM"
+
+
+LEAVING = """
+import os, sys, time
+from badcjobs.stop import StopRequest
+class Slow:
+    def __del__(self, sleep=time.sleep, write=os.write):
+        write(1, b"leaving\\n")
+        sleep(0.5)
+slow = Slow()
+StopRequest(time.monotonic).install()
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("number", [*WARNINGS, *ENDINGS], ids=lambda number: number.name)
+def test_a_signal_to_a_process_that_is_leaving_does_not_change_its_exit_code(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEAVING], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"leaving\n"
+        process.send_signal(number)
+    assert process.returncode == 75

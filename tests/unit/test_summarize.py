@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.damage import garbage_page, page_with
+from support.hand_clock import HandClock
+from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.job import finish_job
-from badcjobs.model import Completeness, DeviceFacts, GapFacts, JobFacts, Reading, TaskFacts
+from badcjobs.job import finish_job, summarize_database
+from badcjobs.model import Completeness, DeviceFacts, GapFacts, JobFacts, NameGaps, Reading, TaskFacts
+from badcjobs.report.as_html import page
+from badcjobs.report.as_prometheus import job_samples
 from badcjobs.report.as_text import removal_text, summary_text
+from badcjobs.report.metrics import prometheus_text
 from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
+from badcjobs.report.words import moment
 from badcjobs.store.job_reader import read_job
-from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.store.merging.merge import MergeOrder, merge
 
 TASK = TaskFacts(
     "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0
@@ -172,6 +180,19 @@ def test_a_headline_that_is_too_long_goes_on_in_the_next_line() -> None:
     assert "120,000 rows of array index 3,7-9 not begun" in " ".join(text.split())
 
 
+def test_recordings_whose_paths_tell_less_than_those_of_others_are_counted() -> None:
+    some = NameGaps(120, 3, "a/x.wav", 1, "y.wav", 120, "a/x.wav", 2, "a/z_20230501.wav")
+    text = " ".join(summary_text(summarize(replace(JOB, recording_names=some)), "july").split())
+    assert (
+        "recordings 3 of 120 have no date in the name (the first: a/x.wav); 2 of 120 have a date but no time in the"
+        " name (the first: a/z_20230501.wav); 1 of 120 has no study area in the path (the first: y.wav) speed" in text
+    )
+    for gaps in (None, NameGaps(9, 9, "a", 9, "a", 9, "a"), NameGaps(9, 0, None, 0, None, 9, "a", 9, "a")):
+        summary = summarize(replace(JOB, recording_names=gaps))
+        assert "recordings" not in summary_text(summary, "july")
+        assert summary.to_dict()["recording_names"] == (None if gaps is None else asdict(gaps))
+
+
 def test_the_remark_on_a_file_is_whole_however_long_its_path_is() -> None:
     near, far = "tasks/4821_0.r0.gpu1.sqlite", f"/scratch/{'a-rather-long-folder-name/' * 5}tasks/x.sqlite"
     why = "salvaged: truncated: 3 of 1,403 rows (sample 2, attempt 1) were on pages that are not there any more"
@@ -196,6 +217,149 @@ def test_commands_wait_for_tasks_that_are_still_running() -> None:
     assert ended.endswith(
         "    sbatch --array=1 …\n\n  or do all that is left in one run:\n    badcjobs run m.csv --out=july"
     )
+
+
+HEARD = replace(TASK, verdict=None, heard_at_ms=START_MS + 3_600_000, silent_after_s=120.0)
+
+
+def test_a_task_that_should_have_been_heard_of_is_silent_and_no_longer_running() -> None:
+    proof = replace(PROOF, done=2, pending=1, finish=("badcjobs run m.csv --out=july",))
+    facts = replace(JOB, tasks=(TASK, replace(HEARD, name="4821_1.r0.gpu2")))
+    for late_ms, state in ((0, "running"), (120_000, "running"), (120_001, "silent")):
+        summary = summarize(facts, (), proof, now_ms=START_MS + 3_600_000 + late_ms)
+        assert summary.tasks_by_verdict == {"done": 1, state: 1}
+    assert summary.tasks_silent == ("4821_1.r0.gpu2",)
+    text = " ".join(summary_text(summary, "july").split())
+    assert "2 (1 done, 1 silent); last word of a silent one: 2027-01-15 09:00 UTC" in text
+    assert "task 4821_1.r0.gpu2: silent, last heard of 2027-01-15 09:00 UTC; " in text
+    assert "to finish it, unless its silent tasks still run: badcjobs run m.csv --out=july" in text
+    assert "silent, last heard of 2027-01-15 09:00 UTC" in page(summary, "july")
+    assert summarize(facts, (), proof).tasks_silent == (), "nobody has said what time it is"
+
+
+def test_slurms_word_that_a_task_was_killed_counts_before_its_silence() -> None:
+    facts = replace(JOB, tasks=(replace(HEARD, slurm_state="NODE_FAIL"),))
+    for now_ms in (None, START_MS, START_MS + 10**10):
+        assert summarize(facts, now_ms=now_ms).tasks_by_verdict == {"killed": 1}
+
+
+def test_array_tasks_that_may_still_wait_are_not_begun_while_others_run() -> None:
+    proof = replace(PROOF, done=2, pending=1, missing_indices=(3,), finish=("sbatch --array=3 …", "badcjobs run m.csv"))
+    running = summary_text(summarize(replace(JOB, tasks=(HEARD,)), (3,), proof, now_ms=START_MS), "july")
+    assert "array index 3 not begun, perhaps still in the queue" in " ".join(running.split())
+    assert "to finish it, once no task of it is running or waits in the queue, submit" in running
+    assert "no word from array index 3" in summary_text(summarize(JOB, (3,), proof), "july")
+
+
+def test_a_task_whose_file_has_changed_since_the_merge_is_neither_silent_nor_running_for_ever(tmp_path: Path) -> None:
+    files = [TaskFile(tmp_path, index=n, states={f"{n}": "pending"}, ended_at_ms=None).write() for n in (0, 1, 2)]
+    late_ms = START_MS + 10**10
+    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+    assert len(summarize_database(tmp_path / "job.sqlite", now_ms=late_ms).tasks_silent) == 3
+    os.utime(files[0])  # published again: what it says now, a merge would know
+    assert summarize_database(tmp_path / "job.sqlite", now_ms=START_MS).tasks_by_verdict == {"running": 3}
+    told = summarize_database(tmp_path / "job.sqlite", now_ms=late_ms)
+    assert told.tasks_silent == ("4821_1.r0.gpu1", "4821_2.r0.gpu1")
+    assert told.tasks_by_verdict == {"outdated": 1, "silent": 2}
+    as_of = moment(told.merged.as_of_ms or 0)
+    text = summary_text(told, "july")
+    assert f"  merged      as of {as_of}; 1 task database has changed since\n" in text
+    assert f"  to take in what is new since the merge:\n    badcjobs merge {tmp_path}" in text
+    assert told.to_dict()["merged"]["changed"] == 1
+    again = finish_job(MergeOrder([tmp_path], tmp_path / "job.sqlite"), HandClock(late_ms)).summary
+    assert (again.merged.changed, again.merged.command) == (0, None)
+    assert "  merged  " not in summary_text(again, "july")
+
+
+def test_a_silent_task_that_its_successor_has_published_does_not_run_again(tmp_path: Path) -> None:
+    file, job = TaskFile(tmp_path, states={"a": "pending"}, ended_at_ms=None).write(), tmp_path / "job.sqlite"
+    soon_ms = START_MS + 60_000
+    merge(MergeOrder([tmp_path], job), SystemClock())
+    os.utime(job, (START_MS // 1000 + 9000,) * 2)  # merged when it had been silent for long
+    os.utime(file, (soon_ms // 1000,) * 2)  # published again, for it or by it
+    told = summarize_database(job, now_ms=START_MS + 9_060_000)
+    assert (told.tasks_by_verdict, told.merged.changed) == ({"outdated": 1}, 1)
+    os.utime(job, (START_MS // 1000,) * 2)
+    assert summarize_database(job, now_ms=soon_ms).tasks_by_verdict == {"running": 1}
+    TaskFile(tmp_path, restart=1, states={"a": "done"}).write()  # the successor itself, not merged
+    assert summarize_database(job, now_ms=START_MS + 9_060_000).tasks_by_verdict == {"outdated": 1}
+
+
+def freeze_array(run: Path, count: int) -> None:
+    (run / "m.csv").write_text("recording_id,chunk_id,source_path,start_ms,end_ms\n")
+    array = f"[array]\nfirst = 0\nstep = 1\ncount = {count}\n"
+    (run / "run.toml").write_text(f'[run]\nsource = ["{run}/m.csv"]\n\n{array}')
+
+
+def test_task_databases_that_are_new_since_the_merge_are_told_and_not_submitted_again(tmp_path: Path) -> None:
+    TaskFile(tmp_path, index=0, states={"0": "done"}).write()
+    freeze_array(tmp_path, 3)
+    job = tmp_path / "job.sqlite"
+    merge(MergeOrder([tmp_path], job), SystemClock())
+    assert (before := summarize_database(job)).tasks_missing == (1, 2)
+    assert [finding.kind for finding in before.findings] == ["tasks_missing"]
+    for index in (1, 2):
+        TaskFile(tmp_path, index=index, states={f"{index}": "done"}).write()
+    (tmp_path / "tasks" / "notes.sqlite").touch()
+    told = summarize_database(job)
+    assert (told.merged.new, told.merged.new_indices, told.merged.changed) == (2, (1, 2), 0)
+    assert (told.tasks_missing, told.findings) == ((), ())
+    assert told.completeness is not None and told.completeness.unmerged_indices == (1, 2)
+    assert told.completeness.finish == ()
+    text = summary_text(told, "july")
+    assert "2 task databases are not merged yet" in text and f"    badcjobs merge {tmp_path}" in text
+    assert "july: not finished when it was merged" in text and "no word" not in text and "submit" not in text
+    assert "2 task databases are not merged yet" in page(told, "july")
+    assert 'badcjobs_tasks_outdated{run="july"} 2' in prometheus_text(job_samples(told, "july"))
+    after = finish_job(MergeOrder([tmp_path], job), SystemClock()).summary
+    assert (after.merged.new, after.merged.command, after.tasks_missing) == (0, None, ())
+
+
+def test_where_the_folder_is_closed_to_us_nobody_says_that_all_is_up_to_date_or_missing() -> None:
+    with powerless_folder() as folder:
+        freeze_array(folder, 2)
+        file, job = TaskFile(folder, index=0, states={"a": "done"}).write(), folder / "job.sqlite"
+        merge(MergeOrder([folder], job), SystemClock())
+        before = summarize_database(job)
+        file.parent.chmod(0)
+        told = summarize_database(job)
+        file.parent.chmod(0o700)
+    assert before.merged.closed is None and [finding.kind for finding in before.findings] == ["tasks_missing"]
+    assert told.merged.closed == f"{file.parent} cannot be looked into: Permission denied"
+    assert f"; what is new since is not known: {told.merged.closed}" in " ".join(summary_text(told, "july").split())
+    assert "badcjobs_tasks_outdated{" not in prometheus_text(job_samples(told, "july"))
+    assert told.findings == ()
+
+
+def test_an_ended_task_whose_file_has_changed_since_the_merge_is_news(tmp_path: Path) -> None:
+    file, job = TaskFile(tmp_path, states={"a": "failed"}).write(), tmp_path / "job.sqlite"
+    merge(MergeOrder([tmp_path], job), SystemClock())
+    assert summarize_database(job).merged.changed == 0
+    os.utime(file, (START_MS // 1000,) * 2)
+    assert summarize_database(job).merged.changed == 0, "its time is that of a copy"
+    with file.open("ab") as grown:
+        grown.write(bytes(4096))
+    assert summarize_database(job).merged.changed == 1
+
+
+def test_a_job_database_that_was_copied_alone_tells_tasks_as_of_the_merge(tmp_path: Path) -> None:
+    files = [TaskFile(tmp_path, index=n, states={f"{n}": "pending"}, ended_at_ms=None).write() for n in (0, 1)]
+    for file, after_s in zip(files, (60, 9000), strict=True):  # one was silent already when the other was heard of
+        os.utime(file, (START_MS // 1000 + after_s,) * 2)
+    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+    (tmp_path / "laptop").mkdir()
+    alone = shutil.copy(tmp_path / "job.sqlite", tmp_path / "laptop" / "job.sqlite")
+    told = summarize_database(alone, now_ms=START_MS + 10**10)
+    assert told.tasks_silent == ("4821_0.r0.gpu1",)
+    assert (told.merged.changed, told.merged.gone, told.merged.command) == (0, 1, None)
+    text = " ".join(summary_text(told, "laptop").split())
+    assert "; what became of 1 task that ran then is not known: its database is not here" in text
+
+
+def test_the_report_of_a_job_that_has_ended_is_the_same_at_any_time(tmp_path: Path) -> None:
+    TaskFile(tmp_path, states={"a": "done", "b": "pending"}, verdict="stopped").write()
+    soon = finish_job(MergeOrder([tmp_path], tmp_path / "job.sqlite"), HandClock(START_MS)).summary
+    assert soon == summarize_database(tmp_path / "job.sqlite", now_ms=START_MS + 10**12)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

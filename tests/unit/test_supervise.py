@@ -44,7 +44,7 @@ class Bench:
         """Handle events until all is over, or ``until`` says so."""
         if not self.supervisor.busy:
             self.supervisor.start()
-        end_s = time.monotonic() + 15
+        end_s = time.monotonic() + 60
         while self.supervisor.busy and not until():
             assert time.monotonic() < end_s, f"it never ends: {self.notes.status}"
             self.supervisor.handle_events(timeout_s=0.02)
@@ -65,7 +65,7 @@ def together(workers: int) -> Script:
     barrier = threading.Barrier(workers)
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        barrier.wait(5)
+        barrier.wait(60)
         yield from all_well(session, batch)
 
     return script
@@ -429,6 +429,15 @@ def test_an_engine_that_never_works_is_given_up_after_a_number_of_chunks(tmp_pat
     assert len(bench.with_status("pending")) == 95
 
 
+def test_missing_files_say_nothing_about_the_engine(tmp_path: Path) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield done(batch[0]) if batch[0].chunk_id == "c29" else failed(batch[0], "missing_audio")
+
+    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, hopeless_after=5)).run()
+    assert bench.supervisor.tally.hopeless is None
+    assert (len(bench.with_status("failed")), len(bench.with_status("done"))) == (29, 1)
+
+
 def test_one_success_is_hope(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield done(batch[0]) if batch[0].chunk_id == "c3" else failed(batch[0])
@@ -447,13 +456,13 @@ def test_draining_finishes_what_runs_and_leaves_the_rest_pending(tmp_path: Path)
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield ChunkStarted(batch[0], 0)
-        running.wait(5)
-        go_on.wait(5)
+        running.wait(60)
+        go_on.wait(60)
         yield done(batch[0])
 
     bench = Bench(tmp_path, script, chunks=50, workers=2)
     bench.supervisor.start()
-    running.wait(5)
+    running.wait(60)
     bench.supervisor.drain()
     go_on.set()
     bench.run()
@@ -469,11 +478,11 @@ def test_draining_interrupts_a_whole_share_and_what_it_had_answered_counts(tmp_p
         yield done(batch[0])
         yield done(batch[1])
         answered.set()
-        assert session.interrupted.wait(5)
+        assert session.interrupted.wait(60)
 
     bench = Bench(tmp_path, script, chunks=50, wants=1000)
     bench.supervisor.start()
-    assert answered.wait(5)
+    assert answered.wait(60)
     bench.supervisor.drain()
     bench.run()
     assert bench.with_status("done") == ["c0", "c1"]
@@ -486,7 +495,7 @@ def test_draining_reaches_a_session_that_is_just_being_opened(tmp_path: Path) ->
 
     def open_slowly(plan: WorkerPlan) -> None:
         opening.set()
-        assert drained.wait(5)
+        assert drained.wait(60)
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for chunk in batch:
@@ -496,7 +505,7 @@ def test_draining_reaches_a_session_that_is_just_being_opened(tmp_path: Path) ->
 
     bench = Bench(tmp_path, script, chunks=50, wants=1000, on_open=open_slowly)
     bench.supervisor.start()
-    assert opening.wait(5)
+    assert opening.wait(60)
     bench.supervisor.drain()
     drained.set()
     bench.run()
@@ -508,15 +517,15 @@ def test_killing_leaves_what_ran_pending(tmp_path: Path) -> None:
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield ChunkStarted(batch[0], 0)
-        running.wait(5)
-        assert session.killed.wait(5)
+        running.wait(60)
+        assert session.killed.wait(60)
         if session.plan.slot == 0:
             raise SessionBroken("worker_died", "killed")
         yield failed(batch[0], "worker_died")
 
     bench = Bench(tmp_path, script, chunks=10, workers=2, policy=RetryPolicy(retries=0, backoff_s=0.001))
     bench.supervisor.start()
-    running.wait(5)
+    running.wait(60)
     bench.supervisor.kill()
     bench.run()
     assert len(bench.with_status("pending")) == 10
@@ -537,7 +546,7 @@ def test_a_chunk_that_was_done_when_the_kill_came_stays_done(tmp_path: Path) -> 
 
 def test_killing_reaches_a_session_that_is_just_being_opened(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        assert session.killed.wait(5)
+        assert session.killed.wait(60)
         raise SessionBroken("worker_died", "killed")
         yield
 
@@ -555,7 +564,7 @@ def test_stopping_while_a_chunk_rests_does_not_wait_for_it(tmp_path: Path) -> No
     bench.run(until=lambda: bench.supervisor.tally.tries == 1)
     bench.supervisor.drain()
     bench.run()
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 40
     assert bench.with_status("pending") == ["c0"]
 
 

@@ -69,6 +69,13 @@ def test_a_task_that_has_just_begun_has_no_end(writer: TaskWriter) -> None:
     assert json.loads(str(environment)) == {"SLURM_JOB_ID": "4828"}
 
 
+def test_what_was_asked_of_slurm_is_written_where_it_is_known(writer: TaskWriter) -> None:
+    allocation = Allocation(True, "4821", "gpu3")
+    asked = {"memory_limit_bytes": 2**31, "time_limit_s": 1800.5}
+    writer.begin_task(allocation, started_at_ms=1, pid=42, version="0", engine=None, telemetry=True, **asked)
+    assert query(writer.path, "SELECT memory_limit_bytes, time_limit_s FROM task") == [(2**31, 1800.5)]
+
+
 def test_shard_plan_and_end_are_written_as_they_become_known(writer: TaskWriter) -> None:
     begin(writer)
     writer.set_shard(3, 8)

@@ -12,8 +12,9 @@ from support.hand_clock import HandClock
 
 from badcjobs.errors import NotHere
 from badcjobs.model import JobStates, Submitted
-from badcjobs.scheduler.slurm import SlurmScheduler, parse_job_id
-from badcjobs.scheduler.squeue import parse_states, query_states
+from badcjobs.scheduler.sbatch import parse_job_id
+from badcjobs.scheduler.slurm import SlurmScheduler
+from badcjobs.scheduler.squeue import parse_number, parse_states, query_states
 from badcjobs.scheduler.watch import has_ended, progress_line, watch
 from badcjobs.seams import Unanswered
 
@@ -41,8 +42,8 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSqueue:
 
 
 def lines(**states: str) -> str:
-    rows = [f"4821|{key.removeprefix('t')}|{state}" for key, state in states.items() if key != "merge"]
-    rows += [f"4822|N/A|{states['merge']}"] if "merge" in states else []
+    rows = [f"4821_{key.removeprefix('t')}   {state}   0   None " for key, state in states.items() if key != "merge"]
+    rows += [f"4822   {states['merge']}   0   Dependency "] if "merge" in states else []
     return f"cat <<END\n{chr(10).join(rows)}\nEND\n"
 
 
@@ -51,8 +52,30 @@ def scheduler() -> SlurmScheduler:
 
 
 def test_states_of_array_and_merge_job_come_from_one_answer_past_a_sites_banner() -> None:
-    text = "Welcome to the cluster\n\n4821|0|RUNNING\n4821|2|PENDING\n4822|N/A|PENDING\n77|1|RUNNING\n"
+    text = (
+        "Welcome to the cluster\n\n4821_0    RUNNING   0    None\n4821_2   PENDING   0   Resources\n"
+        "4822   PENDING   0   Dependency \n77_1   RUNNING   0   None\n4821_[5-9]   PENDING   0   None\n"
+    )
     assert parse_states(text, JOB) == JobStates({0: "RUNNING", 2: "PENDING"}, "PENDING")
+
+
+def test_the_same_answer_has_the_exit_codes_and_what_keeps_a_job_that_would_wait_for_ever() -> None:
+    text = (
+        "4821_0  FAILED  768  NonZeroExitCode\n4821_1  PENDING  256  JobHeldAdmin\n4821_2  PENDING  0  Priority\n"
+        "4822  PENDING  0  AssocGrpGRES\n"
+    )
+    states = parse_states(text, JOB)
+    assert (states.exit_codes, states.why_pending) == ({0: 3}, ("JobHeldAdmin",))
+    assert states.why_merge_pending == "AssocGrpGRES"
+    said = progress_line(JOB, states, 20, 20)
+    assert said.endswith("tasks: 2 pending (JobHeldAdmin), 1 failed; merge pending (AssocGrpGRES)")
+
+
+def test_a_job_is_known_by_its_script_past_blanks_and_bars() -> None:
+    script = Path("/a b|c/logs/.submission_file_1.sh")
+    text = f"Welcome\n7|/other.sh\n4821|{script}\n4821|{script}\n"
+    assert parse_number(text, script) == "4821"
+    assert parse_number(text, Path("/other")) is None
 
 
 def test_slurm_is_asked_every_thirty_seconds_once_for_the_whole_array(squeue: FakeSqueue) -> None:
@@ -66,7 +89,10 @@ def test_slurm_is_asked_every_thirty_seconds_once_for_the_whole_array(squeue: Fa
     clock, told = HandClock(), []
     started_s = clock.monotonic_s()
     end = watch(scheduler(), JOB, clock, told.append)
-    assert asked.read_text().splitlines() == ["-h -r -t all -j 4821,4822 -o %F|%K|%T"] * 5
+    assert (
+        asked.read_text().splitlines()
+        == ["-h -r -t all -j 4821,4822 -O JobArrayID:40,State:20,exit_code:20,Reason:80"] * 5
+    )
     assert clock.monotonic_s() - started_s == 4 * 30
     assert len(told) == 4  # one question in five had no news
     assert (end.array, end.merge) == ({}, "COMPLETED")
@@ -133,6 +159,8 @@ def test_the_order_of_states_in_a_line_does_not_depend_on_who_came_first() -> No
     [
         ("4821\n", "4821"),
         ("4821;sockeye\n", "4821"),
+        ("job 17 is before you\nSubmitted batch job 4821\n", "4821"),
+        ("Submitted batch job 4821 on cluster sockeye\n", "4821"),
         ("--> Checking allocation 2400...OK\n12 jobs are before you\n4821\n", "4821"),
         ("nothing\n", None),
         ("", None),

@@ -13,13 +13,15 @@ from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, ArrayShape
 from badcjobs.scheduler.array_spec import parse_array
 from badcjobs.scheduler.slurm import extra_options
-from badcjobs.scheduler.wishes import Known, Wishes, make_order, parse_minutes
+from badcjobs.scheduler.wishes import Known, Wishes, count_idle, make_order, parse_minutes
 
 OUT = Path("/scratch/july")
 
 
-def order(known: Known | None = None, **wishes: Any) -> ArrayOrder:
-    return make_order(Wishes(**wishes), known or Known(), out=OUT, run_arguments=("run", "m.csv"))
+def order(
+    known: Known | None = None, run: tuple[str, ...] = ("run", "m.csv"), out: Path = OUT, **wishes: Any
+) -> ArrayOrder:
+    return make_order(Wishes(**wishes), known or Known(), out=out, run_arguments=run)
 
 
 def refusal(known: Known | None = None, **wishes: Any) -> str:
@@ -36,7 +38,8 @@ def test_without_options_there_is_one_task_with_one_gpu_for_twelve_hours() -> No
 
 def test_cores_and_memory_grow_with_the_gpus_unless_they_are_named() -> None:
     assert (order(gpus_per_task=4).cpus, order(gpus_per_task=4).mem) == (8, "16G")
-    assert (order(gpus_per_task=0).cpus, order(gpus_per_task=0).mem) == (2, "4G")
+    on_cpu = order(gpus_per_task=0, run=("run", "m.csv", "--cpu-workers=2"))
+    assert (on_cpu.cpus, on_cpu.mem) == (2, "4G")
     assert (order(gpus_per_task=4, cpus=24, mem="9000M").cpus, order(mem="9000M").mem) == (24, "9000M")
 
 
@@ -88,7 +91,7 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
 @pytest.mark.parametrize(
     ("wishes", "known", "words"),
     [
-        ({"array": "1,2,5"}, Known(), "not in an evenly spaced array"),
+        ({"array": "1,2,5"}, Known(), "so a new run needs a range: 0-2"),
         ({"array": "4"}, Known(True, ArrayShape(1, 2, 10)), "--array=4: not in this run's array 1-19:2"),
         ({"tasks": 3}, Known(True, ArrayShape(0, 1, 4)), "began as an array of 4 (0-3)"),
         ({}, Known(True, None), "began without an array"),
@@ -101,10 +104,58 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
         ({"account": "a\nb"}, Known(), "--account 'a\\nb'"),
         ({"sbatch": ("--signal=USR1",)}, Known(), "--signal is set by badcjobs itself"),
         ({"sbatch": ("qos=high",)}, Known(), "is no option of sbatch"),
+        ({"sbatch": ("--nodes=2",)}, Known(), "each array task is one badcjobs on one node"),
+        ({"mem": "16GiB"}, Known(), "--mem 16GiB is no amount of memory"),
+        ({"mem": "1.5G"}, Known(), "--mem 1.5G is no amount of memory"),
+        ({"job_name": ""}, Known(), "--job-name '' is nothing"),
+        ({"out": Path("/scratch/a\nb")}, Known(), "--out '/scratch/a\\nb' has a line break in its name"),
     ],
 )
 def test_a_mistake_is_named_with_its_value(wishes: dict[str, Any], known: Known, words: str) -> None:
     assert words in refusal(known, **wishes)
+
+
+@pytest.mark.parametrize(
+    ("text", "mem"), [("16GB", "16G"), ("16g", "16G"), ("16000MB", "16000M"), ("16000", "16000"), ("0", "0")]
+)
+def test_memory_is_taken_in_every_way_that_sbatch_takes_it(text: str, mem: str) -> None:
+    assert (order(mem=text).mem, order(merge_mem=text).merge_mem) == (mem, mem)  # tried on a real 22.05
+
+
+@pytest.mark.parametrize(
+    ("wishes", "begins"),
+    [
+        ({"gpus_per_task": 0}, False),
+        ({"gpus_per_task": 0, "run": ("run", "--simulate=2")}, False),  # they stand in for GPUs that were granted
+        ({"gpus_per_task": 0, "run": ("run", "--cpu-workers=0")}, False),
+        ({"gpus_per_task": 0, "run": ("run", "--cpu-workers=2")}, True),
+        ({"gpus_per_task": 0, "run": ("run", "--config=/x/run.toml")}, True),  # it may have cpu_workers
+        ({"gpus_per_task": 0, "sbatch": ("--gres=gpu:a100:1",)}, True),
+        ({"gpus_per_task": 0, "sbatch": ("--exclusive",)}, False),  # srun sees none of the node's
+        ({"gpus_per_task": 1}, True),
+        ({}, True),
+    ],
+)
+def test_tasks_without_gpus_that_could_never_begin_are_refused_at_once(wishes: dict[str, Any], begins: bool) -> None:
+    if begins:
+        assert order(**wishes).tasks == 1
+    else:
+        assert "no task could begin" in refusal(**wishes)
+        assert refusal(**wishes).splitlines()[-1] == "  try: the same command with --cpu-workers 2"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "chunks", "idle"),
+    [
+        ({"tasks": 4}, 4, 0),
+        ({"tasks": 4}, 3, 1),
+        ({"array": "0-19:2"}, 1, 9),
+        ({"tasks": 4}, 0, 0),  # a source without chunks is refused elsewhere
+        ({"array": "3", "known": Known(began=True, shape=ArrayShape(0, 1, 9))}, 3, 0),  # that was said at first
+    ],
+)
+def test_tasks_that_would_have_nothing_to_do_are_counted(wishes: dict[str, Any], chunks: int, idle: int) -> None:
+    assert count_idle(order(**wishes), chunks) == idle
 
 
 def test_a_list_of_manifests_has_a_task_for_each() -> None:
@@ -123,3 +174,17 @@ def test_all_mistakes_of_one_command_are_told_together() -> None:
 
 def test_more_options_of_sbatch_are_passed_on_by_name() -> None:
     assert extra_options(["--qos=high", "--exclusive"]) == {"qos": "high", "exclusive": True}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "known", "fix"),
+    [
+        ({"tasks": 4}, Known(True, ArrayShape(0, 1, 3)), "the same command with --tasks 3"),
+        ({"tasks": 3}, Known(listed=5), "the same command with --tasks 5"),
+        ({"array": "1,3,5,7%2"}, Known(), "the same command with --array=1-7:2%2"),
+        ({"tasks": 4, "mem": "much"}, Known(True, ArrayShape(0, 1, 3)), "badcjobs submit --help"),
+        ({"array": "4"}, Known(True, ArrayShape(1, 2, 10)), "badcjobs submit --help"),
+    ],
+)
+def test_where_the_right_value_is_known_it_is_the_line_to_try(wishes: dict[str, Any], known: Known, fix: str) -> None:
+    assert refusal(known, **wishes).splitlines()[-1] == f"  try: {fix}"

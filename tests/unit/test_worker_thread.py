@@ -47,7 +47,7 @@ class Bench:
     def run(self) -> Bench:
         for thread in self.threads:
             thread.start()
-        end_s = time.monotonic() + 15
+        end_s = time.monotonic() + 60
         while any(thread.alive for thread in self.threads):
             assert time.monotonic() < end_s, "it never ends"
             time.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ def fresh_file(target: Path) -> Iterator[BinaryIO]:
                 yield out
             return
         # Of one length, however long the target's name is; the host, because others may share this folder.
-        temporary = target.with_name(f".badcjobs-export.{os.uname().nodename}.{os.getpid()}.tmp")
+        number = zlib.crc32(os.fsencode(target.name))
+        temporary = target.with_name(f".badcjobs-export.{os.uname().nodename}.{os.getpid()}.{number:08x}.tmp")
         try:
             with temporary.open("wb") as out:
                 yield out
@@ -50,4 +52,6 @@ def _way_out(target: Path, error: OSError) -> str:
     name, folder = shlex.quote(str(target)), shlex.quote(str(target.parent))
     if isinstance(error, FileNotFoundError):
         return f"mkdir -p {folder}"
+    if error.errno == errno.EFBIG:
+        return "ulimit -f unlimited   (then the same command again)"
     return f"df -h {folder}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"ls -ld {folder} {name}"

@@ -6,41 +6,47 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, TextIO
 
 Rows = Iterable[Sequence[object]]
+Write = Callable[[Rows], None]
 
 # ASCII: readers that cut lines at every Unicode line break, or read in the locale's encoding, stay right.
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
-def write_csv(names: Sequence[str], batches: Iterable[Rows], out: BinaryIO) -> None:
-    """Write a header and the rows as RFC 4180 has them; an unknown value is an empty field."""
+@contextmanager
+def csv_rows(names: Sequence[str], out: BinaryIO) -> Iterator[Write]:
+    """Write a header, and rows as they are given, as RFC 4180 has them; an unknown value is an empty field."""
     with as_text(out) as text:
         writer = csv.writer(text)
         writer.writerow(names)
-        for batch in batches:
-            writer.writerows(batch)
+        yield writer.writerows
 
 
-def write_json(names: Sequence[str], batches: Iterable[Rows], out: BinaryIO) -> None:
+@contextmanager
+def json_rows(names: Sequence[str], out: BinaryIO) -> Iterator[Write]:
     """Write one JSON document, an array with an object on each line; an unknown value is null."""
     with as_text(out) as text:
         before = "[\n"
-        for batch in batches:
-            for row in batch:
+
+        def write(rows: Rows) -> None:
+            nonlocal before
+            for row in rows:
                 text.write(before + json_object(names, row))
                 before = ",\n"
+
+        yield write
         text.write("[]\n" if before == "[\n" else "\n]\n")
 
 
-def write_json_lines(names: Sequence[str], batches: Iterable[Rows], out: BinaryIO) -> None:
+@contextmanager
+def json_lines(names: Sequence[str], out: BinaryIO) -> Iterator[Write]:
     """Write an object per line; an unknown value is null."""
     with as_text(out) as text:
-        for batch in batches:
-            text.writelines(json_object(names, row) + "\n" for row in batch)
+        yield lambda rows: text.writelines(json_object(names, row) + "\n" for row in rows)
 
 
 def json_object(names: Sequence[str], row: Sequence[object]) -> str:

@@ -20,7 +20,19 @@ from badcjobs.store.schema import TABLES
 
 _EVERYTHING = frozenset(table.name for table in TABLES)
 _WORK = frozenset(
-    {"meta", "task", "device", "worker", "chunk", "attempt", "decision", "detection", "mark"}
+    {
+        "meta",
+        "task",
+        "device",
+        "worker",
+        "chunk",
+        "recording",
+        "attempt",
+        "decision",
+        "detection",
+        "mark",
+        "usage_sample",
+    }
 )  # what the wrapper writes
 
 _GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")

@@ -24,14 +24,6 @@ from badcjobs.store.seal import prepare_seal
 
 log = logging.getLogger(__name__)
 
-_SLOW_BYTES_PER_S = 50_000  # keeps the traffic of a day of readings at about 4 GB
-_LONGEST_S = 480.0  # what a dead node may cost, however many chunks there are
-
-
-def publish_interval_s(size_bytes: int, base_s: float) -> float:
-    """Return how long to wait between publications of a file of this size."""
-    return max(base_s, min(_LONGEST_S, size_bytes / _SLOW_BYTES_PER_S))
-
 
 @dataclass(frozen=True, slots=True)
 class LastWords:

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from badcjobs.model import publish_interval_s
 from badcjobs.store.live.halves import Half
-from badcjobs.store.live.publish import publish, publish_interval_s
+from badcjobs.store.live.publish import publish
 
 log = logging.getLogger(__name__)
 

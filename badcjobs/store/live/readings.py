@@ -51,8 +51,8 @@ def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | 
     return json.dumps({name: value for name, value in known.items() if name not in ("task_id", "device_id")})
 
 
-def read_memory_peaks(uri: str | None, since_ms: int) -> dict[int, int]:
-    """Return the most memory in use on each device since a moment; empty where nobody knows."""
+def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = None) -> dict[int, int]:
+    """Return the most memory in use on each device since a moment, or between two; empty where nobody knows."""
     if uri is None:
         return {}
     try:
@@ -60,8 +60,9 @@ def read_memory_peaks(uri: str | None, since_ms: int) -> dict[int, int]:
             return dict(
                 db.execute(
                     """SELECT device_id, max(memory_used_bytes) FROM sample
-                       WHERE at_ms >= ? AND memory_used_bytes IS NOT NULL GROUP BY device_id""",
-                    (since_ms,),
+                       WHERE at_ms >= ? AND at_ms <= coalesce(?, at_ms) AND memory_used_bytes IS NOT NULL
+                       GROUP BY device_id""",
+                    (since_ms, until_ms),
                 ).fetchall()
             )
     except sqlite3.Error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from badcjobs.model import METRICS
 from badcjobs.store.connect import open_sealed
-from badcjobs.store.exports.text import write_csv, write_json_lines
+from badcjobs.store.exports.text import csv_rows, json_lines
 
 TEXT_FORMS = (".csv", ".jsonl")
 
@@ -19,8 +19,9 @@ _SAMPLES = f"""
 
 def write_samples(database: Path, target: Path) -> Path:
     """Write the samples of a task database as text; an unknown value is an empty field, or null."""
-    write = write_csv if target.suffix == ".csv" else write_json_lines
+    rows_to = csv_rows if target.suffix == ".csv" else json_lines
     with closing(open_sealed(database)) as db, target.open("wb") as out:
         cursor = db.execute(_SAMPLES)
-        write([column[0] for column in cursor.description], [cursor], out)
+        with rows_to([column[0] for column in cursor.description], out) as write:
+            write(cursor)
     return target

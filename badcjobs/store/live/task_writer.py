@@ -13,13 +13,25 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.model import Allocation, Chunk, ChunkResult, Device, TaskKey, stable_id
+from badcjobs.model import (
+    Allocation,
+    Chunk,
+    ChunkResult,
+    Device,
+    Fingerprint,
+    NameGaps,
+    RecordingName,
+    TaskKey,
+    UsageReading,
+    stable_id,
+)
 from badcjobs.store.job_file import published_uri
 from badcjobs.store.live.backlog import PatientDatabase
+from badcjobs.store.live.recording_rows import RecordingRows, count_gaps
 from badcjobs.store.look_back import Settled, complaint, find_settled
 
 _PENDING = """
-    SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms
+    SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, is_cut, audio_bytes, audio_mtime_ns
     FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
 _RECENT = """
     SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
@@ -28,8 +40,8 @@ _RECENT = """
 # Repeated chunks are the source's to tell, at its end and with their lines; then nothing of this is kept.
 _FILL = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
-                       audio_bytes, audio_mtime_ns, audio_sha256, status, attempts)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
+                       audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status, attempts)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
 
 
 class TaskWriter:
@@ -50,7 +62,16 @@ class TaskWriter:
     # --- the task -------------------------------------------------------------------------------------------------
 
     def begin_task(
-        self, allocation: Allocation, *, started_at_ms: int, pid: int, version: str, engine: str | None, telemetry: bool
+        self,
+        allocation: Allocation,
+        *,
+        started_at_ms: int,
+        pid: int,
+        version: str,
+        engine: str | None,
+        telemetry: bool,
+        memory_limit_bytes: int | None = None,
+        time_limit_s: float | None = None,
     ) -> None:
         """Write the task's own row: from here on a published file says that it was there."""
         key = self._key
@@ -58,6 +79,7 @@ class TaskWriter:
             "task", task_id=self.task_id, name=key.name, job_id=key.job_id, array_index=key.array_index,
             restart=key.restart, node=key.node, procid=key.procid, pid=pid, engine=engine, telemetry=int(telemetry),
             cpus=allocation.cpus, version=version, started_at_ms=started_at_ms,
+            memory_limit_bytes=memory_limit_bytes, time_limit_s=time_limit_s,
         )  # fmt: skip
         self.write_meta({"environment": json.dumps(dict(allocation.facts))})
 
@@ -103,6 +125,14 @@ class TaskWriter:
             "decision", task_id=self.task_id, at_ms=at_ms, kind=kind, subject=subject, value=value, reason=reason
         )
 
+    def add_usage(self, reading: UsageReading, at_ms: int) -> None:
+        """Write what the task's own processes used."""
+        self._insert(
+            "usage_sample", task_id=self.task_id, at_ms=at_ms, cpu_cores=reading.cpu_cores,
+            memory_bytes=reading.memory_bytes, read_bytes_per_s=reading.read_bytes_per_s,
+            processes=reading.processes, source=reading.source,
+        )  # fmt: skip
+
     def begin_mark(self, name: str, at_ms: int) -> int:
         """Write the begin of a stretch that somebody named, and return its number."""
         self._marks += 1
@@ -116,9 +146,18 @@ class TaskWriter:
 
     # --- the work -------------------------------------------------------------------------------------------------
 
-    def fill(self, chunks: Iterable[Chunk], progress: Callable[[int], None]) -> int:
-        """Write every chunk as pending, streaming; nothing is written when the source turns out to be wrong."""
+    def fill(
+        self,
+        chunks: Iterable[Chunk],
+        progress: Callable[[int], None],
+        name_of: Callable[[Chunk], RecordingName] | None = None,
+    ) -> int:
+        """Write every chunk as pending, streaming; nothing is written when the source turns out to be wrong.
+
+        ``name_of`` says what the path of a recording tells; without it recordings have no rows of their own.
+        """
         rows, db = 0, self._db.on_disk()  # a list of work may be too long for memory
+        recordings = RecordingRows(db, self.task_id, name_of)
         db.execute("BEGIN")
         try:
             for chunk in chunks:
@@ -126,8 +165,9 @@ class TaskWriter:
                 db.execute(
                     _FILL,
                     (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
-                     chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256),
+                     chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256, int(chunk.is_cut)),
                 )  # fmt: skip
+                recordings.note(chunk)
                 rows += 1
                 progress(rows)
             db.execute("COMMIT")
@@ -136,6 +176,10 @@ class TaskWriter:
                 db.execute("ROLLBACK")
             raise
         return rows
+
+    def name_gaps(self) -> NameGaps:
+        """Return of how many recordings the paths do not tell enough."""
+        return count_gaps(self._db.now)
 
     def skip_done_in(self, database: Path, *, retry_failed: bool = True) -> int:
         """Mark as skipped what another (sealed) database has done with the same audio; return how many that were.
@@ -186,16 +230,48 @@ class TaskWriter:
         rows = self._db.now.execute(_PENDING, (self._cursor, limit)).fetchall()
         if rows:
             self._cursor = rows[-1][0]
-        return [Chunk(*row[1:]) for row in rows]
+        return [
+            Chunk(
+                recording_id, chunk_id, path, audio_path, start, end, Fingerprint(size, mtime_ns), is_cut=bool(is_cut)
+            )
+            for _, recording_id, chunk_id, path, audio_path, start, end, is_cut, size, mtime_ns in rows
+        ]
 
     def count_by_status(self) -> dict[str, int]:
         """Return how many chunks are in each state."""
         return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
 
+    def count_retrying(self) -> int:
+        """Return how many chunks have failed, or were lost, and are not settled."""
+        sql = "SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"
+        return int(self._db.now.execute(sql).fetchone()[0])
+
+    def start_up_s(self) -> float | None:
+        """Return how long the task was there before it began its first chunk; None: it has begun none."""
+        sql = """SELECT (a.started_at_ms - t.started_at_ms) / 1000.0 FROM attempt a JOIN task t USING (task_id)
+                 WHERE a.task_id = ? AND a.attempt_id = 1"""
+        found = self._db.now.execute(sql, (self.task_id,)).fetchone()
+        return None if found is None else max(0.0, found[0])
+
     def audio_done_s(self) -> float:
         """Return the seconds of audio analysed by this task so far."""
         (seconds,) = self._db.now.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
         return float(seconds)
+
+    def done_by_device(self) -> dict[int | None, tuple[int, float]]:
+        """Return how many chunks, and seconds of audio, each device has done; None: the CPU."""
+        sql = "SELECT device_id, count(*), total(audio_s) FROM chunk WHERE status = 'done' GROUP BY 1"
+        return {device_id: (done, audio_s) for device_id, done, audio_s in self._db.now.execute(sql)}
+
+    def under_way(self) -> dict[int | None, list[str]]:
+        """Return what each device is working on; None: the CPU."""
+        found: dict[int | None, list[str]] = {}
+        sql = """SELECT device_id, recording_id, chunk_id FROM attempt
+                 WHERE task_id = ? AND ended_at_ms IS NULL ORDER BY attempt_id"""
+        for device_id, recording_id, chunk_id in self._db.now.execute(sql, (self.task_id,)):
+            name = recording_id if recording_id == chunk_id else f"{recording_id}/{chunk_id}"
+            found.setdefault(device_id, []).append(name)
+        return found
 
     def recent_work(self, limit: int) -> list[tuple[int | None, float | None, float]]:
         """Return device, seconds of audio and seconds of work of the chunks that were done last."""

@@ -64,7 +64,9 @@ class _Refused(Exception):
 
 def examine(file: FoundFile, scratch: Path) -> Intake:
     """Look at a file, and again if it changed meanwhile."""
-    skipped = Intake(file.path, SKIPPED, scratch)
+    skipped = Intake(file.path, SKIPPED, scratch, file.closed)
+    if file.closed is not None:
+        return skipped
     try:
         for _ in range(_LOOKS):
             before = file.path.stat()

@@ -22,7 +22,14 @@ from badcjobs.seams import Clock
 from badcjobs.store.connect import transaction
 from badcjobs.store.filesystem import read_filesystem
 from badcjobs.store.merging.draft import changed_in_place, drafted
-from badcjobs.store.merging.find_files import FoundFile, check_inputs, find_task_databases, full_path, no_task_databases
+from badcjobs.store.merging.find_files import (
+    FoundFile,
+    check_inputs,
+    find_task_databases,
+    full_path,
+    is_open_folder,
+    no_task_databases,
+)
 from badcjobs.store.merging.intake import STILL_WRITTEN, Intake, examine
 from badcjobs.store.merging.job_writer import FileChanged, JobWriter
 from badcjobs.store.merging.lock import only_merge
@@ -199,14 +206,18 @@ def _refuse_if_strict(order: MergeOrder, files: Sequence[SourceFile]) -> None:
 
 
 def _gone(old: OldJob, target: Path) -> set[str]:
-    """Return what was skipped and is not there any more; of other files that are gone the rows stay."""
+    """Return what was skipped and is not there any more, or a folder that was closed then and is not any more.
+
+    Of other files that are gone the rows stay.
+    """
     if old.state == "damaged":
         return set()
-    return {f.path for f in old.files if f.status == SKIPPED and not os.path.lexists(target.parent / f.path)}
+    skipped = [(file.path, target.parent / file.path) for file in old.files if file.status == SKIPPED]
+    return {name for name, path in skipped if not os.path.lexists(path) or is_open_folder(path)}
 
 
 def _has_changed(file: FoundFile, known: SourceFile | None) -> bool:
-    if known is None or file.has_leftovers:
+    if known is None or file.has_leftovers or file.closed:
         return True
     try:
         status = file.path.stat()

@@ -43,6 +43,12 @@ def _type(column: Column) -> str:
     return column.sql.split()[0]
 
 
+def _default(column: Column) -> int | None:
+    """Return what a column holds where nothing was written."""
+    value = column.sql.partition("DEFAULT ")[2]
+    return int(value) if value else None
+
+
 def _is_rowid(column: Column) -> bool:
     return column.sql.startswith("INTEGER PRIMARY KEY")
 
@@ -62,6 +68,7 @@ class RowForm:
         self.task_column = self.columns.index("task_id") if "task_id" in self.columns else None
         self.widths = (len(self.columns), *EARLIER_WIDTHS.get(table.name, ()))
         self._types = disk_types(table)
+        self._defaults = tuple(_default(column) for column in table.columns)
         self._checks = [(i, check) for i, column in enumerate(table.columns) if (check := _check_of(column))]
 
     def fits(self, values: Sequence[Any]) -> bool:
@@ -69,8 +76,8 @@ class RowForm:
         return len(values) in self.widths and all(map(_is_of, values, self._types))
 
     def complete(self, rowid: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Put the rowid where the file leaves it out, and NULL where an earlier version had no column."""
-        at, values = self.rowid_column, (*values, *[None] * (len(self.columns) - len(values)))
+        """Put the rowid where the file leaves it out, and the default where an earlier version had no column."""
+        at, values = self.rowid_column, (*values, *self._defaults[len(values) :])
         return values if at is None else (*values[:at], rowid, *values[at + 1 :])
 
     def is_believable(self, row: Sequence[Any]) -> bool:

@@ -64,9 +64,20 @@ def find_ends(db: sqlite3.Connection, files: Sequence[SourceFile], folder: Path)
             told = _nearest([*ends.get(array_index, []), *ends.get(None, [])], started_at_ms / 1000)
         database, seen = databases.get(task_id), None
         if database is not None and f"{database.stem}.slurm.json" in listing(database.parent):
-            seen = next(_read_lines(database.with_suffix(".slurm.json")), None)
+            seen = next(_read_lines(end_beside(database)), None)
         if told is not None or seen is not None:
             yield _put_together(task_id, told or {}, seen or {})
+
+
+def read_end_beside(database: Path) -> str | None:
+    """Return the word of the record beside a task database: FAILED, …; None: there is none, or it says nothing."""
+    seen = next(_read_lines(end_beside(database)), None)
+    return None if seen is None else _text(seen.get("state")) or SEEN_TO_END
+
+
+def end_beside(database: Path) -> Path:
+    """Return where the end of a task is written, beside its database."""
+    return database.with_suffix(".slurm.json")
 
 
 def read_ends(db: sqlite3.Connection) -> list[SlurmEnd]:
@@ -83,9 +94,9 @@ def write_ends(db: sqlite3.Connection, ends: Iterable[SlurmEnd]) -> None:
 
 
 def _put_together(task_id: int, told: dict[str, Any], seen: dict[str, Any]) -> SlurmEnd:
-    """Make one of what the controller told and what the node has seen."""
-    code, who = (told.get(name) or seen.get(name) for name in ("exit_code", "written_by"))
-    return SlurmEnd(task_id, _text(told.get("state")) or SEEN_TO_END, _text(code), _text(who))
+    """Make one of what the controller told and what the node, or the emulation, has seen."""
+    state, code, who = (_text(told.get(name)) or _text(seen.get(name)) for name in ("state", "exit_code", "written_by"))
+    return SlurmEnd(task_id, state or SEEN_TO_END, code, who)
 
 
 def _text(value: object) -> str | None:

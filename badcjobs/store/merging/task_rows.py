@@ -1,9 +1,10 @@
 """The rows of one task in a job database: put in, counted, taken out again.
 
 Every attempt is kept as history; a chunk has one final state. The rule: done beats poison beats failed beats pending
-beats skipped; among equals the one that ended last wins, then the higher task_id. The winner's row is in ``chunk`` and
-its detections in ``detection``; those of its rivals are in ``rival_chunk`` and ``rival_detection``, and come back when
-the winner's task is taken out. So the content follows from the set of tasks alone, in whatever order they came.
+beats skipped; among equals the one that ended last wins, then that of the later task, then the higher task_id. The
+winner's row is in ``chunk`` and its detections in ``detection``; those of its rivals are in ``rival_chunk`` and
+``rival_detection``, and come back when the winner's task is taken out. So the content follows from the set of tasks
+alone, in whatever order they came.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from badcjobs.store.schema import SCHEMA_VERSION, TABLES, columns_of
 from badcjobs.store.seal import ROWS, SEAL
 
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
-STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {{0}}.task_id)"
+_BORN = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
+STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_BORN}, {{0}}.task_id)"
 _CHUNK = ", ".join(columns_of("chunk"))
 _DETECTION = ", ".join(columns_of("detection"))
 _MEETING = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
@@ -38,7 +40,7 @@ def put_in(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -
     if not of_many:
         facts = f"SELECT ?, key, value FROM {source}.meta WHERE key NOT IN (?, ?)"
         db.execute(f"INSERT INTO task_meta {facts}", (task_id, ROWS, SEAL))
-    if add_up:
+    if add_up or not _is_same_version(db, source):  # an older one had not all of them
         index_samples(db)
         write_figures(db, task_id)
 

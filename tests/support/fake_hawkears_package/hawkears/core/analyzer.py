@@ -16,9 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support.fake_hawkears import KNOWN_REGIONS, OUT_OF_MEMORY, OutOfMemoryError, check_room, hear, hear_loud
+from support.fake_hawkears import CODES, KNOWN_REGIONS, OUT_OF_MEMORY, OutOfMemoryError, check_room, hear, hear_loud
 
 NOT_IN_BC = ("RUGR", "STGR")  # by our own decree: a location must make a difference
+NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
 _LOADING = threading.Lock()
 util = SimpleNamespace(get_device=lambda: "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -154,12 +155,20 @@ class OccurrenceManager:
         return region != "CA-BC" or code not in NOT_IN_BC
 
 
+class ClassManager:
+    """Knows the species of the models by code and name; one of them has a code alone."""
+
+    def all_classes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(code=code, name=NAMES.get(code), alt_code=None, alt_name=None) for code in CODES]
+
+
 class Analyzer:
     """One analysis."""
 
     def __init__(self, cfg: Any, include_names: Any = None) -> None:
         self.cfg = cfg
         self.occur_mgr: OccurrenceManager | None = None
+        self.class_mgr = ClassManager()
 
     def _load_heuristics_manager(self, audio: Audio) -> None:
         return None

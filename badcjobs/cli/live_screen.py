@@ -1,0 +1,207 @@
+"""A live view on this terminal: looks now and then from a thread of its own, obeys keys at once, leaves no trace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from badcjobs.cli.output import say
+from badcjobs.cli.painter import Painter
+from badcjobs.errors import BadcjobsError
+from badcjobs.monitor.desk import Desk, press
+from badcjobs.monitor.draw import Page, draw
+from badcjobs.monitor.keys import parse_keys
+
+if TYPE_CHECKING:
+    from badcjobs.live_view import View
+    from badcjobs.monitor.frame import Frame
+
+_SHARE = 0.04  # of the time, at most, for looking again; of a thousand tasks that publish, a few have their turn
+_FIRST_PATIENCE_S = 1.0
+_PIPED_WIDTH = 100
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def can_show() -> bool:
+    """Say whether there is a terminal that a live view can be drawn on."""
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
+
+
+def shows_only_ascii() -> bool:
+    """Say whether this terminal's language has nothing but ASCII; Python itself speaks UTF-8 also where C was asked."""
+    asked = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
+    return asked in ("C", "POSIX") or not (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def print_frame(frame: Frame, desk: Desk, *, ascii_only: bool) -> None:
+    """Print one frame: in colour and as wide as the terminal, or plain where there is none."""
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else _PIPED_WIDTH
+    page = draw(frame, desk, width=width, ascii_only=ascii_only)
+    if not console.is_terminal:
+        say("\n".join(line.plain.rstrip() for line in page.lines))
+        return
+    console.print(Text("\n").join(page.lines), no_wrap=True, overflow="crop")
+
+
+def show(view: View, desk: Desk, *, interval_s: float, ascii_only: bool) -> int:
+    """Show a live view until somebody quits; return the exit code."""
+    logging.getLogger("badcjobs").addHandler(logging.NullHandler())  # a warning would stand across the screen
+    console = Console(highlight=False)
+    with _Bell() as bell:
+        looker = _Looker(view, interval_s, bell)
+        looker.start()
+        while not desk.left and bell.ended_by is None:
+            try:
+                with _own_terminal(), Painter(console) as painter:
+                    desk = _Screen(console, painter, bell, looker, ascii_only).run(desk)
+            except OSError:
+                return 128 + signal.SIGHUP  # the terminal is gone
+            if bell.suspended:
+                bell.suspended = False
+                os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was; fg goes on here
+    return 0 if bell.ended_by is None else 128 + bell.ended_by
+
+
+class _Screen:
+    """Draws what the looker brings and what the keys ask for."""
+
+    def __init__(self, console: Console, painter: Painter, bell: _Bell, looker: _Looker, ascii_only: bool) -> None:
+        self._console, self._painter, self._bell, self._looker = console, painter, bell, looker
+        self._ascii_only = ascii_only
+
+    def run(self, desk: Desk) -> Desk:
+        """Draw until somebody quits, stops us (Ctrl-Z) or ends us."""
+        page = self._draw(desk)
+        while not desk.left and not self._bell.suspended and self._bell.ended_by is None:
+            for key in self._bell.wait():
+                desk = press(desk, key, rows=page.rows, names=list(page.names))
+            page = self._draw(desk)
+        return desk
+
+    def _draw(self, desk: Desk) -> Page:
+        width, height = self._console.size
+        frame = self._looker.frame
+        if frame is None:
+            waiting = Text("badcjobs: reading the task databases" + ("" if self._ascii_only else " …"))
+            self._painter.paint([waiting], (width, height))
+            return Page((waiting,), (), 1)
+        page = draw(frame, desk, width=width, height=height, ascii_only=self._ascii_only)
+        self._painter.paint(page.lines, (width, height))
+        return page
+
+
+class _Looker(threading.Thread):
+    """Looks again and again, so that keys never wait for a slow filesystem."""
+
+    def __init__(self, view: View, interval_s: float, bell: _Bell) -> None:
+        super().__init__(name="looker", daemon=True)
+        self._view, self._interval_s, self._bell = view, interval_s, bell
+        self._frame: Frame | None = None
+        self._error: Exception | None = None
+
+    @property
+    def frame(self) -> Frame | None:
+        """The newest frame; None: not yet. Raises what looking has raised."""
+        if self._error is not None:
+            raise self._error
+        return self._frame
+
+    def run(self) -> None:
+        """Look until the program ends; at a large run first in parts, so that what there is can be seen meanwhile."""
+        patience_s = _FIRST_PATIENCE_S
+        seen: Frame | None = None
+        while self._error is None:
+            try:
+                self._frame = seen = self._view.look(patience_s)
+            except (BadcjobsError, OSError) as error:  # the folder is gone, or its filesystem for a while
+                self._keep(seen, error)
+            except Exception as error:
+                self._error = error
+            self._bell.ring()
+            if self._frame is not None and not self._frame.unread:
+                patience_s = _SHARE * self._interval_s
+                time.sleep(self._interval_s)
+
+    def _keep(self, seen: Frame | None, error: BadcjobsError | OSError) -> None:
+        """Go on with what was seen last, and say why there is nothing newer; give up where there was never anything."""
+        if seen is None:
+            self._error = error
+            return
+        what = error.what if isinstance(error, BadcjobsError) else str(error)
+        self._frame = replace(seen, remarks=(f"{what}; this was read before", *seen.remarks))
+
+
+class _Bell:
+    """Wakes whoever waits for keys: by a key, a new frame, another size of the terminal, or a signal."""
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        self._before: dict[signal.Signals, Any] = {}
+        self._keys_from = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self.ended_by: int | None = None
+        self.suspended = False
+
+    def __enter__(self) -> _Bell:
+        for number in (*_ENDINGS, signal.SIGWINCH, signal.SIGTSTP):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def ring(self) -> None:
+        """Wake the one who waits."""
+        try:
+            os.write(self._write_end, b"!")
+        except BlockingIOError:
+            pass  # it rings already
+
+    def wait(self) -> list[str]:
+        """Wait for something to happen; return the keys that were pressed."""
+        sources = [self._read_end] + ([] if self._keys_from is None else [self._keys_from])
+        ready, _, _ = select.select(sources, [], [])
+        if self._read_end in ready:
+            os.read(self._read_end, 4096)
+        if self._keys_from not in ready or self._keys_from is None:
+            return []
+        pressed = os.read(self._keys_from, 4096)
+        return parse_keys(pressed.decode(errors="ignore")) if pressed else ["q"]  # nobody is there any more
+
+    def _receive(self, number: int, _frame: object) -> None:
+        if number in _ENDINGS:
+            self.ended_by = number
+        elif number == signal.SIGTSTP:
+            self.suspended = True
+        self.ring()
+
+
+@contextmanager
+def _own_terminal() -> Iterator[None]:
+    """Get keys one by one and unseen; put everything back afterwards."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,0 +1,48 @@
+"""The commands that go on with a run on which nobody works any more; ``badcjobs merge`` proves what is left of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from badcjobs.errors import BadcjobsError
+from badcjobs.finish_lines import finish_lines
+from badcjobs.frozen_run import FrozenRun
+from badcjobs.monitor.frame import TaskLine
+from badcjobs.paths import RunFolder
+from badcjobs.scheduler.submitted_file import file_in
+from badcjobs.trace import find_trace
+
+
+def commands_that_go_on(
+    folder: RunFolder, tasks: Sequence[TaskLine], settings: str | None, check: Callable[[Path], None]
+) -> tuple[str, ...]:
+    """Return lines to paste, the last one without Slurm; ``settings`` are those of the task that started last, as JSON.
+
+    None where nobody has written down what the run is (run.toml), or ``check`` does not let a file be read.
+    """
+    run = RunFolder(folder.path.absolute())
+    logs = run.path / "logs"
+    try:
+        for path in (run.run_toml, file_in(run.path), logs, *logs.glob("*.json"), *logs.glob("*.lock")):
+            check(path)
+        frozen = FrozenRun.read(run.run_toml)
+    except BadcjobsError:
+        return ()
+    begun = [task for task in tasks if task.started_at_ms is not None]
+    if frozen is None or not begun:
+        return ()
+    trace = find_trace(run.path, max(begun, key=lambda task: task.started_at_ms or 0).job_id)
+    left = [task for task in tasks if task.pending or task.state == "waiting"]
+    outside = any(task.job_id.startswith("local") for task in left)
+    indices = () if outside else [task.array_index for task in left]
+    return finish_lines(frozen, run.path, _parse_settings(settings), trace, indices)
+
+
+def _parse_settings(text: str | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text or "{}"))
+    except (TypeError, ValueError):
+        return {}

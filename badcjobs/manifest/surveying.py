@@ -1,0 +1,222 @@
+"""A reading of sources for a plan: every row, the headers that are needed, and never a stop at a mistake.
+
+A row that says where it ends is not looked up: for twenty million of them a shared filesystem would need hours. One
+file of each folder is, which finds the wrong --root, and a folder that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from badcjobs.manifest.audio_files import NoAudio, ReadHeader
+from badcjobs.manifest.badc_csv import CUT, Columns, check_cut, check_row, read_rows
+from badcjobs.manifest.badc_manifest import Manifest
+from badcjobs.manifest.cutting import Cutting
+from badcjobs.manifest.look_ahead import look_ahead
+from badcjobs.manifest.mistakes import Mistakes
+from badcjobs.manifest.repeats import note_repeats
+from badcjobs.manifest.row_files import Question, RowFiles, RowLooks
+from badcjobs.manifest.shards import WHOLE
+from badcjobs.manifest.sources import Sources
+from badcjobs.manifest.text_lines import is_text
+from badcjobs.manifest.walk import Source, Walk
+from badcjobs.model import Chunk, Fingerprint
+
+_MOST_LOOKS = 1000
+_LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+class Row(NamedTuple):
+    """A chunk as a plan needs it; a million of them are made in a second."""
+
+    recording_id: str
+    chunk_id: str
+    path: str  # as the source says
+    base: str  # what a relative path is to be put behind
+    start_ms: int
+    end_ms: int | None
+    sha256: str = ""  # as it is written, like all that follows
+    is_cut: bool = False  # a part of a longer file
+    overlap_ms: str = ""
+    notes: str = ""
+    further: Sequence[str] = ()  # of columns that are no part of a BADC manifest, and their names
+    further_names: tuple[str, ...] = ()
+
+
+class Surveyor(Walk):
+    """A walk that takes all rows but those of an identity that an earlier row has."""
+
+    def __init__(
+        self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
+    ) -> None:
+        super().__init__(WHOLE, mistakes, cutting, read_header=read_header)
+        self.not_there: list[str] = []  # files that were looked for in vain, one of a folder
+        self.measured = 0  # files whose header was read
+        self.rates_hz: Counter[int] = Counter()  # sample rate → files
+        self._suspected = suspected  # hashes of identities that come more than once
+        self._known: set[tuple[str, str]] = set()
+        self._folders: Sequence[str] = ()
+        self._base_of: dict[str, str] = {}
+        self._usual_base = "/"
+
+    def takes(self, recording_id: str, chunk_id: str) -> bool:
+        """Count one more row, and say whether it is the first of its identity."""
+        self.rows += 1
+        key = recording_id, chunk_id
+        if not self._suspected:
+            self.seen.add(key)
+            return True
+        if hash(key) not in self._suspected:
+            return True
+        is_new = key not in self._known
+        self._known.add(key)
+        return is_new
+
+    def base_of(self, path: str, folders: Sequence[str]) -> str:
+        """Return where a relative path most likely starts from, by one look for each folder that paths name."""
+        if folders is not self._folders:  # another source
+            self._folders, self._base_of = folders, {}
+        folder = path[: path.rfind("/") + 1]
+        base = self._base_of.get(folder)
+        return self._look(path, folder, folders) if base is None else base
+
+    def _look(self, path: str, folder: str, folders: Sequence[str]) -> str:
+        candidates = ("",) if path.startswith("/") else folders
+        if len(self._base_of) >= _MOST_LOOKS:
+            return self._usual_base if self._usual_base in candidates else candidates[-1]
+        for base in candidates:
+            if os.path.exists(base + path.removeprefix("./")):  # noqa: PTH110  (Path.exists raises where we may not look)
+                self._usual_base = base
+                break
+        else:
+            self.not_there.append(path)
+            base = candidates[-1]
+        self._base_of[folder] = base
+        return base
+
+
+def survey(sources: Sources, mistakes: Mistakes) -> tuple[Iterator[Row], Surveyor]:
+    """Return all rows that can be done, and the walk that tells more once they are read.
+
+    Rows with an identity of an earlier row are found only in the end: then ``survey_again`` leaves them out.
+    """
+    walk = Surveyor(mistakes, sources.cutting, sources.read_header)
+    return _read(sources, walk), walk
+
+
+def survey_again(sources: Sources, before: Surveyor) -> Iterator[Row] | None:
+    """Note all rows that repeat an identity, and return the rows without them; None: there are none."""
+    suspected = before.seen.repeated()
+    if not suspected:
+        return None
+    note_repeats(sources.parts, before)
+    names = [part.name for part in sources.parts]
+    return _read(sources, Surveyor(Mistakes(names), sources.cutting, sources.read_header, suspected))
+
+
+def _read(sources: Sources, walk: Surveyor) -> Iterator[Row]:
+    mistakes = walk.mistakes
+    for mistakes.source, part in enumerate(sources.parts):
+        before = walk.rows, mistakes.count
+        try:
+            yield from _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
+        except OSError as error:
+            mistakes.add(0, "cannot be read", why=error.strerror or str(error))
+        if (walk.rows, mistakes.count) == before:
+            mistakes.add(0, part.without_rows)
+
+
+_Read = tuple[int, list[str], Columns, int, int | None, str]  # line, fields, where they are, start_ms, end_ms, CUT
+
+
+def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[Row]:
+    files = RowFiles(manifest.folders, walk.cutting, walk.read_header)
+    for (line, row, columns, start_ms, end_ms, cut), look in look_ahead(_planned_rows(manifest, walk), files.look):
+        path, is_cut = row[columns.source_path], cut == "yes"
+        if end_ms is None:
+            try:
+                files.turn_to(path, (start_ms, None), look)
+                _, fingerprint = files.find(None)
+                end_ms, is_cut = files.place(start_ms, None, known_cut=is_cut)
+                cut = "yes" if is_cut else cut
+            except NoAudio as problem:
+                walk.mistakes.add(line, str(problem), fix=problem.fix)
+                continue
+            end_ms = _end_of(start_ms, end_ms, fingerprint)
+            walk.measured += 1
+        further: Sequence[str] = [row[place] for place in columns.further] if columns.further else ()
+        names = columns.further_names
+        if cut:
+            further, names = (*further, cut), (*names, CUT)
+        yield Row(
+            row[columns.recording_id], row[columns.chunk_id], path, walk.base_of(path, manifest.folders), start_ms,
+            end_ms, "" if columns.sha256 is None else row[columns.sha256], is_cut,
+            "" if columns.overlap_ms is None else row[columns.overlap_ms],
+            "" if columns.notes is None else row[columns.notes],
+            further, names,
+        )  # fmt: skip
+
+
+def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Question | None]]:
+    """Yield rows, and what is to be asked of their files: only where a row does not say its end."""
+    looks, mistakes, told = RowLooks(walk.cutting), walk.mistakes, 0
+    before, as_first, undecided = "", "", walk.cutting.rows is None
+    for line, row, columns in read_rows(manifest.path, mistakes):
+        recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
+        is_new = walk.takes(recording_id, chunk_id)
+        start_ms, end_ms, wrong = check_row(row, columns)
+        cut, wrong_cut = ("", ()) if columns.cut is None else check_cut(row, columns)
+        for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
+            mistakes.add(line, text)
+        if path != before:  # as RowLooks sees it
+            before, as_first = path, "" if end_ms is None else f"as {start_ms}-{end_ms}"
+        elif not cut and undecided:
+            cut = as_first
+        if mistakes.count != told:  # in this row, or in one before it
+            told = mistakes.count
+            lost = _LOST in f"{recording_id}{chunk_id}{path}"  # it was no text, and some of it is gone
+            if wrong or wrong_cut or lost:
+                continue
+        if is_new:
+            question = looks.ask(path, (start_ms, None), ours=True)[1] if end_ms is None else None
+            yield (line, row, columns, start_ms, end_ms, cut), question
+
+
+def _files_of(part: Source, walk: Surveyor) -> Iterator[Row]:
+    before = ""
+    for chunk in part.chunks(walk):
+        if chunk.audio_path != before:
+            before = chunk.audio_path
+            walk.measured += 1
+            walk.remarks.note(chunk)
+            if rate_hz := chunk.fingerprint.header.sample_rate_hz:
+                walk.rates_hz[rate_hz] += 1
+        if chunk.source_path.isascii() or is_text(chunk.source_path):
+            base, path = _split(chunk)
+            end_ms = _end_of(chunk.start_ms, chunk.end_ms, chunk.fingerprint)
+            told = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
+            is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not all of a file that breaks off
+            yield Row(
+                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, end_ms, "", is_part, "", "", *told
+            )
+        else:
+            walk.mistakes.add(0, f"has a path that is not UTF-8: {chunk.source_path!r}")
+
+
+def _end_of(start_ms: int, end_ms: int | None, fingerprint: Fingerprint) -> int | None:
+    """Return the end of a chunk; a file without a single byte has no header to ask, and ends where it begins."""
+    return start_ms if end_ms is None and fingerprint.audio_bytes == 0 else end_ms
+
+
+def _split(chunk: Chunk) -> tuple[str, str]:
+    """Return what a path is put behind ("": nothing, it is absolute), and the path."""
+    path = chunk.source_path
+    below = path.removeprefix("./")
+    if path.startswith("/"):
+        return "", path
+    if not chunk.audio_path.endswith(below):
+        return "", chunk.audio_path
+    return chunk.audio_path[: len(chunk.audio_path) - len(below)], path

@@ -1,0 +1,230 @@
+"""The figures of the page, as Bokeh draws them; their data and all text from files come from ``assets/page.js``.
+
+Bokeh runs no code that is made at run time as long as nothing here uses CustomJS: the page forbids ``eval``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import bokeh.models
+import bokeh.plotting
+import numpy as np
+from bokeh.embed import components
+from bokeh.resources import Resources
+
+from badcjobs.report.chart_numbers import STATES, Histogram, Runs
+
+# Bokeh makes its constructors at run time, and says other types for them in every version.
+models: Any = bokeh.models
+Figure = Any
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+STATE_COLORS = {
+    "working": "#0072B2",
+    "failed": "#D55E00",
+    "lost": "#CC79A7",
+    "start_up": "#56B4E9",
+    "waiting": "#E69F00",
+    "idle": "#A8B2B9",
+}
+_LINE = "#0072B2"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+_CLOCK = models.DatetimeTickFormatter(
+    milliseconds="%H:%M:%S", seconds="%H:%M:%S", minsec="%H:%M:%S", minutes="%H:%M", hourmin="%H:%M", hours="%H:%M",
+    days="%d %b", months="%b %Y", years="%Y", context="%d %b %Y", context_which="start", hide_repeats=True,
+)  # fmt: skip
+
+
+# Bokeh numbers its models by what else the process has made, and its places at random: one job, one page.
+_ID = re.compile(r'"(?:p\d+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"')
+
+
+def chart_code() -> str:
+    """Return BokehJS itself, of which the page needs only the first part."""
+    return str(Resources(mode="inline", components=["bokeh"]).render_js())
+
+
+def as_parts(figures: Mapping[str, Figure]) -> tuple[str, dict[str, str]]:
+    """Return the script that draws all figures, and the place of each on the page."""
+    script, places = components(dict(figures), wrap_script=False)
+    names: dict[str, str] = {}
+
+    def renamed(text: str) -> str:
+        return _ID.sub(lambda found: names.setdefault(found[0], f'"chart{len(names)}"'), text)
+
+    return renamed(str(script)), {str(name): renamed(str(place)) for name, place in places.items()}
+
+
+def time_range(from_ms: float, to_ms: float) -> Any:
+    """Return the axis of time that all figures share: who zooms one, zooms all."""
+    spare_ms = max(1000.0, (to_ms - from_ms) * 0.004)
+    # A narrower view than ten seconds would show less than one sample.
+    bounds = (from_ms - spare_ms, to_ms + spare_ms)
+    return models.Range1d(*bounds, bounds=bounds, min_interval=10_000, name="time")
+
+
+def timeline(runs: Runs, rows: int, times: Any) -> Figure:
+    """Return what each device did over time, one row each, the first on top."""
+    height = min(680, max(150, 24 * rows + 60))
+    y_range = models.Range1d(rows - 0.5, -0.5, bounds=(-0.5, rows - 0.5), min_interval=3, name="rows")
+    plot = _figure("timeline", times, y_range, height, "xy")
+    renderers = []
+    for number, state in enumerate(STATES):
+        here = runs.state == number
+        source = models.ColumnDataSource(
+            {
+                "y": runs.row[here].astype(np.uint16),
+                "left": runs.left_ms[here].astype(float),
+                "right": runs.right_ms[here].astype(float),
+            },
+            name=f"runs-{state}",
+        )
+        # A line of the same colour closes the hairline between two rows, and keeps the shortest run in sight.
+        renderers.append(
+            plot.hbar(
+                y="y",
+                left="left",
+                right="right",
+                height=0.88 if rows * 4 <= height else 1.0,
+                source=source,
+                fill_color=STATE_COLORS[state],
+                line_color=STATE_COLORS[state],
+                line_width=0.5,
+                name=state,
+            )
+        )
+    tips = [("device", "@device"), ("state", "@state"), ("from", "@left{%F %T}"), ("to", "@right{%F %T}")]
+    tips.append(("lasted", "@lasted"))
+    plot.add_tools(
+        models.HoverTool(renderers=renderers, tooltips=_tip(tips), formatters=_DATES, point_policy="follow_mouse")
+    )
+    plot.yaxis.ticker = models.BasicTicker(min_interval=1, mantissas=[1, 2, 5], num_minor_ticks=0, desired_num_ticks=24)
+    plot.yaxis.name = "device-names"
+    plot.ygrid.grid_line_color = None
+    return plot
+
+
+def _tip(lines: Iterable[tuple[str, str]]) -> str:
+    """Return what is shown where somebody points; Bokeh escapes the values. Its own table is pale on white."""
+    cells = "".join(
+        f'<dt style="color:var(--soft)">{name}</dt><dd style="margin:0">{said}</dd>' for name, said in lines
+    )
+    return f'<dl style="display:grid;grid-template-columns:auto auto;gap:1px 12px;margin:2px 4px">{cells}</dl>'
+
+
+_DATES = {"@left": "datetime", "@right": "datetime"}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricForm:
+    """How one metric is drawn."""
+
+    name: str  # the column of `sample`
+    unit: str
+    digits: str  # as Bokeh formats it
+    bottom: float
+    top: float
+    limit: float | None = None  # what the device can have or may use; None: not known, or not the same for all
+
+
+def metric(form: MetricForm, times: Any) -> Figure:
+    """Return one metric over time: a line for the mean, around it what lies between smallest and largest."""
+    name, limit = form.name, form.limit
+    plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230, "x")
+    plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
+    plot.patch("x", "y", source=_empty(f"{name}-inner", "xy"), fill_color=_LINE, fill_alpha=0.25, line_color=None)
+    plot.line("x", "y", source=_empty(f"{name}-mean", "xy"), line_color=_LINE, line_width=1.8)
+    source = _empty(f"{name}-hover", ("left", "right", "low", "mean", "high", "floor", "roof"))
+    bars = plot.quad(
+        left="left", right="right", bottom="floor", top="roof", source=source, fill_color=_LINE, fill_alpha=0,
+        line_color=None, hover_fill_color=_LINE, hover_fill_alpha=0.18, hover_line_color=None,
+    )  # fmt: skip
+    said = f"{{{form.digits}}} {form.unit}"
+    tips = [("from", "@left{%F %T}"), ("to", "@right{%F %T}")]
+    tips += [("largest", f"@high{said}"), ("mean", f"@mean{said}"), ("smallest", f"@low{said}")]
+    plot.add_tools(models.HoverTool(renderers=[bars], tooltips=_tip(tips), formatters=_DATES, mode="vline"))
+    plot.yaxis.axis_label = form.unit
+    if limit is not None:
+        plot.add_layout(models.Span(location=limit, dimension="width", line_dash="dashed", line_width=1))
+    return plot
+
+
+def _empty(name: str, columns: Iterable[str]) -> Any:
+    return models.ColumnDataSource({column: [] for column in columns}, name=name)
+
+
+def histogram(found: Histogram) -> Figure:
+    """Return how long the chunks took."""
+    edges, counts = np.asarray(found.edges_s), np.asarray(found.counts)
+    x_range = models.Range1d(float(edges[0]), float(edges[-1]), bounds="auto", name="durations")
+    plot = _figure("histogram", x_range, models.Range1d(0, float(counts.max()) * 1.06), 260, "x",
+                   x_axis_type="log" if found.logarithmic else "linear")  # fmt: skip
+    source = models.ColumnDataSource({"left": edges[:-1], "right": edges[1:], "count": counts})
+    bars = plot.quad(left="left", right="right", bottom=0, top="count", source=source, fill_color=_LINE,
+                     fill_alpha=0.85, line_color=None, hover_fill_color="#E69F00")  # fmt: skip
+    tips = [("took", "@left{0,0.[00]} to @right{0,0.[00]} s"), ("chunks", "@count{0,0}")]
+    plot.add_tools(models.HoverTool(renderers=[bars], tooltips=_tip(tips), mode="vline"))
+    plot.xaxis.axis_label = "seconds for one chunk" + (" (logarithmic)" if found.logarithmic else "")
+    plot.yaxis.axis_label = "chunks"
+    plot.yaxis.formatter = models.NumeralTickFormatter(format="0,0")
+    plot.yaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    return plot
+
+
+@dataclass(frozen=True, slots=True)
+class CurveForm:
+    """How a figure over the length of chunks is drawn: numbers alone, no text from anywhere."""
+
+    name: str
+    label: str  # of the axis
+    digits: str  # as Bokeh formats it
+    lengths_s: Sequence[float]
+    values: Sequence[float]
+    limit: float | None = None  # what the device has; None: not known, or it has none
+    marks_s: Sequence[float] = ()  # lengths with a meaning, drawn as upright lines
+
+
+def curve(form: CurveForm) -> Figure:
+    """Return a figure over the length of chunks."""
+    lengths = [*form.lengths_s, *form.marks_s]
+    x_range = models.Range1d(min(lengths) * 0.85, max(lengths) * 1.15, bounds="auto")
+    top = 1.08 * max([*form.values, form.limit or 0.0, 1e-9])
+    plot = _figure(form.name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, "x", x_axis_type="log")
+    source = models.ColumnDataSource({"x": list(form.lengths_s), "y": list(form.values)})
+    plot.line("x", "y", source=source, line_color=_LINE, line_width=1.8)
+    points = plot.scatter("x", "y", source=source, size=8, color=_LINE)
+    tips = [("chunk", "@x{0,0.[00]} s"), (form.label, f"@y{{{form.digits}}}")]
+    plot.add_tools(models.HoverTool(renderers=[points], tooltips=_tip(tips)))
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "seconds of audio in a chunk (logarithmic)", form.label
+    plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
+    if form.limit is not None:
+        plot.add_layout(models.Span(location=form.limit, dimension="width", line_dash="dashed", line_width=1))
+    for mark_s in form.marks_s:
+        plot.add_layout(models.Span(location=mark_s, dimension="height", line_dash="dotted", line_width=1))
+    return plot
+
+
+def _figure(name: str, x_range: Any, y_range: Any, height: int, zoom: str, **more: Any) -> Figure:
+    more.setdefault("x_axis_type", "datetime")
+    zoomed = "both" if zoom == "xy" else "width"
+    plot: Any = bokeh.plotting.figure(
+        name=name, x_range=x_range, y_range=y_range, height=height, sizing_mode="stretch_width", toolbar_location=None,
+        tools=[models.BoxZoomTool(dimensions=zoomed), models.WheelZoomTool(dimensions=zoomed, modifiers="ctrl")],
+        active_scroll="auto", background_fill_color=None, border_fill_color=None, outline_line_color=None,
+        min_border_left=56, min_border_right=12, **more,
+    )  # fmt: skip
+    plot.axis.major_label_text_font = plot.axis.axis_label_text_font = _FONT
+    plot.axis.major_label_text_font_size = "12px"
+    plot.axis.axis_label_text_font_size = "12px"
+    plot.axis.axis_label_text_font_style = "normal"
+    plot.axis.minor_tick_line_color = None
+    plot.axis.major_tick_in = 0
+    plot.xgrid.grid_line_color = None
+    plot.xaxis.ticker.desired_num_ticks = 4 if name == "timeline" else 5  # on a phone more would run together
+    if more["x_axis_type"] == "datetime":
+        plot.xaxis.formatter = _CLOCK.clone()
+    return plot

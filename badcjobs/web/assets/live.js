@@ -1,0 +1,184 @@
+// The live page: keeps what /api/events tells, and draws what of it is wanted. The other scripts come before it.
+"use strict";
+
+// --- all together ----------------------------------------------------------------------------------------------------
+
+function drawHeader() {
+  const total = seen.total, name = seen.title.replace(/\/+$/, "").split("/").pop() || seen.title;
+  setText($("title"), name);
+  $("title").title = seen.title;
+  const share = known(total.share) ? 100 * total.share : null;
+  const percent = `${known(total.parts) ? "about " : ""}${Math.floor(share)} %`;
+  document.title = `${known(share) ? `${percent} · ` : ""}${name} – badcjobs`;
+  $("progress").hidden = !known(share);
+  if (known(share)) {
+    const [done, failed] = $("progress").firstElementChild.children;
+    done.style.width = `${(share * total.done) / (total.settled || 1)}%`;
+    failed.style.width = `${(share * total.failed) / (total.settled || 1)}%`;
+    $("progress").setAttribute("aria-valuenow", share.toFixed(1));
+    const atWork = (total.states || {}).running || (total.states || {}).waiting;
+    const listed = atWork ? "listed so far" : "listed";
+    const of = known(total.parts) ? `about ${whole(total.source_chunks)} chunks` : `${whole(total.chunks)} chunks${total.chunks_known ? "" : ` ${listed}`}`;
+    const parts = [`${whole(total.settled)} of ${of}`];
+    if (known(total.parts)) parts.push(`${whole(total.parts_listed)} of ${whole(total.parts)} parts of the source ${listed}`);
+    if (total.failed) parts.push(`${whole(total.failed)} failed for good`);
+    if (known(total.ends_at_ms)) parts.push(`done in about ${span((total.ends_at_ms - seen.atMs) / 1000)}, ${moment(total.ends_at_ms)}`);
+    if (known(total.ended_at_ms)) parts.push(`ended ${moment(total.ended_at_ms)} after ${span(total.ran_s)}`);
+    $("progress-words").replaceChildren(make("b", "", percent), ` · ${parts.join(" · ")}`);
+  }
+  drawTiles();
+}
+
+function drawTiles() {
+  const total = seen.total, states = total.states || {}, tiles = [];
+  if (seen.ofRun) {
+    const tasks = `of ${whole(seen.tasks.size)}`;
+    tiles.push(["audio done", hours(total.audio_done_s)]);
+    if (known(total.rate)) tiles.push(["× real time now", rate(total.rate).slice(0, -2)]);
+    else if (known(total.speed)) tiles.push(["× real time, while tasks ran", rate(total.speed).slice(0, -2)]);
+    // Where nothing goes on that could be measured, all states are told instead.
+    const told = total.devices ? ["running"] : STATES.filter((state) => states[state]);
+    for (const state of told) tiles.push([`tasks ${state}`, whole(states[state] || 0), tasks]);
+  }
+  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "devices at work" : "devices", whole(total.devices)], ["utilization, mean", whole(total.utilization_percent, " %")],
+    ["power", known(total.power_w) ? (total.power_w >= 1e4 ? (total.power_w / 1000).toFixed(1) + " kW" : whole(total.power_w, " W")) : UNKNOWN]);
+  sync($("tiles"), tiles, ([word]) => word, ([word]) => {
+    const tile = make("div");
+    tile.append(make("dt", "", word), make("dd"));
+    return tile;
+  }, (tile, [, value, small]) => {
+    const text = `${value}${small ? " " + small : ""}`;
+    if (tile.children[1].textContent !== text) tile.children[1].replaceChildren(value, ...(small ? [" ", make("small", "", small)] : []));
+  });
+}
+
+function drawStandstill() {
+  const { standstill, go_on = [], states = {}, parts } = seen.total;
+  $("standstill-section").hidden = !standstill;
+  if (!standstill) return;
+  const unsure = states.waiting || states.silent || known(parts) ? "Unless they still run or wait in Slurm's queue, this goes on with it" : "This goes on with it";
+  setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? ", each of these lines alone" : ""}:` : ""}`);
+  sync($("go-on"), go_on, (line) => line, (line) => make("pre", "", line), setText);
+}
+
+function drawAlerts() {
+  $("no-alerts").hidden = seen.alerts.length > 0;
+  const grade = (a) => SEVERITIES.indexOf(a.severity);
+  const alerts = [...seen.alerts].sort((a, b) => grade(b) - grade(a) || b.started_at_ms - a.started_at_ms);
+  setText($("alerts-many"), alerts.length ? whole(alerts.length) : "");
+  offerMore($("more-alerts"), alerts.length - wanted.alerts, "alerts");
+  sync($("alerts"), alerts.slice(0, wanted.alerts), (a) => JSON.stringify([a.kind, a.task, a.device_uuid, a.device_index, a.started_at_ms]), () => {
+    const item = make("li", "alert");
+    item.append(make("b"), make("em"), make("span"));
+    return item;
+  }, (item, a) => {
+    item.className = `alert ${a.severity}`;
+    const where = [a.task ? `task ${taskLabel(a.task)}` : "", a.node, known(a.device_index) ? `GPU ${a.device_index}` : ""];
+    setText(item.children[0], a.severity);
+    setText(item.children[1], a.message);
+    setText(item.children[2], `${where.filter(Boolean).join(", ")}, since ${moment(a.started_at_ms)}`);
+  });
+  $("remarks-section").hidden = !seen.remarks.length;
+  sync($("remarks"), seen.remarks, (r) => r, () => make("li"), setText);
+}
+
+let drawing = null;
+function draw() {
+  if (tipOf && !tipOf.isConnected) hideTip();
+  drawHeader();
+  drawStandstill();
+  drawAlerts();
+  drawDevices();
+  drawTasks();
+}
+function drawSoon() {
+  if (drawing) return;
+  drawing = setTimeout(() => { drawing = null; draw(); }, DRAW_MS);
+}
+
+// --- the connection --------------------------------------------------------------------------------------------------
+
+let stream = null, heardAt = 0, trouble = null, why = null;
+
+function showLink() {
+  const quiet = Date.now() - heardAt > QUIET_MS;
+  let state = "live", words = seen.total.ended_at_ms ? "the run has ended" : "live";
+  if (!seen.atMs) [state, words] = ["connecting", why || trouble || (stream && stream.readyState === EventSource.OPEN ? "reading" : "connecting")];
+  else if (trouble) [state, words] = ["stale", `stale since ${clockTime(seen.atMs)}: ${trouble}`];
+  else if (quiet) [state, words] = ["stale", `stale since ${clockTime(heardAt)}`];
+  else if (!stream || stream.readyState !== EventSource.OPEN) [state, words] = ["reconnecting", why || "reconnecting"];
+  if (document.body.dataset.state !== state) document.body.dataset.state = state;
+  setText($("link-words"), words);
+}
+
+function hear(event, take) {
+  const data = JSON.parse(event.data);
+  heardAt = Date.now();
+  why = null;
+  take(data);
+  showLink();
+}
+
+function takeAll(data) {
+  seen.title = data.title;
+  seen.ofRun = data.of_run;
+  seen.tasks = new Map();
+  seen.devices = new Map();
+  takeChange(data);
+}
+
+function takeChange(data) {
+  trouble = null;
+  seen.atMs = data.at_ms;
+  seen.total = data.total;
+  seen.alerts = data.alerts;
+  seen.remarks = data.remarks;
+  for (const name of data.gone_tasks || []) seen.tasks.delete(name);
+  for (const key of data.gone_devices || []) seen.devices.delete(key);
+  for (const task of data.tasks) seen.tasks.set(task.name, task);
+  for (const device of data.devices) seen.devices.set(device.key, device);
+  drawSoon();
+}
+
+function takeBeat(data) {
+  trouble = data.trouble;
+  if (known(data.at_ms)) seen.atMs = data.at_ms;
+}
+
+function connect() {
+  stream = new EventSource("api/events");
+  stream.addEventListener("snapshot", (event) => hear(event, takeAll));
+  stream.addEventListener("change", (event) => hear(event, takeChange));
+  stream.addEventListener("beat", (event) => hear(event, takeBeat));
+  stream.addEventListener("open", showLink);
+  stream.addEventListener("error", () => {
+    // The browser tries again by itself unless it was refused.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(reconnect, AGAIN_MS);
+    showLink();
+  });
+}
+
+async function reconnect() {
+  try {
+    const answer = await fetch("api/health");
+    if (!answer.ok) why = (await answer.json()).error;
+  } catch (error) {
+    why = null;
+  }
+  connect();
+}
+
+makeHead();
+for (const id of ["devices-filter", "devices-order", "devices-ended", "tasks-filter"]) $(id).addEventListener("input", draw);
+$("more-alerts").addEventListener("click", () => { wanted.alerts = Infinity; draw(); });
+$("more-devices").addEventListener("click", () => { wanted.cards += MORE_CARDS; draw(); });
+$("wall").addEventListener("click", (event) => {
+  const device = event.target.device;
+  if (!device) return;
+  $("devices-filter").value = device.task || device.uuid;
+  draw();
+});
+$("more-tasks").addEventListener("click", () => { wanted.allRows = true; draw(); });
+$("details-close").addEventListener("click", () => $("details").close());
+setInterval(showLink, 1000);
+connect();

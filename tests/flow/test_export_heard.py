@@ -1,0 +1,207 @@
+"""From recordings in the lab's folders to one table per study area, through the real command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from support.audio import make_wav
+from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
+from support.task_files import TaskFile
+
+from badcjobs.clock import SystemClock
+from badcjobs.store.merging.merge import MergeOrder, merge
+
+COLUMNS = [
+    "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",
+    "recording_id", "chunk_id",
+]  # fmt: skip
+CALLS_S = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]  # across a joint; across two of them
+PATTERNS = """
+[recordings]
+patterns = ["{study_area}/**/{location}_0+1_{date}?{time}.wav", "{study_area}/ARU_data/SM/{location}/*/Data/*"]
+"""
+FORT_SMITH = "Fort Smith/ARU_data/SM/FS-01/A/Data/S4A10293_20220501_060000"
+SAMBAA = "Sambaa K'e 2018/b2/x/SK-7_0+1_20180612$053000"
+UNDATED = "Edehzhie/E-07/E-07_20221399_060000"
+LOOSE = "loose_20220501_060000"
+
+
+@pytest.fixture(scope="module")
+def job(shared_site: Site) -> Site:
+    """Two tasks of an array, their chunks cut on the fly with an overlap, and merged."""
+    site = shared_site
+    for name in (FORT_SMITH, SAMBAA, UNDATED, LOOSE):
+        make_wav(site.folder / "data" / f"{name}.wav", 12.0, 1000, loud=CALLS_S, tone_hz=100)
+    make_wav(site.folder / "data" / ".trash" / "x.wav", 1.0, 1000)
+    (site.folder / "lab.toml").write_text(PATTERNS)
+    cut = ("--chunk-length", 4, "--overlap", 1, "--config", site.folder / "lab.toml")
+    site.run_tasks(site.folder / "data", *ON_CPU, *cut, envs=[array_task(index, [0, 1]) for index in (0, 1)])
+    site.merged()
+    return site
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_report_says_of_how_many_recordings_the_paths_tell_less(job: Site) -> None:
+    text, document = job.badcjobs_each([("report", job.out), ("report", job.out, "--json")])
+    words = f"1 of 4 has no date in the name (the first: {UNDATED}.wav); 1 of 4 has no study area in the path"
+    assert f"recordings {words} (the first: {LOOSE}.wav)" in " ".join(text.stdout.split())
+    names = document.json["recording_names"]
+    assert (names["recordings"], names["undated"], names["untimed"], names["no_study_area"]) == (4, 1, 0, 1)
+
+
+def test_every_recording_has_its_place_and_date(job: Site) -> None:
+    found = rows(
+        job.out / "job.sqlite",
+        "SELECT recording_id, study_area, location, recorded_at, duration_s, sample_rate_hz, channels FROM recording",
+    )
+    header = (12.0, 1000, 1)
+    assert sorted(found) == sorted([
+        (FORT_SMITH, "Fort Smith", "FS-01", "2022-05-01T06:00:00", *header),
+        (SAMBAA, "Sambaa K'e 2018", "SK-7", "2018-06-12T05:30:00", *header),
+        (UNDATED, "Edehzhie", "E-07", None, *header),
+        (LOOSE, None, None, "2022-05-01T06:00:00", *header),
+    ])  # fmt: skip
+    logs = "".join(path.read_text() for path in job.out.glob("tasks/*.log"))
+    assert logs.count("1 hidden name is passed over (the first: .trash/)") == 2
+    assert f"1 of 2 recordings has no date in its name, e.g. {UNDATED}.wav (badcjobs guide recordings)" in logs
+    assert "of 2 recordings fit no pattern of [recordings], e.g. " in logs or "recordings fits no pattern" in logs
+
+
+def test_a_later_task_with_other_patterns_is_refused_and_told_both(job: Site) -> None:
+    cut = ("--chunk-length", 4, "--overlap", 1)
+    again = job.run(job.folder / "data", *ON_CPU, *cut, env=array_task(1, [0, 1]))
+    both = ('[recordings] patterns was ["{study_area}/**/{location}_0+1_{date}?{time}.wav", ', "now []")
+    assert_refused(again, 2, "[recordings] patterns: not as in", *both, "badcjobs export --config FILE")
+
+
+def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
+    folder = job.folder / "july"
+    done = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder)
+    assert done.exit_code == 0, done.stderr
+    names = ["Edehzhie.csv", "Fort Smith.csv", "Sambaa K'e 2018.csv", "all_study_areas.csv", "no_study_area.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    everything = read_csv(folder / "all_study_areas.csv")
+    assert list(everything[0]) == COLUMNS
+    assert everything == [row for name in (names[4], *names[:3]) for row in read_csv(folder / name)]
+    for row in read_csv(folder / "Fort Smith.csv"):
+        assert (row["location"], row["recording_date_time"]) == ("FS-01", "2022-05-01T06:00:00")
+    heard = [(float(row["start_s"]), float(row["end_s"])) for row in read_csv(folder / "Sambaa K'e 2018.csv")]
+    assert heard == CALLS_S  # each once, on the recording's clock, though five chunks have heard them
+    assert f"{folder / 'Fort Smith.csv'}: 3 rows (recording_detection)\n" in done.stdout
+    assert "1 of 4 recordings has no date in its name" in done.stderr
+    assert f"1 of 4 recordings has no study area in its path, e.g. {LOOSE}.wav" in done.stderr
+
+    again = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder)
+    assert_refused(again, 2, "all_study_areas.csv", "there already", "--force")
+    forced = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder, "--force")
+    assert forced.exit_code == 0, forced.stderr
+    assert read_csv(folder / "all_study_areas.csv") == everything
+    assert "did not write" not in forced.stderr
+
+    other = job.folder / "stations.toml"
+    other.write_text('[recordings]\npatterns = ["Fort Smith/**/{study_area}/A/Data/*"]\n')
+    renamed = job.badcjobs(
+        "export", job.out, "--format", "csv", "--by-study-area", "--config", other, "-o", folder, "--force"
+    )
+    assert renamed.exit_code == 0, renamed.stderr
+    said = f"1 file is in {folder} that this export did not write, perhaps of an earlier one: Fort Smith.csv;"
+    assert said in renamed.stderr
+    assert len(read_csv(folder / "FS-01.csv")) == len(read_csv(folder / "Fort Smith.csv")) == 3
+
+
+def test_areas_for_which_there_is_no_room_are_answered_with_a_line_that_finds_its_own_files(job: Site) -> None:
+    line = 'ulimit -S -f 0; "$0" -m badcjobs export "$1" --format csv --by-study-area -o areas'
+    argv = ["bash", "-c", line, sys.executable, str(job.out)]
+    told = subprocess.run(argv, env=job.environ(), cwd=job.folder, capture_output=True, text=True)
+    assert told.returncode == 2
+    again = f"badcjobs export {job.out} --format csv -o areas --by-study-area --force"
+    assert f"  try: ulimit -f unlimited && {again}\n" in told.stderr, told.stderr
+
+
+def test_species_and_scores_are_chosen_and_the_unheard_are_named(job: Site) -> None:
+    one, none, other = job.folder / "one.parquet", job.folder / "none", job.folder / "other.csv"
+    some, nothing, high = job.badcjobs_each([
+        ("export", job.out, "--format", "parquet", "--species", "loud,ROPT", "-o", one, "--json"),
+        ("export", job.out, "--format", "parquet", "--species", "ROPT,RUGR", "-o", none),
+        ("export", job.out, "--format", "csv", "--min-score", "0.99", "-o", other),
+    ])  # fmt: skip
+    assert some.json["never_heard"] == ["ROPT"]
+    table = pyarrow.parquet.read_table(one)
+    assert (table.num_rows, table.column_names) == (12, COLUMNS)
+    assert [str(kind) for kind in table.schema.types] == ["string"] * 3 + ["double"] * 2 + ["string"] * 2 + [
+        "double", "string", "string"
+    ]  # fmt: skip
+    assert nothing.exit_code == 0
+    assert "never heard in this job: ROPT, RUGR" in nothing.stderr
+    assert "nothing to export: no detection is of these species and scores" in nothing.stderr
+    assert pyarrow.parquet.read_table(none / "Fort Smith.parquet").column_names == COLUMNS
+    assert other.read_text() == ",".join(COLUMNS) + "\n"
+    assert "nothing to export" in high.stderr
+
+
+def test_places_can_be_read_anew_without_running_again(job: Site) -> None:
+    config = job.folder / "other.toml"
+    config.write_text('[recordings]\npatterns = ["{location}/**/*_{date}_{time}.wav"]\n')
+    done = job.badcjobs("export", job.out, "--format", "json", "--config", config, "-o", "-")
+    assert done.exit_code == 0, done.stderr
+    places = {row["recording_id"]: (row["study_area"], row["location"]) for row in json.loads(done.stdout)}
+    assert places[FORT_SMITH] == ("Fort Smith", "Fort Smith")
+    assert places[SAMBAA] == ("Sambaa K'e 2018", "x")  # fits it not: $ instead of _
+    assert "recordings fits no pattern" in done.stderr or "recordings fit no pattern" in done.stderr
+
+
+def test_names_that_would_lead_elsewhere_stay_in_the_folder(site: Site) -> None:
+    """A study area can be called anything in a database that somebody else made."""
+    TaskFile(site.out, states={"a": "done"}).write()
+    database = site.out / "job.sqlite"
+    merge(MergeOrder([site.out], database), SystemClock())
+    areas = ["../x", "a/b", "all_study_areas", "ALL_study_areas", "no_study_area", ".", "", None]
+    with closing(sqlite3.connect(database)) as db, db:
+        insert = (
+            "INSERT INTO recording (task_id, recording_id, source_path, study_area) SELECT task_id, ?, '', ? FROM task"
+        )
+        db.executemany(insert, [(str(number), area) for number, area in enumerate(areas)])
+    out = site.folder / "deep" / "out"
+    done = site.badcjobs("export", database, "--format", "csv", "--by-study-area", "-o", out, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert len({file["path"] for file in done.json["files"]}) == len(done.json["files"]) == 9
+    assert all(Path(file["path"]).parent == out for file in done.json["files"])
+    assert len(list(out.iterdir())) == 9
+    assert [path.name for path in (site.folder / "deep").iterdir()] == ["out"]
+
+
+def test_all_that_makes_no_sense_is_named_at_once_and_nothing_is_written(job: Site) -> None:
+    words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--from", "2026-01-01")
+    refused = job.badcjobs("export", job.out, "--format", "csv", *words, "-o", job.folder / "nothing")
+    said = ("names no species", "is not a number", "--table is for tables", "--from is for tables")
+    assert_refused(refused, 2, *said)
+    assert not (job.folder / "nothing").exists()
+
+
+def test_a_database_without_the_recordings_clock_says_to_merge(job: Site, site: Site) -> None:
+    site.out.mkdir()
+    shutil.copy(Path(__file__).parents[1] / "data" / "schema5" / "job.sqlite", site.out / "job.sqlite")
+    old, task, stdout, file = site.badcjobs_each([
+        ("export", site.out, "--format", "csv", "--by-study-area", "-o", site.folder / "x"),
+        ("export", job.task_databases()[0], "--format", "csv", "--min-score", "0", "-o", "-"),
+        ("export", job.out, "--format", "csv", "--by-study-area", "-o", "-"),
+        ("export", job.out, "--format", "csv", "--by-study-area", "-o", site.folder / "july.csv"),
+    ])  # fmt: skip
+    assert_refused(old, 4, f"badcjobs merge {site.out}")
+    assert_refused(task, 4, f"badcjobs merge {job.out}")
+    assert_refused(stdout, 2, "do not fit into stdout", "all_study_areas.csv", "-o detections --by-study-area")
+    assert_refused(file, 2, "do not fit into one file", f"-o {site.folder / 'july'} --by-study-area")
+    assert not (site.folder / "july.csv").exists()

@@ -1,0 +1,247 @@
+"""``badcjobs probe``: finds what simulated cards can take, goes on after a kill, and later runs keep to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.audio import make_wav
+from support.badcjobs_program import Outcome, Program, Site, assert_refused, rows
+from support.fake_hawkears import make_fake_root
+from support.fake_hawkears_package import fake_package_environ
+from support.waiting import wait_for
+
+from badcjobs.probed import read_probes, to_toml
+
+MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
+CARDS = """
+[[device]]
+index = 0
+name = "Big"
+memory_total_mib = 500
+[[device]]
+index = 1
+name = "Small"
+memory_total_mib = 300
+[[device]]
+index = 2
+name = "Big"
+memory_total_mib = 500
+"""
+DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engine-arg=--burn-s=0.03")
+QUICK = ("--start-length", 20, "--max-length", 100, "--trial-seconds", 0.1, "--tolerance", 60, "--interval", 0.02)
+
+
+def start(site: Site, *args: object, **options: Any) -> Program:
+    audio = make_wav(site.folder / "night é.wav", 5, 1000, tone_hz=100)
+    return site.start("probe", audio, *QUICK, *args, **options)
+
+
+def probe(site: Site, *args: object, **options: Any) -> Outcome:
+    return start(site, *args, **options).wait()
+
+
+def cards(site: Site, text: str = CARDS) -> tuple[object, ...]:
+    script = site.folder / "cards.toml"
+    script.write_text(text)
+    return ("--simulate", text.count("[[device]]"), "--simulate-script", script)
+
+
+def store(site: Site) -> Path:
+    return Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "probe.toml"
+
+
+def tried(outcome: Outcome) -> list[str]:
+    return [line.partition(" INFO    ")[2] for line in outcome.stderr.splitlines() if ": trying " in line]
+
+
+@pytest.fixture(scope="module")
+def found(shared_site: Site) -> Outcome:
+    """A probe of two models on three cards."""
+    page = shared_site.folder / "probe.html"
+    done = probe(shared_site, *DEMO, *cards(shared_site), "--json", "--html", page)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
+def test_each_model_has_its_limit_within_the_tolerance(found: Outcome) -> None:
+    big, small = found.json["gpus"]
+    assert [(gpu["gpu"], gpu["memory_bytes"], gpu["finished"]) for gpu in (big, small)] == [
+        ("Big", 500 * 2**20, True), ("Small", 300 * 2**20, True),
+    ]  # fmt: skip
+    for gpu, limit_s in ((big, 62.5), (small, 37.5)):
+        result = gpu["result"]
+        assert result["longest_s"] <= limit_s < result["too_long_s"] <= 1.6 * result["longest_s"]
+        assert result["safe_s"] <= 0.9 * result["longest_s"]
+        assert result["best_s"] <= result["safe_s"]
+    assert small["result"]["lean_longest_s"] <= 75 < small["result"]["lean_too_long_s"]
+    assert big["result"]["lean_longest_s"] == 100  # all that was to be tried
+
+
+def test_the_curve_has_the_memory_that_the_recorder_saw(found: Outcome) -> None:
+    for gpu in found.json["gpus"]:
+        fitting = [trial for trial in gpu["trials"] if trial["outcome"] == "fits"]
+        assert len(fitting) >= 3
+        for trial in fitting:
+            wanted = MIB_PER_S * 2**20 * trial["length_s"] * (1 if trial["lean"] else 2)
+            assert trial["peak_bytes"] == pytest.approx(wanted, rel=0.01)
+            assert trial["times_real_time"] > 1
+        assert all(trial["peak_bytes"] is None for trial in gpu["trials"] if trial["outcome"] != "fits")
+
+
+def test_cards_of_one_model_share_its_trials(found: Outcome) -> None:
+    lines = [line for line in tried(found) if line.startswith("Big")]
+    assert lines[:2] == ["Big: trying 20 s", "Big: trying 40 s"]
+    assert len(lines) == len(set(lines))
+
+
+def test_the_page_has_the_table_and_says_how_to_get_charts(found: Outcome, shared_site: Site) -> None:
+    page = (shared_site.folder / "probe.html").read_text()
+    assert "<h2" in page and "Small, 300 MiB" in page and "← best" in page
+    assert "pip install &#x27;badcjobs[report]&#x27;" in page or "pip install 'badcjobs[report]'" in page
+
+
+def test_the_same_command_knows_it_already(found: Outcome, shared_site: Site) -> None:
+    again = probe(shared_site, *DEMO, *cards(shared_site))
+    assert again.exit_code == 0
+    assert tried(again) == []
+    assert "it was known already" in again.stdout
+    assert "chunk length" in again.stdout and "← best" in again.stdout
+
+
+def test_a_later_run_cuts_what_is_too_long_before_it_fails(found: Outcome, shared_site: Site) -> None:
+    site, safe_s = shared_site, found.json["gpus"][1]["result"]["lean_safe_s"]
+    folder = site.folder / "long"
+    make_wav(folder / "long.wav", 80, 1000, loud=[(1, 2)], tone_hz=100)
+    make_wav(folder / "short.wav", 5, 1000, loud=[(1, 2)], tone_hz=100)
+    only_small = (
+        CARDS.replace("index = 1", "index = 3").replace("index = 0", "index = 1").replace("index = 3", "index = 0")
+    )
+    script = site.folder / "small.toml"
+    script.write_text(only_small)
+    options = ("--simulate", 3, "--simulate-script", script, "--max-gpus", 1)
+    done = site.run(folder, *DEMO, *options)
+    assert done.exit_code == 0, done.stderr
+    assert site.rows("SELECT recording_id, outcome, pieces > 1 FROM attempt ORDER BY recording_id") == [
+        ("long", "done", True), ("short", "done", None),
+    ]  # fmt: skip
+    ((seconds, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
+    assert seconds == pytest.approx(safe_s, abs=0.01)
+    assert why.startswith("as badcjobs probe has found: what is longer than")
+
+
+def test_a_killed_probe_goes_on_where_it_was(site: Site) -> None:
+    arguments = (*DEMO, "--engine-arg=--threshold=0.3", *cards(site, CARDS.partition("[[device]]\nindex = 1")[0]))
+    arguments = (*arguments, "--no-emit-gpu-telemetry")
+    program = start(site, *arguments)
+    wait_for(lambda: program.stderr.count("× real time") >= 2, "two trials have ended")
+    program.kill()
+    (before,) = read_probes(store(site))
+    assert len(before.trials) >= 2 and not before.finished
+    done = probe(site, *arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    known = {f"Big: trying {trial.length_s:g} s" for trial in before.trials}
+    assert tried(done) and not known & set(tried(done))
+    (gpu,) = done.json["gpus"]
+    assert gpu["finished"] and {trial["length_s"] for trial in gpu["trials"]} >= {t.length_s for t in before.trials}
+
+
+def test_ctrl_c_ends_it_at_once_and_a_damaged_file_is_set_aside(site: Site) -> None:
+    file = site.folder / "mine.toml"
+    half = to_toml([])[:-5]
+    file.write_text(half)
+    program = start(site, "--engine", "demo", "--engine-arg=--burn-s=5", "--simulate", 1, "--store", file, "--json")
+    wait_for(site.workers, "a worker works")
+    program.send(signal.SIGINT)
+    done = program.wait(timeout_s=40)
+    assert done.exit_code == 130, done.stderr
+    assert "stopped by SIGINT" in done.json["notes"][0]
+    assert not list(site.local.iterdir())
+    assert Path(done.json["set_aside"]).read_text() == half
+    assert "mine.toml is damaged" in done.stderr
+    assert read_probes(file) == []
+
+
+def test_an_engine_that_fails_for_another_reason_stops_it_and_nothing_is_kept(site: Site) -> None:
+    failing = site.script("fail.sh", "echo 'it is broken' >&2; exit 3")
+    engine = ("--command", f"{failing} {{input}} {{output}}")
+    done = probe(site, *engine, "--simulate", 1, "--no-emit-gpu-telemetry", "--json")
+    assert_refused(done, 1, "not for want of its memory (exit_code)", "it is broken")
+    assert read_probes(store(site)) == []
+
+
+def test_a_command_that_runs_out_of_memory_is_found_without_telemetry_too(site: Site) -> None:
+    fussy = site.script(
+        "fussy.sh",
+        '[ "$(stat -L -c %s "$1")" -gt 100000 ] && { echo "CUDA out of memory. Tried to allocate" >&2; exit 1; }\n'
+        'echo start_time,end_time,label,score > "$2"',
+    )
+    done = probe(site, "--command", f"{fussy} {{input}} {{output}}", "--simulate", 1, "--no-emit-gpu-telemetry")
+    assert done.exit_code == 0, done.stderr
+    (probed,) = read_probes(store(site))
+    assert probed.result is not None and probed.result.longest_s is not None and probed.result.too_long_s is not None
+    assert probed.result.longest_s < 50 < probed.result.too_long_s
+    assert all(trial.peak_bytes is None for trial in probed.trials)
+    assert "peak memory is not known" in done.stdout
+    assert probed.key.engine_version.startswith("fussy.sh ")
+
+
+def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site: Site) -> None:
+    make_fake_root(site.folder / "root")
+    options = ("--hawkears-python", sys.executable, "--hawkears-root", site.folder / "root", "--engine-arg=--threads=2")
+    # Both threads together have room for 70 s, so one alone for twice as much as each.
+    environ = {**fake_package_environ(), "FAKE_HAWKEARS_ROOM_S": "70", "HOME": "/nonexistent"}
+    kept = site.folder / "kept"
+    done = probe(site, "--engine", "hawkears", *options, "--simulate", 1, "--keep", kept, "--json", env=environ)
+    assert done.exit_code == 0, done.stderr
+    (gpu,) = done.json["gpus"]
+    result = gpu["result"]
+    assert (gpu["chunks_at_once"], gpu["engine_version"].partition(",")[0]) == (2, "2.3.0")
+    assert result["longest_s"] <= 35 < result["too_long_s"]
+    assert result["lean_longest_s"] <= 70 < result["lean_too_long_s"]
+    (database,) = kept.glob("tasks/*.sqlite")
+    assert rows(database, "SELECT count(*) FROM attempt WHERE error_class = 'out_of_memory'") >= [(2,)]
+
+
+def test_without_a_gpu_the_cpu_can_be_measured(site: Site) -> None:
+    done = probe(site, "--engine", "demo", "--cpu-workers", 1, "--max-length", 20, "--json")
+    assert done.exit_code == 0, done.stderr
+    (gpu,) = done.json["gpus"]
+    assert (gpu["gpu"], gpu["result"]["longest_s"], gpu["result"]["too_long_s"]) == ("cpu", 20, None)
+
+
+def test_the_time_is_kept_to(site: Site) -> None:
+    done = probe(site, "--engine", "demo", "--engine-arg=--burn-s=9", "--cpu-workers", 1, "--max-minutes", 0.01)
+    assert done.exit_code == 75, done.stderr
+    assert "the time is over" in done.stdout and "--max-minutes" in done.stdout
+
+
+def test_wrong_input_is_refused_before_anything_is_started(site: Site) -> None:
+    empty, text, good = make_wav(site.folder / "empty.wav", 0), site.folder / "notes.wav", site.folder / "good.wav"
+    text.write_text("no audio")
+    make_wav(good)
+    os.mkfifo(pipe := site.folder / "pipe.wav")  # whoever opens it waits for ever
+    demo = ("--engine", "demo", "--simulate", 1)
+    audio, numbers, auto, no_gpu, no_place, no_page = site.badcjobs_each(
+        [
+            ("probe", empty, text, pipe, site.folder / "missing.wav", site.folder, *demo),
+            ("probe", empty, "--margin", 99, "--max-length", 0, *demo),
+            ("probe", good, "--workers-per-gpu", "auto", *demo),
+            ("probe", good, "--engine", "demo"),
+            ("probe", good, *demo, "--store", text / "probe.toml"),
+            ("probe", good, *demo, "--html", site.folder / "nowhere" / "probe.html"),
+        ]
+    )
+    assert_refused(audio, 2, "empty.wav has no audio", "notes.wav cannot be read", "No such file", "is a folder")
+    assert "pipe.wav cannot be read: it is a pipe" in audio.stderr
+    assert_refused(numbers, 2, "--margin 99 must be from 0 to 90", "--max-length 0 must be")
+    assert_refused(auto, 2, "--workers-per-gpu auto cannot be probed")
+    assert_refused(no_gpu, 3, "no GPU here to probe", "--cpu-workers 1")
+    assert_refused(no_place, 2, "the result cannot be kept")
+    assert_refused(no_page, 2, "nowhere/probe.html cannot be written", "mkdir -p ")
+    assert tried(no_page) == []
+    assert not store(site).exists()

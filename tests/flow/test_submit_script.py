@@ -1,0 +1,219 @@
+"""``badcjobs submit --cluster local --script``: somebody's script with the options of sbatch beside it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
+from support.waiting import wait_for
+
+from badcjobs.clock import SystemClock
+from badcjobs.emulated_script import with_devices
+from badcjobs.errors import BadInput
+from badcjobs.model import StandIn
+from badcjobs.scheduler.job_script import read_request
+from badcjobs.stop import StopRequest
+from badcjobs.world import World
+
+LOCAL = ("submit", "--cluster", "local")
+
+
+def write_script(site: Site, *lines: str, name: str = "job.sbatch") -> Path:
+    script = site.folder / name
+    script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    return script
+
+
+def filled_template(site: Site, *settings: str, name: str = "array") -> Path:
+    """Fill in a template as a user does, with this badcjobs in it."""
+    program = site.script("badcjobs", f'exec {sys.executable} -m badcjobs "$@"')
+    words = [f"--set={one}" for one in (*settings, f"badcjobs={program}", *(f"args={word}" for word in ON_CPU))]
+    script = site.folder / "filled.sbatch"
+    done = site.badcjobs("template", name, *words, "-o", script)
+    assert done.exit_code == 0, done.stderr
+    return script
+
+
+@pytest.mark.parametrize("asks", ["--gpus-per-node=4", "--gres=gpu:4", "-G4", "--ntasks=4 --gpus-per-task=1"])
+def test_options_that_sbatch_has_too_win_over_the_lines_of_the_script(site: Site, asks: str) -> None:
+    script = write_script(
+        site,
+        f"#SBATCH --time=5 --job-name=mine --cpus-per-task=2 --mem=1G {asks} --array=0-9",
+        f"env > {site.folder}/env-$SLURM_ARRAY_TASK_ID",
+    )
+    options = ("--time", "1:00:00", "--job-name", "theirs", "--cpus", 1, "--mem", "16GB", "--gpus-per-task", 2)
+    done = site.badcjobs(*LOCAL, "--script", script, *options, "--account", "st-pi-1", "--array", "3", "--simulate", 2)
+    assert done.exit_code == 0, done.stderr
+    env = dict(line.split("=", 1) for line in (site.folder / "env-3").read_text().splitlines() if "=" in line)
+    assert int(env["SLURM_JOB_END_TIME"]) - int(env["SLURM_JOB_START_TIME"]) == 3600
+    assert (env["SLURM_JOB_NAME"], env["SLURM_CPUS_PER_TASK"], env["SLURM_MEM_PER_NODE"]) == ("theirs", "1", "16384")
+    assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "--account" in done.stderr  # left to Slurm, and said so
+    assert [path.name for path in site.folder.glob("env-*")] == ["env-3"]
+
+
+def test_options_that_would_never_reach_the_script_are_refused_by_name(site: Site) -> None:
+    script = write_script(site, f"touch {site.folder}/ran")
+    lost = ("--engine", "demo", "--setup", "module load gcc", "--merge-mem", "8G", "--no-resume", "--config", "x.toml")
+    refused, nowhere = (site.badcjobs(*LOCAL, "--script", one, *some) for one, some in ((script, lost), ("nope", ())))
+    assert_refused(nowhere, 2, "the job script nope cannot be read", "try: ls -l .")
+    assert_refused(refused, 2, "--setup, --merge-mem, --engine, --no-resume, --config: not with --script", "edit ")
+    assert not (site.folder / "ran").exists()
+
+
+def test_one_source_reaches_a_script_with_its_blanks_and_two_are_refused(site: Site) -> None:
+    script = write_script(site, f'printf %s "$SOURCE" > {site.folder}/source')
+    assert site.badcjobs(*LOCAL, "my birds/july.csv", "--script", script).exit_code == 0
+    assert (site.folder / "source").read_text() == "my birds/july.csv"
+    two = site.badcjobs(*LOCAL, "a.csv", "b.csv", "--script", script)
+    assert_refused(two, 2, "2 sources, but a job script takes one", "SOURCE")
+
+
+@pytest.mark.parametrize("array", ["0-1", "0-1%1"])
+def test_a_script_that_says_itself_where_its_results_go_is_merged_and_named_to_go_on(site: Site, array: str) -> None:
+    manifest = site.manifest(4)
+    script = filled_template(site, f"source={manifest}", f"out={site.out}", f"array={array}", "gpus-per-node=1")
+    done = site.badcjobs(*LOCAL, "--script", script, "--gpus-per-task", 0, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert (done.json["out"], done.json["summary"]["done"]) == (str(site.out), 4)
+    assert (site.out / "job.sqlite").exists()
+
+
+def test_what_an_emulated_run_has_left_is_finished_by_the_command_that_is_named(site: Site) -> None:
+    stops = f"[ -e {site.folder}/well ] || case $BADCJOBS_CHUNK_ID in c001|c003) kill -TERM $PPID; sleep 5 ;; esac"
+    engine = site.script("engine", f'{stops}\necho start_time,end_time,label,score > "$2"')
+    work = (
+        "--command",
+        f"{engine} {{input}} {{output}}",
+        "--cpu-workers",
+        1,
+        "--no-emit-gpu-telemetry",
+        "--grace",
+        0.1,
+    )
+    wished = ("--tasks", 2, "--gpus-per-task", 0, "--requeues", 0, "--kill-wait", 2, "--time", 90)
+    first = site.badcjobs(*LOCAL, site.manifest(4), "--out", site.out, *work, *wished, "--json")
+    assert first.exit_code == 75, first.stderr
+    proof = first.json["summary"]["completeness"]
+    assert proof["left_indices"] == [1]
+    (command,) = proof["finish"]
+    assert command.startswith("badcjobs submit /")
+    assert {"--cluster=local", "--array=0-1", "--time=90", "--requeues=0", "--kill-wait=2.0"} <= set(command.split())
+    (site.folder / "well").touch()
+    last = site.badcjobs(*shlex.split(command)[1:], "--json")
+    assert last.exit_code == 0, last.stderr
+    assert last.json["summary"]["completeness"]["complete"]
+
+
+def test_a_script_that_left_something_names_the_log_of_who_said_nothing_and_the_command_that_goes_on(
+    site: Site,
+) -> None:
+    manifest = site.manifest(4)
+    refuses = "[ -e well ] || [ $SLURM_ARRAY_TASK_ID = 0 ] || exit 9"
+    script = filled_template(site, f"source={manifest}", "array=0-1", "gpus-per-node=1", f"setup={refuses}")
+    words = ("--script", script.name, "--out", site.out.name, "--gpus-per-task", 0, "--sbatch=--comment='two words'")
+    first = site.badcjobs(*LOCAL, *words, "--json")
+    assert first.exit_code == 75, first.stderr
+    proof = first.json["summary"]["completeness"]
+    log = site.folder / f"badcjobs-{first.json['job_id']}_1.log"
+    assert (proof["missing_indices"], proof["missing_logs"], log.exists()) == ([1], [str(log)], True)
+    (command,) = proof["finish"]
+    assert shlex.split(command)[2:] == [
+        "--cluster=local", f"--script={script}", f"--out={site.out}", "--sbatch=--gres=", "--sbatch=--gpus=",
+        "--sbatch=--gpus-per-task=", "--sbatch=--gpus-per-socket=", "--sbatch=--gpus-per-node=0",
+        "--sbatch='--comment=two words'",
+    ]  # fmt: skip
+    (site.folder / "well").touch()
+    last = site.badcjobs(*shlex.split(command)[1:], "--json")
+    assert (last.exit_code, last.json["summary"]["completeness"]["complete"]) == (0, True), last.stderr
+
+
+def test_a_job_belongs_to_whoever_runs_it_whatever_the_variables_say(site: Site) -> None:
+    script = write_script(site, f"echo $SLURM_JOB_USER > {site.folder}/user")
+    assert site.badcjobs(*LOCAL, "--script", script, env={"USER": "nobody-else"}).exit_code == 0
+    assert (site.folder / "user").read_text().strip() == pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_a_script_that_calls_srun_is_said_to_before_it_starts(site: Site) -> None:
+    path = {"PATH": "/usr/bin:/bin"}
+    script = write_script(site, "# srun is for several nodes", 'echo "no srun"', "X=1 exec srun -n1 true")
+    told = site.badcjobs(*LOCAL, "--script", script, env=path)
+    assert "line 4 of the script calls srun, and " in told.stderr
+    assert told.stderr.index("calls srun") < told.stderr.index("RUNNING")
+    quiet = write_script(site, "# srun is for several nodes", 'echo "no srun"')
+    assert "calls srun" not in site.badcjobs(*LOCAL, "--script", quiet, env=path).stderr
+
+
+# --- devices that are not there ---------------------------------------------------------------------------------------
+
+
+def test_the_badcjobs_in_a_template_knows_the_simulated_devices_of_the_emulation(site: Site) -> None:
+    manifest = site.manifest(4)
+    program = site.script("badcjobs", f'exec {sys.executable} -m badcjobs "$@"')
+    script = site.folder / "filled.sbatch"
+    words = [f"--set={one}" for one in (f"source={manifest}", f"out={site.out}", f"badcjobs={program}")]
+    assert site.badcjobs("template", "array", *words, "--set=array=0-1", "-o", script).exit_code == 0
+    more = {"BADCJOBS_ARGS": "--engine demo --interval 0.1"}
+    options = ("--simulate", 4, "--gpus-per-task", 2, "--cpus", 1, "--json")
+    done = site.badcjobs(*LOCAL, "--script", script, *options, env=more)
+    assert done.exit_code == 0, done.stderr
+    devices = done.json["summary"]["devices"]
+    assert {device["backend"] for device in devices} == {"simulated"}
+    assert len(devices) == 4 and all(device["samples"] > 0 for device in devices)
+
+
+@pytest.mark.parametrize("run", ["run $SOURCE --out $OUT --engine demo", "run a.csv --out b --engine demo --grace 3"])
+def test_a_script_whose_badcjobs_would_not_hear_of_simulated_devices_is_refused(site: Site, run: str) -> None:
+    script = write_script(site, "#SBATCH --gpus-per-node=1", "echo hello", f"exec badcjobs {run}")
+    refused = site.badcjobs(*LOCAL, site.manifest(2), "--script", script, "--out", site.out, "--simulate", 2)
+    assert_refused(
+        refused, 2, "line 4: the badcjobs there knows nothing of --simulate", "add --simulate=2 to that line"
+    )
+    assert not site.out.exists()
+
+
+@pytest.mark.parametrize(("written", "refused"), [("max_gpus = 1", True), ("simulate = 2", False), (None, False)])
+def test_whether_a_config_names_devices_is_read_in_it(tmp_path: Path, written: str | None, refused: bool) -> None:
+    if written is not None:
+        (tmp_path / "lab.toml").write_text(f"[run]\n{written}\n")
+    clock = SystemClock()
+    world = World({"PATH": "/bin"}, clock, StopRequest(clock.monotonic_s), "here", 1, tmp_path, 2)
+    run = "exec badcjobs run a.csv --out b --config $SLURM_SUBMIT_DIR/lab.toml"
+    by_hand = f"#!/bin/bash\n#SBATCH --gpus-per-node=1\n{run}\n"
+    template = by_hand.replace(run, f'read -r -a MORE <<<"${{BADCJOBS_ARGS:-}}"\n{run} "${{MORE[@]}}"')
+
+    def tell(text: str, world: World) -> World:
+        return with_devices(text, read_request(text, ()), StandIn(2), Path("job.sbatch"), world)
+
+    told = tell(template, world).environ.get("BADCJOBS_ARGS")
+    assert told == ("--simulate=2" if refused else None)
+    if refused:
+        with pytest.raises(BadInput, match="line 3: the badcjobs there knows nothing of --simulate"):
+            tell(by_hand, world)
+    else:
+        assert tell(by_hand, world) is world
+
+
+def interrupt(site: Site, *args: object) -> Outcome:
+    script = write_script(site, f"touch {site.folder}/up", "exec sleep 60")
+    program = site.start(*LOCAL, "--script", script, *args)
+    wait_for(lambda: (site.folder / "up").exists(), "it runs")
+    program.send(signal.SIGINT)
+    return program.wait()
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "run")], ids=["without an out", "with one"])
+def test_ctrl_c_is_130_whether_or_not_the_script_has_an_out(site: Site, out: tuple[str, ...]) -> None:
+    assert interrupt(site, *out).exit_code == 130
+
+
+def test_what_cannot_begin_leaves_no_folder(site: Site) -> None:
+    options = (site.manifest(2), "--out", site.out, "--engine", "demo", "--simulate", 2, "--gpus-per-task", 3)
+    assert_refused(site.badcjobs(*LOCAL, *options), 3, "asks for 3 GPUs")
+    assert not site.out.exists()

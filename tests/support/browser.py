@@ -1,0 +1,231 @@
+"""A real Chromium without a window, spoken to over a pipe in its own protocol: no driver, no port, no package.
+
+with Browser() as browser:
+    page = browser.open(path.as_uri())
+    assert page.evaluate("document.title") == "june – badcjobs"
+    assert page.errors == []
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from support.needs import missing
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# Chromium's own calls home are switched off, so that every request that is seen is the page's.
+_FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-default-apps", "--disable-extensions", "--no-first-run", "--no-default-browser-check",
+    "--disable-dev-shm-usage", "--hide-scrollbars", "--force-device-scale-factor=1", "--mute-audio",
+    "--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows",
+    "--disable-background-timer-throttling",
+    "--remote-debugging-pipe",
+)  # fmt: skip
+
+
+def chromium() -> str:
+    """Return the program, or end the test that needs it."""
+    found = next((path for path in map(shutil.which, _NAMES) if path), None)
+    return found or missing("chromium", "no Chromium on this machine")
+
+
+class BrowserError(Exception):
+    """The browser refused something, or a script in the page threw."""
+
+
+class Browser:
+    """One browser with a fresh profile; ends with the block."""
+
+    def __init__(self) -> None:
+        program = chromium()
+        self._profile = tempfile.mkdtemp(prefix="chromium-")
+        their_in, self._out = os.pipe()
+        self._in, their_out = os.pipe()
+
+        def hand_over() -> None:  # Chromium reads from descriptor 3 and writes to 4
+            first, second = os.dup(their_in), os.dup(their_out)
+            os.dup2(first, 3)
+            os.dup2(second, 4)
+
+        self._process = subprocess.Popen(
+            [program, *_FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
+            preexec_fn=hand_over, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(their_in)
+        os.close(their_out)
+        self._held = b""
+        self._messages: deque[dict[str, Any]] = deque()
+        self._number = 0
+        self._pages: dict[str, Page] = {}
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.call("Browser.close", timeout_s=5)
+        except (BrowserError, OSError):
+            pass
+        os.close(self._out)
+        os.close(self._in)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def open(
+        self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False, ready: str | None = None
+    ) -> Page:
+        """Open a page in a tab of its own, and wait until it has loaded and ``ready`` (a JavaScript test) is true."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = self._pages[session] = Page(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.call(f"{domain}.enable")
+        page.call("Page.bringToFront")  # a tab behind another one is not painted
+        page.resize(width, height)
+        page.prefer(dark=dark)
+        page.call("Page.navigate", url=url)
+        page.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+        if ready is not None:
+            page.wait_for(ready)
+        return page
+
+    def call(self, method: str, session: str | None = None, timeout_s: float = 60.0, **values: Any) -> dict[str, Any]:
+        """Call one method of the protocol and return its answer."""
+        self._number += 1
+        order: dict[str, Any] = {"id": self._number, "method": method, "params": values}
+        if session is not None:
+            order["sessionId"] = session
+        left = json.dumps(order).encode() + b"\0"
+        while left:
+            left = left[os.write(self._out, left) :]
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self._receive(deadline, method)
+            if message.get("id") != self._number:
+                self._note(message)
+            elif "error" in message:
+                raise BrowserError(f"{method}: {message['error']['message']}")
+            else:
+                result: dict[str, Any] = message["result"]
+                return result
+
+    def _receive(self, deadline: float, method: str) -> dict[str, Any]:
+        while not self._messages:
+            readable, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+            block = os.read(self._in, 1 << 20) if readable else b""
+            if not block:
+                raise BrowserError(f"{method}: the browser does not answer")
+            *whole, self._held = (self._held + block).split(b"\0")
+            self._messages.extend(json.loads(text) for text in whole)
+        return self._messages.popleft()
+
+    def _note(self, message: dict[str, Any]) -> None:
+        page = self._pages.get(message.get("sessionId", ""))
+        if page is not None:
+            page.note(message["method"], message["params"])
+
+
+class Page:
+    """One tab; ``errors`` and ``requests`` have all that it said and asked for."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser = browser
+        self._session = session
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+
+    def call(self, method: str, **values: Any) -> dict[str, Any]:
+        """Call one method of the protocol on this tab."""
+        return self._browser.call(method, self._session, **values)
+
+    def note(self, method: str, values: dict[str, Any]) -> None:
+        """Keep what the tab reports by itself."""
+        if method == "Network.requestWillBeSent":
+            self.requests.append(values["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            details = values["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description") or details["text"])
+        elif method == "Runtime.consoleAPICalled" and values["type"] in ("error", "warning", "assert"):
+            self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in values["args"]))
+        elif method == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
+            self.errors.append(f"{values['entry']['text']} {values['entry'].get('url', '')}")
+
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression in the page; a promise is waited for."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            details = answer["exceptionDetails"]
+            raise BrowserError(details.get("exception", {}).get("description") or details["text"])
+        return answer["result"].get("value")
+
+    def wait_for(self, script: str, timeout_s: float = 30.0) -> Any:
+        """Wait until an expression is true, and return its value."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := self.evaluate(script)):
+            if time.monotonic() > deadline:
+                raise BrowserError(f"never true: {script}; the page said {self.errors}")
+            time.sleep(0.05)
+        return value
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the tab another size."""
+        mobile = width < 600
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+
+    def prefer(self, *, dark: bool = False, media: str = "") -> None:
+        """Let the reader prefer light or dark, or let the page be printed (``media="print"``)."""
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", media=media, features=features)
+
+    def point_at(self, x: float, y: float) -> None:
+        """Move the mouse there."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 3, y=y)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Press the mouse, move it and let go."""
+        self.point_at(x, y)
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", buttons=1, clickCount=1)
+        for step in range(1, 6):
+            at = (x + (to_x - x) * step / 5, y + (to_y - y) * step / 5)
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1], button="left", buttons=1)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=to_x, y=to_y, button="left", clickCount=1)
+
+    def press(self, key: str, text: str = "") -> None:
+        """Press a key by its name: Tab, Enter, ArrowRight, or a letter with its text."""
+        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}.get(key, 0)
+        values: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        text = "\r" if key == "Enter" else text
+        self.call("Input.dispatchKeyEvent", type="keyDown", **values, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **values)
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Write a picture of the page, the whole of it or what is in sight."""
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def print_pdf(self) -> bytes:
+        """Return the page as it would be printed."""
+        return base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+
+    def close(self) -> None:
+        """Close the tab."""
+        self.call("Page.close")

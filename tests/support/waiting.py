@@ -1,0 +1,18 @@
+"""Waits for what is going to happen, however slow the machine is today."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+
+def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 60) -> Found:
+    """Look again and again until there is something to see, and return it."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,109 @@
+"""What the bars of ``badcjobs run`` say from the first second to the last, in terminals of every width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+
+from badcjobs.cli.bar_rows import BarTable, bar_table
+from badcjobs.heartbeat import Progress
+from badcjobs.work_now import DeviceWorkNow, WorkNow
+
+HALF_WAY = Progress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
+GPU_0 = DeviceWorkNow("GPU 0  Tesla V100-SXM2-32GB", 320, 9600.0, ("site01/site01_c000",))
+GPU_1 = DeviceWorkNow("GPU 1  Tesla V100-SXM2-32GB", 160, 4800.0, ("site01/site01_c001",))
+WORK = WorkNow(HALF_WAY, (GPU_0, GPU_1))
+
+
+def table(work: WorkNow, columns: int = 100, lines: int = 24, *, ascii_only: bool = False) -> BarTable:
+    return bar_table(work, columns=columns, lines=lines, ascii_only=ascii_only)
+
+
+def words(work: WorkNow, columns: int = 100) -> list[str]:
+    return [row.words for row in table(work, columns).rows]
+
+
+def test_there_is_one_bar_per_device_and_one_for_all() -> None:
+    assert [row.label for row in table(WORK).rows] == [GPU_0.label, GPU_1.label, "all"]
+    assert words(WORK) == [
+        "320 chunks  74×  site01/site01_c000",
+        "160 chunks  37×  site01/site01_c001",
+        "480/960  ETA 0:02:00  111×",
+    ]
+
+
+def test_a_device_that_falls_behind_has_a_shorter_bar_and_one_that_has_done_nothing_an_empty_one() -> None:
+    idle = DeviceWorkNow("GPU 2", 0, 0.0)
+    shares = [row.share for row in table(WorkNow(HALF_WAY, (GPU_0, GPU_1, idle))).rows]
+    assert shares == [0.5, 0.25, 0.0, 0.5]
+
+
+def test_two_devices_of_one_name_are_two_bars() -> None:
+    twins = tuple(replace(GPU_0, label=f"GPU MIG-0123456789abcdef-0123456789ab{n}") for n in range(2))
+    assert len(table(WorkNow(HALF_WAY, twins)).rows) == 3
+
+
+def test_at_the_beginning_nothing_is_known_and_the_engine_starts() -> None:
+    fresh = WorkNow(Progress(0, 960, 0.0, 5.0), (DeviceWorkNow("GPU 0", 0, 0.0),))
+    assert words(fresh) == ["0 chunks  –  starting", "0/960  ETA –  –"]
+    assert [row.share for row in table(fresh).rows] == [0.0, 0.0]
+
+
+def test_the_time_that_an_engine_takes_to_start_is_no_part_of_the_pace() -> None:
+    first = Progress(1, 961, 30.0, elapsed_s=61.0, start_up_s=60.0)
+    assert first.eta_s == 960
+
+
+def test_when_all_that_is_left_has_failed_before_nobody_promises_an_end() -> None:
+    waits = replace(HALF_WAY, chunks_settled=957, failed=2, retrying=3)
+    resting = WorkNow(waits, (replace(GPU_0, working_on=()),))
+    assert words(resting) == [
+        "320 chunks  74×  waits to try again",
+        "957/960  3 to try again  111×  2 failed",
+    ]
+    assert WorkNow(replace(waits, retrying=2), resting.devices).progress.eta_s is not None, "one of them is fresh"
+
+
+def test_when_everything_fails_it_says_so() -> None:
+    failing = WorkNow(Progress(4, 6, 0.0, 8.0, failed=4, retrying=1), (replace(GPU_0, done=0, audio_done_s=0.0),))
+    assert words(failing)[-1] == "4/6  ETA 0:00:04  –  4 failed  1 to try again"
+
+
+@pytest.mark.parametrize("columns", [1, 10, 20, 40, 41, 60, 61, 80, 100, 200])
+def test_every_line_fits_the_terminal(columns: int) -> None:
+    long = replace(GPU_0, working_on=("鳥" * 60, "b" * 90))
+    failing = replace(HALF_WAY, failed=12_345, retrying=23_456)
+    shown = table(WorkNow(failing, (long, GPU_1)), columns)
+    for row in shown.rows:
+        taken = shown.label_width + 1 + shown.bar_width + 1 + cell_len(row.words)
+        assert taken < max(columns, 4)
+        assert cell_len(row.label) <= shown.label_width
+
+
+def test_forty_columns_still_say_how_many_and_how_long() -> None:
+    assert [row.label for row in table(WORK, 40).rows] == ["GPU 0", "GPU 1", "all"]
+    assert words(WORK, 40) == ["320 chunks  74×", "160 chunks  37×", "480/960  ETA 0:02:00"]
+    assert table(WORK, 40).bar_width == 7
+    assert words(WORK, 70)[0] == "320 chunks  74×  site01/site01…"
+
+
+def test_where_there_are_more_devices_than_lines_the_last_line_is_still_that_of_all() -> None:
+    many = WorkNow(HALF_WAY, tuple(DeviceWorkNow(f"GPU {n}", 1, 1.0) for n in range(16)))
+    rows = table(many, lines=10).rows
+    assert len(rows) == 8
+    assert rows[-1].label == "all"
+
+
+def test_names_from_files_and_drivers_are_letters_only() -> None:
+    evil = DeviceWorkNow("GPU 0  \x1b[2J", 1, 1.0, ("\x1b[31mred", "a\nb", "Ñandú"))
+    row = table(WorkNow(HALF_WAY, (evil,))).rows[0]
+    assert (row.label, row.words) == ("GPU 0  �[2J", "1 chunk  0.0×  �[31mred, a�b, Ñandú")
+
+
+def test_a_terminal_of_ascii_gets_ascii() -> None:
+    strange = WorkNow(replace(HALF_WAY, chunks_settled=0), (replace(GPU_0, working_on=("Ñ" * 90,)),))
+    rows = table(strange, ascii_only=True).rows
+    assert all(f"{row.label}{row.words}".isascii() for row in rows)
+    assert rows[-1].words == "0/960  ETA -  111x"

@@ -1,0 +1,561 @@
+"""Sources read for a plan, and what is written of it: nothing lost, nothing twice, the same every time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.audio import make_wav
+from support.task_files import START_MS, TaskFile
+
+from badcjobs.clock import SystemClock
+from badcjobs.config import make_settings
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.learned import subject_of
+from badcjobs.manifest import WHOLE, open_sources
+from badcjobs.model import FITS, Chunk, Probed, ProbeKey, ProbeResult, Trial
+from badcjobs.plan.speed import Speed
+from badcjobs.plan.wish import Wish
+from badcjobs.plan_probe import version_here
+from badcjobs.plan_words import plan_text
+from badcjobs.planning import PlanHere, Planned, PlanOrder, plan_sources
+from badcjobs.probed import to_toml
+from badcjobs.store.merging.merge import MergeOrder, merge
+
+HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
+SHA256 = "ab" * 32
+
+
+def write_manifest(path: Path, *rows: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([HEADER, *rows, ""]))
+    return path
+
+
+def rows_of(many: int, folder: str = "audio") -> list[str]:
+    return [
+        f"r{n // 4},c{n},{folder}/r{n // 4}.wav,{n % 4 * 30_000},{n % 4 * 30_000 + 30_000},0,{SHA256},x"
+        for n in range(many)
+    ]
+
+
+def plan(
+    cwd: Path, *sources: Path | str, environ: Mapping[str, str] | None = None, rate: float | None = 400.0, **order: Any
+) -> Planned:
+    flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
+    return plan_sources(PlanOrder(flags=flags, rate=rate, **order), PlanHere(environ or {}, cwd))
+
+
+def text_of(planned: Planned) -> str:
+    return plan_text(planned.plan, planned.descriptions, planned.written)
+
+
+def listed(folder: Path, wave: str) -> list[tuple[str, str, int, int | None]]:
+    """Return what the tasks of a wave would do, as they read it."""
+    (root,) = re.findall(r"^    --root=(.*)$", (folder / f"{wave}.sbatch").read_text(), re.M) or [None]
+    sources = open_sources([folder / wave / "tasks.txt"], root=root and Path(root))
+    return [(one.recording_id, one.chunk_id, one.start_ms, one.end_ms) for one in sources.chunks(WHOLE)]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_say_their_end_are_planned_without_their_audio(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(40))
+    planned = plan(tmp_path, manifest)
+    assert planned.plan.audio_hours == pytest.approx(40 * 30 / 3600)
+    (remark,) = planned.plan.remarks
+    assert (remark.severity, remark.examples) == ("note", ("audio/r0.wav",))
+    assert "the first file of 1 folder is not there" in remark.text
+
+
+def test_headers_tell_the_length_of_files_and_of_rows_without_an_end(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 4, 1000)
+    make_wav(tmp_path / "audio" / "b.wav", 6, 1000)
+    manifest = write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,1000,,0,,", "b,b,audio/b.wav,,,0,,")
+    assert plan(tmp_path, tmp_path / "audio").plan.survey.lengths.total_ms == 10_000
+    assert plan(tmp_path, manifest).plan.survey.lengths.total_ms == 9_000
+
+
+def test_recordings_that_are_cut_are_planned_chunk_by_chunk(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 60, 100, tone_hz=10)
+    planned = plan(
+        tmp_path, "audio", flags={"chunk_length": 20.0, "overlap": 5.0}, write=Path("p"), wish=Wish(time_s=900)
+    )
+    survey = planned.plan.survey
+    assert (survey.lengths.rows, survey.cut) == (4, 4)
+    assert listed(tmp_path / "p", "wave-1") == [
+        ("a", "a_0_20000", 0, 20_000), ("a", "a_15000_35000", 15_000, 35_000), ("a", "a_30000_50000", 30_000, 50_000),
+        ("a", "a_45000_60000", 45_000, 60_000),
+    ]  # fmt: skip
+    script = (tmp_path / "p" / "wave-1.sbatch").read_text()
+    assert "--chunk-length" not in script  # the rows say it
+    assert f"--root={tmp_path}/audio/" in script
+
+
+def test_what_cannot_be_measured_is_counted_named_and_planned(tmp_path: Path) -> None:
+    audio = tmp_path / "audio"
+    make_wav(audio / "good.wav", 4, 1000)
+    make_wav(audio / "Zürich ♪.wav", 2, 1000)
+    make_wav(audio / "empty.wav", 0, 1000)
+    (audio / "cut short.wav").write_bytes(b"RIFF\0\0\0\0WAVEfmt ")
+    (audio / "nothing.flac").write_bytes(b"")
+    planned = plan(tmp_path, audio, write=Path("p"))
+    survey = planned.plan.survey
+    assert (survey.lengths.rows, survey.lengths.unknown, survey.empty, survey.left_out) == (5, 1, 2, 0)
+    text = text_of(planned)
+    assert "cut short.wav\n" in text
+    assert "2 files without any audio" in text
+    assert "empty.wav\n" in text
+    assert "nothing.flac\n" in text
+    assert "planned with the mean of the others, 3.0 s" in " ".join(text.split())
+    assert [chunk_id for _, chunk_id, _, _ in listed(tmp_path / "p", "wave-1")] == [
+        "Zürich ♪", "cut short", "empty", "good", "nothing",
+    ]  # fmt: skip
+
+
+def test_files_with_different_sample_rates_are_counted_by_rate(tmp_path: Path) -> None:
+    for number, rate_hz in enumerate((1000, 2000, 2000)):
+        make_wav(tmp_path / "audio" / f"{number}.wav", 8, rate_hz, tone_hz=100)
+    survey = plan(tmp_path, "audio", flags={"chunk_length": 4.0}).plan.survey
+    assert (survey.measured, dict(survey.rates_hz)) == (3, {1000: 1, 2000: 2})
+    remarks = plan(tmp_path, "audio").plan.remarks
+    assert ["1 file with 1,000 Hz, 2 files with 2,000 Hz" in one.text for one in remarks] == [True]
+
+
+def test_the_workers_that_a_config_names_are_those_of_the_script(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 1, 1000)
+    (tmp_path / "w2.toml").write_text("[run]\nworkers_per_gpu = 2\n")
+    written = plan(tmp_path, "audio", config=Path("w2.toml"), write=Path("plans")).written
+    assert written is not None
+    text = written.scripts[0].read_text(encoding="utf-8")
+    assert text.rindex("--workers-per-gpu=2") > text.index("--workers-per-gpu auto")
+
+
+def test_files_that_break_off_are_planned_as_long_as_their_headers_say_and_named(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 8, 1000, tone_hz=100)
+    os.truncate(tmp_path / "audio" / "a.wav", 44 + 6000)
+    made = plan(tmp_path, "audio", flags={"chunk_length": 4.0}).plan
+    assert (made.survey.lengths.rows, made.survey.cut) == (2, 2)
+    assert plan(tmp_path, "audio").plan.survey.cut == 0, "all of a file is no part of a longer one"
+    (remark,) = (one for one in made.remarks if one.subject == "broken off")
+    assert remark.text.startswith("1 file with less audio than the header says")
+    assert remark.examples == ("a.wav (its header says 8 s, 3 s are there)",)
+
+
+def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(tmp_path: Path) -> None:
+    wrong = [f"r9,w{n},audio/x.wav,5000,4000,0,,," for n in range(30)]
+    rows = ["r9,e,audio/x.wav,5000,4000,0,,", *rows_of(8), "r0,c0,audio/r0.wav,0,30000,0,,", "n,n,gone.wav,,,0,,"]
+    manifest = write_manifest(tmp_path / "m.csv", *rows, *wrong)
+    with manifest.open("ab") as file:
+        file.write(b"r8,c8,audio/\xff.wav,0,30000,0,,\n")
+    planned = plan(tmp_path, manifest, write=Path("p"))
+    (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
+    assert remark.severity == "problem"
+    assert remark.text.startswith("34 rows cannot be planned")
+    assert remark.examples[0] == f"{manifest} line 2: end_ms 4000 is not after start_ms 5000"
+    assert remark.examples[1] == f"{manifest} line 11: chunk id 'c0' of recording 'r0' is already on line 3"
+    assert remark.examples[-1] == "… and 14 more"
+    assert planned.plan.survey.lengths.rows == 8
+    assert [chunk_id for _, chunk_id, *_ in rows_in(tmp_path / "p")] == [f"c{n}" for n in range(8)]
+    assert planned.written is not None
+    assert planned.written.left_out == tmp_path / "p" / "left-out.txt"
+    reasons = (tmp_path / "p" / "left-out.txt").read_text().splitlines()
+    assert len(reasons) == 34
+    assert any("line 12: no such file: gone.wav" in line for line in reasons)
+    assert any(line.endswith("is not UTF-8") for line in reasons)
+
+
+def test_rows_are_counted_and_not_mistakes_and_a_broken_manifest_is_named_with_its_reason(tmp_path: Path) -> None:
+    good = write_manifest(tmp_path / "m.csv", *rows_of(3), ",,,x,y,0,,")
+    broken = tmp_path / "semicolons.csv"
+    broken.write_text(f"{HEADER.replace(',', ';')}\n" + "a;b;c;0;1;0;;\n" * 3)
+    planned = plan(tmp_path, good, broken, write=Path("p"))
+    survey = planned.plan.survey
+    assert (survey.lengths.rows, survey.left_out, survey.left_out_sources) == (3, 1, 1)
+    (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
+    assert remark.text.startswith("1 row and 1 whole source cannot be planned")
+    assert remark.examples[-1].startswith(f"{broken} lacks the columns recording_id, chunk_id, source_path (its header")
+    assert len((tmp_path / "p" / "left-out.txt").read_text().splitlines()) == len(remark.examples) == 6
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, write_manifest(tmp_path / "only.csv"))
+    assert refused.value.what.startswith("there is nothing to plan: 1 whole source cannot be used")
+    assert refused.value.why == f"{tmp_path / 'only.csv'} has a header but no rows"
+
+
+def test_a_source_that_is_not_there_is_named_before_a_speed_that_nobody_knows(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, "nope", rate=None)
+    assert "nope" in refused.value.what
+
+
+def rows_in(folder: Path) -> list[list[str]]:
+    import csv
+
+    found = []
+    for path in sorted(folder.glob("wave-*/task-*.csv")):
+        with path.open(newline="") as file:
+            found += list(csv.reader(file))[1:]
+    return found
+
+
+def test_a_folder_whose_name_is_no_text_costs_only_itself(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "good.wav", 4, 1000)
+    bad = tmp_path / "audio" / b"\xff".decode(errors="surrogateescape")
+    make_wav(bad / "x.wav", 4, 1000)
+    planned = plan(tmp_path, "audio", write=Path("p"))
+    assert (planned.plan.survey.lengths.rows, planned.plan.survey.left_out) == (1, 1)
+    assert "not UTF-8" in planned.plan.survey.left_out_lines[0]
+
+
+def test_equal_names_in_two_folders_are_named_and_planned_once(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        make_wav(tmp_path / folder / "a.wav", 4, 1000)
+    planned = plan(tmp_path, "one", "two")
+    assert (planned.plan.survey.lengths.rows, planned.plan.survey.left_out) == (1, 1)
+    assert "already in" in planned.plan.survey.left_out_lines[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.mkdir(), "has no audio below it"),
+        (lambda path: path.write_text(""), "is empty"),
+        (lambda path: path.write_text(HEADER + "\n"), "nothing to plan"),
+        (lambda path: None, "does not exist"),
+    ],
+)
+def test_an_empty_source_is_refused(tmp_path: Path, make: Any, words: str) -> None:
+    make(tmp_path / "source")
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, "source", write=Path("p"))
+    assert words in str(refused.value)
+    assert list(tmp_path.glob("*p*")) == []
+
+
+# --- where the speed comes from ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_no_speed_is_refused(tmp_path: Path, rate: float) -> None:
+    with pytest.raises(BadInput, match="is no speed"):
+        plan(tmp_path, write_manifest(tmp_path / "m.csv", *rows_of(4)), rate=rate)
+
+
+def test_without_any_measurement_nothing_is_made_up(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, manifest, rate=None, environ={"HOME": str(tmp_path)})
+    assert "Nobody has measured it" in refused.value.what
+    for word in ("--from RUN", "badcjobs probe AUDIO", "--rate"):
+        assert word in (refused.value.fix or "")
+
+
+def write_probes(path: Path, *models: str, subject: str = "hawkears") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = ProbeResult(600.0, None, 600.0, 300.0, 431.5)
+    trial = Trial(300.0, False, FITS, 3, 2.0, 431.5, host_peak_bytes=3 * 2**30)
+    keys = [ProbeKey(model, 16 << 30, "hawkears", "2.3.0", subject) for model in models]
+    path.write_text(to_toml([Probed(key, (trial,), result) for key in keys]))
+    return path
+
+
+def test_what_a_probe_has_found_is_used_where_nothing_else_is_said(tmp_path: Path) -> None:
+    write_probes(tmp_path / ".cache" / "badcjobs" / "probe.toml", "Tesla V100")
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    made = plan(tmp_path, manifest, rate=None, environ={"HOME": str(tmp_path)}).plan
+    assert made.speed.audio_hours_per_gpu_hour == pytest.approx(43.15)  # chunks of 30 s, and one trial of 300 s
+    assert made.speed.curve == ((300.0, 431.5),)
+    assert "a probe of Tesla V100" in made.speed.origin
+    assert made.asking.mem_gb == 5  # 1.2 × 3 GiB + 1
+
+
+def test_the_speed_of_a_job_whose_merge_is_out_of_date_comes_with_the_merge_command(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    task = TaskFile(tmp_path / "july", states={"a": "done"}, ended_at_ms=None).write()
+    merge(MergeOrder([tmp_path / "july"], tmp_path / "july" / "job.sqlite"), SystemClock())
+    assert plan(tmp_path, manifest, rate=None, speed_from=Path("july")).plan.speed.doubts == ()
+    os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
+    made = plan(tmp_path, manifest, rate=None, speed_from=Path("july"))
+    (remark,) = [remark for remark in made.plan.remarks if remark.subject == "speed"]
+    assert "1 task database has changed since; what was done since is not in this speed" in remark.text
+    assert remark.fix == f"badcjobs merge {tmp_path / 'july'}"
+
+
+def test_probes_of_another_engine_or_of_several_models_do_not_decide(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    two = write_probes(tmp_path / "two.toml", "Tesla V100", "NVIDIA H200")
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, manifest, rate=None, speed_from=two)
+    assert "knows the speed of 2 models" in refused.value.what
+    assert "NVIDIA H200: 431.5" in (refused.value.why or "")
+    other = write_probes(tmp_path / "other.toml", "Tesla V100", subject="hawkears --region=CA")
+    with pytest.raises(BadInput, match="no finished probe of this engine"):
+        plan(tmp_path, manifest, rate=None, speed_from=other)
+    (tmp_path / "broken.toml").write_text("version = ")
+    with pytest.raises(BadInput, match="cannot be used"):
+        plan(tmp_path, manifest, rate=None, speed_from=Path("broken.toml"))
+
+
+def test_of_several_probes_that_of_this_version_and_these_workers_counts_and_is_named(tmp_path: Path) -> None:
+    """Neither the one that comes last in the file, nor the newest of them."""
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    (tmp_path / "prog").write_text("#!/bin/sh\n")
+    flags = {"engine": "command", "command": f"sh {tmp_path / 'prog'} {{input}} {{output}}"}
+    settings = make_settings(tmp_path, {"source": ["m.csv"], **flags}, None)
+    here = version_here(settings, {}, tmp_path)
+    assert here is not None and here.startswith("sh prog ")
+    os.utime(tmp_path / "prog", (1, 1))
+    assert version_here(settings, {}, tmp_path) == here, "a copy is the same program"
+    (tmp_path / "prog").write_text("#!/bin/zh\n")
+    assert version_here(settings, {}, tmp_path) != here, "and what was changed is another, if it is as long"
+    (tmp_path / "prog").write_text("#!/bin/sh\n")
+
+    def probed(rate: float, at: str, version: str = "sh prog 0000", workers: int = 1) -> Probed:
+        key = ProbeKey("V100", 16 << 30, "command", version, subject_of(settings), workers, workers)
+        found = ProbeResult(30.0, None, 30.0, 30.0, rate)
+        return Probed(key, (Trial(30.0, False, FITS, 3, 2.0, rate),), found, True, f"2026-07-0{at}T12:00:00Z")
+
+    def planned(*probes: Probed, config: Path | None = Path("w1.toml")) -> tuple[Speed, list[str]]:
+        (tmp_path / "p.toml").write_text(to_toml(probes))
+        (tmp_path / "w1.toml").write_text("[run]\nworkers_per_gpu = 1\n")
+        made = plan(tmp_path, manifest, rate=None, speed_from=Path("p.toml"), flags=flags, config=config).plan
+        return made.speed, [remark.text for remark in made.remarks if remark.subject == "speed"]
+
+    mine, two, other, newer = (
+        probed(100, "1", here), probed(200, "2", here, workers=2), probed(300, "3"), probed(400, "4", "sh prog zzzz")
+    )  # fmt: skip
+    speed, notes = planned(mine, two, other, newer)
+    assert (speed.audio_hours_per_gpu_hour, notes) == (100.0, [])
+    assert f"command ({here}), 1 worker per GPU, 1 chunk at once" in speed.origin
+    speed, notes = planned(mine, two, other, newer, config=None)  # the scripts say auto: any number may come of it
+    assert speed.audio_hours_per_gpu_hour == 200.0
+    assert "the newest of 2 probes that it could be; not taken: 1 worker per GPU" in notes[0]
+    _, notes = planned(two)
+    assert notes == ["it was measured with 2 workers per GPU, and the tasks will have 1 worker per GPU"]
+    speed, notes = planned(newer, other)
+    assert speed.audio_hours_per_gpu_hour == 400.0
+    assert f"the one here is another ({here})" in notes[0]
+    assert "the newest of 2 probes that it could be; not taken: version sh prog 0000" in notes[1]
+    with pytest.raises(BadInput) as refused:
+        planned(mine, replace(mine, key=replace(mine.key, memory_bytes=32 << 30)))
+    assert refused.value.why == "V100, 16.0 GiB: 100.0\nV100, 32.0 GiB: 100.0"
+
+
+def test_hours_of_chunks_that_overlap_come_with_those_of_the_recordings(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 90, 100)
+    make_wav(tmp_path / "audio" / "b.wav", 10, 100)
+    planned = plan(tmp_path, "audio", flags={"chunk_length": 10.0, "overlap": 8.0})
+    assert planned.plan.recording_hours == pytest.approx(100 / 3600)
+    assert planned.plan.audio_hours > 4 * 100 / 3600
+    assert "out of 0.028 hours of recordings (chunks overlap)" in " ".join(text_of(planned).split())
+    plain = plan(tmp_path, "audio", flags={"chunk_length": 10.0})
+    assert plain.plan.recording_hours == plain.plan.audio_hours
+    assert "of recordings" not in text_of(plain)
+
+
+def test_a_wrong_option_is_explained_by_the_help_of_plan_and_one_gpu_alone_has_to_start_up_too(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, manifest, flags={"chunk_length": -1.0})
+    assert refused.value.fix == "badcjobs plan --help"
+    text = " ".join(text_of(plan(tmp_path, manifest)).split())
+    assert "one alone would take 5 min 00 s, start-up included" in text
+
+
+def test_a_run_that_was_never_merged_is_named_with_the_command_that_does_it(tmp_path: Path) -> None:
+    (tmp_path / "first" / "tasks").mkdir(parents=True)
+    with pytest.raises(DatabaseProblem) as refused:
+        plan(tmp_path, write_manifest(tmp_path / "m.csv", *rows_of(4)), rate=None, speed_from=Path("first"))
+    assert "badcjobs merge" in (refused.value.fix or "")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_source_gives_the_same_plan_byte_for_byte(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(200))
+    order: dict[str, Any] = {"rate": 0.5, "wish": Wish(time_s=1200), "write": Path("p")}
+    first = plan(tmp_path, manifest, **order)
+    files = files_of(tmp_path / "p")
+    (tmp_path / "p").rename(tmp_path / "old")
+    second = plan(tmp_path, manifest, **order)
+    assert files_of(tmp_path / "p") == files
+    assert text_of(first) == text_of(second)
+    assert len(files) == first.plan.tasks + 3
+    assert first.plan.tasks == 34
+
+
+def test_shards_hold_every_row_once_in_order_and_balanced(tmp_path: Path) -> None:
+    rows = [f"r{n},c{n},a/r{n}.wav,0,{1000 + n * 37 % 5000},0,,x" for n in range(500)]
+    manifest = write_manifest(tmp_path / "m.csv", *rows)
+    planned = plan(tmp_path, manifest, rate=0.5, wish=Wish(time_s=1500), write=Path("p"))
+    assert [row[1] for row in rows_in(tmp_path / "p")] == [f"c{n}" for n in range(500)]
+    assert (tmp_path / "p" / "wave-1" / "tasks.txt").read_text().splitlines() == [
+        str(tmp_path / "p" / "wave-1" / f"task-{n:04}.csv") for n in range(planned.plan.tasks)
+    ]
+    seconds = [share.audio_ms / 1000 for share in planned.plan.sizing.shares]
+    assert planned.plan.tasks > 3
+    assert max(seconds) - min(seconds) <= 6
+
+
+def test_names_with_commas_quotes_and_line_ends_come_through(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / 'a,"b"\n\rc.wav', 4, 1000)
+    make_wav(tmp_path / "more" / "d\ne.wav", 4, 1000)
+    plan(tmp_path, "audio", "more", write=Path("p"))
+    assert [key[:2] for key in listed(tmp_path / "p", "wave-1")] == [('a,"b"\n\rc', 'a,"b"\n\rc'), ("d\ne", "d\ne")]
+
+
+def test_shards_carry_every_column_of_the_manifests_they_are_made_of(tmp_path: Path) -> None:
+    more = 'observer,notes,sha256,end_ms,"a, b",overlap_ms,notes,start_ms,source_path,chunk_id,recording_id'
+    (tmp_path / "more.csv").write_text(
+        f'{more}\nÉva,"wind, rain",{SHA256},9000,7,1500,"two\nlines",0,x.wav,c0,r0\n,,,9000,,,,0,x.wav,c1,r0\n'
+    )
+    (tmp_path / "other.csv").write_text(
+        "recording_id,chunk_id,source_path,end_ms,sha256,sha256,station,observer\nr1,c2,y.wav,8000,1,2,S-1,Ann\n"
+    )
+    plain = write_manifest(tmp_path / "plain.csv", f"r2,c3,z.wav,0,5000,250,{SHA256},windy")
+    plan(tmp_path, plain, "more.csv", "other.csv", write=Path("p"), flags={"root": str(tmp_path)})
+    with (tmp_path / "p" / "wave-1" / "task-0000.csv").open(newline="", encoding="utf-8") as file:
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    times = {"start_ms": "0", "end_ms": "9000"}
+    assert rows == [
+        {"recording_id": "r2", "chunk_id": "c3", "source_path": "z.wav", "start_ms": "0", "end_ms": "5000",
+         "overlap_ms": "250", "sha256": SHA256, "notes": "windy"},
+        {"recording_id": "r0", "chunk_id": "c0", "source_path": "x.wav", **times, "overlap_ms": "1500",
+         "sha256": SHA256, "notes": "wind, rain", "observer": "Éva", "a, b": "7", "notes (column 7)": "two\nlines"},
+        {"recording_id": "r0", "chunk_id": "c1", "source_path": "x.wav", **times, "badcjobs_cut": "as 0-9000"},
+        {"recording_id": "r1", "chunk_id": "c2", "source_path": "y.wav", "start_ms": "0", "end_ms": "8000",
+         "sha256 (column 5)": "1", "sha256 (column 6)": "2", "station": "S-1", "observer": "Ann"},
+    ]  # fmt: skip
+    for name in ("x", "y", "z"):
+        make_wav(tmp_path / f"{name}.wav", 9, 1000)
+    assert [key[1] for key in listed(tmp_path / "p", "wave-1")] == ["c3", "c0", "c1", "c2"]
+
+
+def in_shards(folder: Path, root: Path) -> list[Chunk]:
+    """Return what the tasks of a plan would do, each with nothing but its own shard."""
+    shards = sorted(folder.glob("wave-*/task-*.csv"))
+    assert len(shards) > 3
+    return [chunk for shard in shards for chunk in open_sources([shard], root=root).chunks(WHOLE)]
+
+
+def test_a_row_is_cut_in_its_shard_as_it_would_be_in_the_whole_source(tmp_path: Path) -> None:
+    make_wav(tmp_path / "long.wav", 60, 100, tone_hz=10)
+    for number in range(3):
+        make_wav(tmp_path / f"own{number}.wav", 30, 100, tone_hz=10)
+    stretches = [f"long,l{n},long.wav,{30_000 * n},{30_000 * n + 30_000},0,," for n in range(4)]  # two behind its end
+    files = [f"own,o{n},own{n}.wav,{30_000 * n},{30_000 * n + 30_000},0,," for n in range(3)]
+    endless = ["long,e0,long.wav,20000,,0,,", "long,e1,long.wav,59000,,0,,"]
+    manifest = write_manifest(tmp_path / "m.csv", *stretches, *files, *endless)
+    plan(tmp_path, manifest, rate=0.05, wish=Wish(time_s=1500), write=Path("p"))
+    whole = list(open_sources([manifest], root=None).chunks(WHOLE))
+    assert [chunk.is_cut for chunk in whole] == [True] * 4 + [False] * 3 + [True] * 2
+    assert in_shards(tmp_path / "p", tmp_path) == whole
+    plan(tmp_path, *sorted((tmp_path / "p").glob("wave-*/*.csv")), rate=0.05, wish=Wish(time_s=1500), write=Path("q"),
+         flags={"root": str(tmp_path)})  # fmt: skip
+    assert in_shards(tmp_path / "q", tmp_path) == whole, "also in a plan of a plan"
+
+
+def test_what_is_cut_out_of_a_recording_stays_so_in_its_shard_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    audio = tmp_path / "audio"
+    make_wav(audio / "short.wav", 7, 100, tone_hz=10)
+    make_wav(audio / "long.wav", 60, 100, tone_hz=10)
+    cutting = {"chunk_length": 4.0, "overlap": 3.0}
+    plan(tmp_path, "audio", rate=0.05, wish=Wish(time_s=900), write=Path("p"), flags=cutting)
+    make_wav(audio / "long.wav", 6, 100, tone_hz=10)  # it was replaced by a shorter one
+    found = in_shards(tmp_path / "p", audio)
+    assert all(chunk.is_cut for chunk in found)
+    assert found[-1].end_ms == 7000
+
+
+def test_a_shard_that_somebody_has_spoiled_is_refused(tmp_path: Path) -> None:
+    make_wav(tmp_path / "a.wav", 6, 100, tone_hz=10)
+    (tmp_path / "m.csv").write_text(f"{HEADER},badcjobs_cut\nr,c,a.wav,0,6000,,,,perhaps\n")
+    with pytest.raises(BadInput) as caught:
+        list(open_sources([tmp_path / "m.csv"], root=None).chunks(WHOLE))
+    assert "badcjobs_cut 'perhaps' is neither" in str(caught.value.why)
+
+
+def test_relative_paths_keep_their_form_where_one_root_serves_and_become_absolute_where_not(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        make_wav(tmp_path / folder / "audio" / "r0.wav", 120, 100, tone_hz=10)
+    one = write_manifest(tmp_path / "one" / "m.csv", *rows_of(2))
+    two = write_manifest(tmp_path / "two" / "m.csv", *[row.replace("r0,c", "r0,d") for row in rows_of(2)])
+    plan(tmp_path, one, write=Path("p1"))
+    assert [row[2] for row in rows_in(tmp_path / "p1")] == ["audio/r0.wav"] * 2
+    assert f"--root={tmp_path}/one/" in (tmp_path / "p1" / "wave-1.sbatch").read_text()
+    assert [row[6] for row in rows_in(tmp_path / "p1")] == [SHA256] * 2
+    plan(tmp_path, one, two, write=Path("p2"))
+    paths = [row[2] for row in rows_in(tmp_path / "p2")]
+    assert paths == [f"{tmp_path}/{folder}/audio/r0.wav" for folder in ("one", "one", "two", "two")]
+    assert "--root" not in (tmp_path / "p2" / "wave-1.sbatch").read_text().partition("ARGS=(")[2]
+    assert len(listed(tmp_path / "p2", "wave-1")) == 4
+
+
+def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(1200))
+    wish = Wish(time_s=24 * 3600, gpus=40)
+    planned = plan(
+        tmp_path, manifest, rate=0.004, site="sockeye", wish=wish, write=Path("p"), out=Path("/scratch/x"),
+        keys=("account=st-pi-1-gpu",), flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
+    )  # fmt: skip
+    waves = planned.plan.waves.waves
+    assert len(waves) == 2
+    text = (tmp_path / "p" / "wave-2.sbatch").read_text()
+    for line in (
+        "#SBATCH --account=st-pi-1-gpu", f"#SBATCH --array=0-{waves[1].tasks - 1}%10", "#SBATCH --time=24:00:00",
+        "#SBATCH --gpus-per-node=4", "#SBATCH --cpus-per-task=24", "#SBATCH --mem=16G", "module load gcc cuda",
+        f': "${{SOURCE:={tmp_path}/p/wave-2/tasks.txt}}"', ': "${OUT:=/scratch/x/wave-2}"', "    --engine=demo",
+        "    --engine-arg=--burn-s=0.1",
+    ):  # fmt: skip
+        assert line in text.splitlines(), line
+    assert json.loads((tmp_path / "p" / "plan.json").read_text())["waves"][1]["tasks"] == waves[1].tasks
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"site": "sockeye"}, "account"),
+        ({"keys": ("array=0-3",)}, "--set array: the plan itself says that"),
+        ({"keys": ("colour=red",)}, "no key 'colour'"),
+        ({"template": "cooking"}, "there is no template 'cooking'"),
+        ({"site": "narval"}, "there is no site 'narval'"),
+        ({"flags": {"engine": "cooking"}}, "--engine cooking is not known"),
+        ({"flags": {"overlap": 3.0}}, "--chunk-length"),
+        ({"config": Path("run.toml")}, "[run] chunk_length cannot be used with --write"),
+        ({"write": Path("m.csv")}, "m.csv is there already"),
+        ({"write": Path("m.csv/below")}, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_reading_and_leaves_nothing(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    (tmp_path / "run.toml").write_text("[run]\nchunk_length = 30\n")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, manifest, **{"write": Path("p"), **changes})
+    assert words in str(refused.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_plan_never_replaces_another(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    plan(tmp_path, manifest, write=Path("p"))
+    files = files_of(tmp_path / "p")
+    with pytest.raises(BadInput) as refused:
+        plan(tmp_path, manifest, write=Path("p"))
+    assert "may be in use" in (refused.value.why or "")
+    assert files_of(tmp_path / "p") == files

@@ -1,0 +1,288 @@
+"""The parts of the live page that need no server: what changes, who may ask, what may be asked, what is documented."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from badcjobs import resources
+from badcjobs.live_documents import Documents
+from badcjobs.model import Reading
+from badcjobs.monitor.frame import STATES, AlertLine, DeviceLine, Frame, ProcessLine, TaskLine, Total, Trail
+from badcjobs.web.access import Guard, host_name
+from badcjobs.web.changes import Journal, change_text, snapshot_text
+from badcjobs.web.openapi import document
+from badcjobs.web.operations import OPERATIONS
+from badcjobs.web.parameters import Parameter, WrongQuestion, parse_query
+from badcjobs.web.schemas import SCHEMAS, TASK_STATES
+
+TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
+DEVICE = DeviceLine("gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", "4821_0.r0.gpu1", reading=Reading(70), trail=TRAIL)
+TASK = TaskLine("4821_0.r0.gpu1", "4821", 0, "running", done=3, pending=7)
+FRAME = Frame(1000, "july", True, (TASK,), (DEVICE,), (), Total({"running": 1}, 1, 10, True, 3))
+
+
+def looks(*frames: Frame) -> list[Any]:
+    documents = Documents()
+    return [documents.look(frame) for frame in frames]
+
+
+# --- what listeners are told ------------------------------------------------------------------------------------------
+
+
+def test_a_look_at_the_same_lines_is_no_news() -> None:
+    before, after = looks(FRAME, replace(FRAME, at_ms=3000))
+    assert change_text(before, after) is None
+
+
+def test_only_what_has_changed_is_told_again() -> None:
+    other = replace(TASK, name="4821_1.r0.gpu2", array_index=1)
+    full = replace(FRAME, tasks=(TASK, other))
+    before, after = looks(full, replace(full, at_ms=3000, tasks=(replace(TASK, done=4, pending=6), other)))
+    change = json.loads(change_text(before, after) or "")
+    assert [task["done"] for task in change["tasks"]] == [4]
+    assert change["devices"] == []
+    assert change["at_ms"] == 3000
+
+
+def test_what_is_gone_is_named() -> None:
+    before, after = looks(FRAME, replace(FRAME, tasks=(), devices=()))
+    change = json.loads(change_text(before, after) or "")
+    assert (change["gone_tasks"], change["gone_devices"]) == ([TASK.name], [f"{TASK.name}/GPU-a"])
+
+
+def test_an_alert_that_ends_is_news() -> None:
+    alert = AlertLine("thermal", "warning", "86 °C", "gpu1", 500, TASK.name, 0, "GPU-a", 86.0, 83.0)
+    before, after = looks(replace(FRAME, alerts=(alert,)), FRAME)
+    assert json.loads(change_text(before, after) or "")["alerts"] == []
+
+
+def test_of_a_task_that_has_ended_listeners_get_the_device_without_its_chart_and_who_asks_gets_it() -> None:
+    (look,) = looks(replace(FRAME, devices=(replace(DEVICE, alive=False),)))
+    assert json.loads(snapshot_text(look))["devices"][0]["trail"] is None
+    (item,) = look.devices.values()
+    assert item.document["trail"]["utilization_percent"] == (50, None, 70)
+
+
+def test_two_devices_that_nobody_can_tell_apart_both_stay() -> None:
+    (look,) = looks(replace(FRAME, devices=(DEVICE, DEVICE)))
+    assert list(look.devices) == [f"{TASK.name}/GPU-a", f"{TASK.name}/GPU-a#2"]
+
+
+def frames(count: int) -> list[Frame]:
+    return [replace(FRAME, at_ms=n, tasks=(replace(TASK, done=n),)) for n in range(count)]
+
+
+def events(texts: list[bytes]) -> list[tuple[str, str, Any]]:
+    """Return id, name and data of each event."""
+    found = []
+    for text in texts:
+        lines = dict(line.split(": ", 1) for line in text.decode().strip().splitlines())
+        found.append((lines.get("id", ""), lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def test_who_comes_first_gets_all_and_who_comes_back_gets_what_was_missed() -> None:
+    journal = Journal("life")
+    three = looks(*frames(3))
+    journal.take(three[0])
+    ((first_id, name, data),) = events(journal.catch_up(None))
+    assert (first_id, name, data["tasks"][0]["done"]) == ("life-0", "snapshot", 0)
+    for look in three[1:]:
+        journal.take(look)
+    missed = events(journal.catch_up("life-1"))
+    assert [(i, n, d["tasks"][0]["done"]) for i, n, d in missed] == [("life-2", "change", 2)]
+    assert journal.catch_up("life-2") == []
+
+
+@pytest.mark.parametrize(
+    "last_id", ["", "other-1", "life-99", "life--1", "life-x", "life-²", "life-" + "9" * 5000, "🐦"]
+)
+def test_who_names_an_event_that_never_was_gets_all(last_id: str) -> None:
+    journal = Journal("life")
+    for look in looks(*frames(2)):
+        journal.take(look)
+    assert [name for _, name, _ in events(journal.catch_up(last_id))] == ["snapshot"]
+
+
+def test_who_was_away_for_too_long_gets_all() -> None:
+    journal = Journal("life")
+    for look in looks(*frames(100)):
+        journal.take(look)
+    assert [name for _, name, _ in events(journal.catch_up("life-2"))] == ["snapshot"]
+    assert len(journal.catch_up("life-90")) == 9
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8), st.data())
+def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: list[list[int]], data: Any) -> None:
+    def frame(at_ms: int, indices: list[int]) -> Frame:
+        lines = {n: replace(TASK, name=f"t{n}", array_index=n, done=data.draw(st.integers(0, 2))) for n in indices}
+        return replace(FRAME, at_ms=at_ms, tasks=tuple(lines.values()))
+
+    journal, told, last_id = Journal("life"), dict[str, Any](), None
+    for look in looks(*(frame(n, indices) for n, indices in enumerate(histories))):
+        journal.take(look)
+        for _, name, event in events(journal.catch_up(last_id)):
+            told = {} if name == "snapshot" else told
+            told = {k: v for k, v in told.items() if k not in event.get("gone_tasks", ())}
+            told.update({task["name"]: task for task in event["tasks"]})
+        last_id = events(journal.catch_up(None))[0][0]
+    assert told == {task["name"]: task for task in json.loads(snapshot_text(look))["tasks"]}
+
+
+# --- who may ask ------------------------------------------------------------------------------------------------------
+
+LOOPBACK = Guard(None, True, 8765)
+SECRET = Guard("a-long-secret-token", False, 8765)
+
+
+@pytest.mark.parametrize(
+    "header", ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]", "::1"]
+)
+def test_on_loopback_the_names_of_this_machine_are_known(header: str) -> None:
+    assert LOOPBACK.knows_host(header)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["evil.example", "evil.example:8765", "localhost.evil.example", "", None, "127.0.0.1.evil.example", "10.0.0.1"],
+)
+def test_on_loopback_another_name_is_somebody_who_made_it_point_here(header: str | None) -> None:
+    assert not LOOPBACK.knows_host(header)
+
+
+def test_elsewhere_the_token_decides_and_not_the_name() -> None:
+    assert SECRET.knows_host("gpu1.cluster.example")
+
+
+@pytest.mark.parametrize(
+    ("headers", "let_in"),
+    [
+        ({}, False),
+        ({"authorization": "Bearer a-long-secret-token"}, True),
+        ({"authorization": "bearer  a-long-secret-token "}, True),
+        ({"authorization": "Bearer a-long-secret-toke"}, False),
+        ({"authorization": "Basic a-long-secret-token"}, False),
+        ({"authorization": "Bearer "}, False),
+        ({"authorization": "Bearer \udcff"}, False),
+        ({"cookie": "badcjobs_8765=a-long-secret-token"}, False),
+        ({"cookie": "a=b; " + SECRET.cookie.partition(";")[0]}, True),
+        ({"cookie": Guard("another", False, 8765).cookie.partition(";")[0]}, False),
+        ({"cookie": Guard("a-long-secret-token", False, 1).cookie.partition(";")[0]}, False),
+        ({"cookie": "[]=\";'"}, False),
+    ],
+)
+def test_only_the_token_or_its_cookie_opens_the_door(headers: dict[str, str], let_in: bool) -> None:
+    assert SECRET.lets_in(headers) is let_in
+
+
+def test_the_cookie_is_not_the_token_and_no_script_or_other_site_gets_it() -> None:
+    assert "a-long-secret-token" not in SECRET.cookie
+    assert SECRET.cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
+
+
+@given(st.text())
+def test_any_host_header_has_some_name(text: str) -> None:
+    assert host_name(text) == host_name(text).strip().lower() or text.strip().startswith("[")
+
+
+# --- what may be asked ------------------------------------------------------------------------------------------------
+
+LIMIT = Parameter("limit", "integer", "", low=1, high=10)
+ALIVE = Parameter("alive", "boolean", "")
+STATE = Parameter("state", "string", "", default="done", choices=("done", "failed"))
+
+
+def test_what_is_not_given_is_the_default() -> None:
+    assert parse_query([], [LIMIT, ALIVE, STATE]) == {"limit": None, "alive": None, "state": "done"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (("limit", "0"), "from 1 to 10"),
+        (("limit", "11"), "from 1 to 10"),
+        (("limit", ""), "a whole number"),
+        (("limit", "1.5"), "a whole number"),
+        (("limit", "٣"), "a whole number"),
+        (("limit", "9" * 5000), "a whole number"),
+        (("alive", "yes"), "true or false"),
+        (("state", "asleep"), "one of done, failed"),
+        (("lmit", "1"), "unknown parameter 'lmit': there is limit, alive, state"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_with_what_would_be_right(pair: tuple[str, str], words: str) -> None:
+    with pytest.raises(WrongQuestion, match=words) as refused:
+        parse_query([pair], [LIMIT, ALIVE, STATE])
+    assert refused.value.status == 400
+    assert len(refused.value.message) < 200
+
+
+def test_a_parameter_given_twice_is_refused() -> None:
+    with pytest.raises(WrongQuestion, match="limit is given twice"):
+        parse_query([("limit", "1"), ("limit", "2")], [LIMIT])
+
+
+# --- what is documented -----------------------------------------------------------------------------------------------
+
+
+def test_the_states_of_a_task_are_those_of_the_live_view() -> None:
+    assert TASK_STATES == STATES
+
+
+@pytest.mark.parametrize(
+    ("schema", "lines"),
+    [
+        ("Task", {"tasks": TASK}),
+        ("Device", {"devices": DEVICE}),
+        ("Alert", {}),
+        ("Total", {}),
+        ("Process", {}),
+        ("Trail", {}),
+    ],
+)
+def test_the_documents_have_exactly_the_fields_that_are_documented(schema: str, lines: dict[str, Any]) -> None:
+    kinds = {"Alert": AlertLine, "Total": Total, "Process": ProcessLine, "Trail": Trail}
+    documented = set(SCHEMAS[schema]["properties"])
+    if schema in kinds:
+        more = {"settled", "share", "source_chunks"} if schema == "Total" else set()
+        assert documented == {field.name for field in fields(kinds[schema])} | more
+    else:
+        ((part, _),) = lines.items()
+        assert documented == set(json.loads(snapshot_text(looks(FRAME)[0]))[part][0])
+
+
+def test_every_operation_and_every_schema_is_in_the_document_and_every_link_leads_somewhere() -> None:
+    paths = document()["paths"]
+    assert set(paths) == {operation.path for operation in OPERATIONS}
+    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
+    text = json.dumps(document())
+    for name in SCHEMAS:
+        assert f'"#/components/schemas/{name}"' in text or f"(schema {name})" in text or f"({name})" in text, name
+    links = {part.split('"')[0] for part in text.split('"$ref": "#/components/')[1:]}
+    for link in links:
+        kind, name = link.split("/")
+        assert name in document()["components"][kind]
+
+
+def test_every_field_of_every_schema_says_what_it_is() -> None:
+    silent = [
+        f"{name}.{field}"
+        for name, schema in SCHEMAS.items()
+        for field, value in schema["properties"].items()
+        if "$ref" not in value and "anyOf" not in value and not value.get("description")
+    ]
+    assert silent == []
+
+
+def test_the_guide_names_every_address_and_every_parameter() -> None:
+    guide = (resources.folder("guide") / "serve.md").read_text(encoding="utf-8")
+    for operation in OPERATIONS:
+        assert operation.path in guide, operation.path
+        for parameter in operation.parameters:
+            assert f"{parameter.name}=" in guide, f"{operation.path}: {parameter.name}"
