@@ -14,7 +14,7 @@ import wave
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from badcjobs.errors import BadInput
 from badcjobs.seams import NoDecoder
@@ -90,21 +90,30 @@ def error_words(error: Exception, path: str) -> str:
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:
     """Return the length of an audio file and its loud stretches as (start_ms, end_ms, label, score, name)."""
-    if (floats := read_floats(path)) is not None:
-        rate, channels, samples = floats
-        audio_s = len(samples) / channels / rate
-        levels = list(_float_levels(samples, max(1, int(_WINDOW_S * rate)) * channels))
-        return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
-    rate, channels, width, raw = read_flac(path) or read_pcm(path)
-    window = max(1, int(_WINDOW_S * rate)) * channels
-    levels = list(_levels(raw, width, window))
-    audio_s = len(raw) / (width * channels) / rate
+    with Path(path).open("rb") as file:
+        audio_s, levels = loudness(file)
     return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
 
 
-def read_pcm(path: str) -> tuple[int, int, int, bytes]:
+def loudness(file: BinaryIO) -> tuple[float, list[float]]:
+    """Return the length of audio in seconds and the peak of each tenth of a second."""
+    head = file.read(12)
+    if head[8:] == b"WAVE" and (floats := read_floats(file)) is not None:
+        rate, channels, samples = floats
+        return len(samples) / channels / rate, list(_float_levels(samples, _window(rate) * channels))
+    file.seek(0)
+    is_flac = head.startswith((b"fLaC", b"ID3"))  # some programs put tags before the stream
+    rate, channels, width, raw = read_flac(file) if is_flac else read_pcm(file)
+    return len(raw) / (width * channels) / rate, list(_levels(raw, width, _window(rate) * channels))
+
+
+def _window(rate: int) -> int:
+    return max(1, int(_WINDOW_S * rate))
+
+
+def read_pcm(file: BinaryIO) -> tuple[int, int, int, bytes]:
     """Return rate, channels, bytes a sample and the samples of a WAV file of whole numbers."""
-    with wave.open(path, "rb") as audio:
+    with wave.open(file, "rb") as audio:
         rate, width, channels = audio.getframerate(), audio.getsampwidth(), audio.getnchannels()
         if rate == 0 or width not in (*_ARRAY_TYPE, 3):
             raise ValueError(f"audio with {8 * width} bits a sample at {rate} Hz is not understood")
@@ -114,18 +123,15 @@ def read_pcm(path: str) -> tuple[int, int, int, bytes]:
     return rate, channels, width, raw
 
 
-def read_flac(path: str) -> tuple[int, int, int, bytes] | None:
-    """Return the same of a FLAC file, in 16 bits; None: it is none. Raise NoDecoder where nobody can read it."""
-    with Path(path).open("rb") as file:
-        if not file.read(4).startswith((b"fLaC", b"ID3")):  # some programs put tags before the stream
-            return None
+def read_flac(file: BinaryIO) -> tuple[int, int, int, bytes]:
+    """Return the same of a FLAC file, in 16 bits. Raise NoDecoder where nobody can read it."""
     try:
         import soundfile
     except (ImportError, OSError) as error:
         why = f"it is FLAC, and the package soundfile is not here ({error})"
         raise NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is installed)") from error
     try:
-        with soundfile.SoundFile(path) as audio:
+        with soundfile.SoundFile(file.name) as audio:
             blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
             rate, channels, frames, raw = audio.samplerate, audio.channels, audio.frames, b"".join(blocks)
     except soundfile.SoundFileError as error:
@@ -135,29 +141,26 @@ def read_flac(path: str) -> tuple[int, int, int, bytes] | None:
     return rate, channels, 2, raw
 
 
-def read_floats(path: str) -> tuple[int, int, array[float]] | None:
+def read_floats(file: BinaryIO) -> tuple[int, int, array[float]] | None:
     """Return rate, channels and samples of a WAV file of floats, which ``wave`` does not read; None: it is none."""
-    with Path(path).open("rb") as file:
-        if file.read(12)[8:] != b"WAVE":
-            return None
-        rate = channels = bits = 0
-        while len(head := file.read(8)) == 8:
-            name, size = struct.unpack("<4sI", head)
-            if name == b"data" and rate:
-                raw = file.read(size)
-                if len(raw) < size:
-                    raise ValueError("the audio ends before its header says")
-                samples: array[float] = array(_FLOAT_TYPE[bits // 8])
-                samples.frombytes(raw[: size // (bits // 8 * channels) * (bits // 8 * channels)])
-                return rate, channels, samples
-            start = file.tell()
-            if name == b"fmt ":
-                form = file.read(min(size, 40))
-                kind, channels, rate, bits = struct.unpack("<HHI6xH", form[:16].ljust(16, b"\0"))
-                kind = form[24] if kind == _EXTENSIBLE and len(form) > 25 else kind
-                if kind != _FLOAT or bits // 8 not in _FLOAT_TYPE or not (channels and rate):
-                    return None
-            file.seek(start + size + (size & 1))
+    rate = channels = bits = 0
+    while len(head := file.read(8)) == 8:
+        name, size = struct.unpack("<4sI", head)
+        if name == b"data" and rate:
+            raw = file.read(size)
+            if len(raw) < size:
+                raise ValueError("the audio ends before its header says")
+            samples: array[float] = array(_FLOAT_TYPE[bits // 8])
+            samples.frombytes(raw[: size // (bits // 8 * channels) * (bits // 8 * channels)])
+            return rate, channels, samples
+        start = file.tell()
+        if name == b"fmt ":
+            form = file.read(min(size, 40))
+            kind, channels, rate, bits = struct.unpack("<HHI6xH", form[:16].ljust(16, b"\0"))
+            kind = form[24] if kind == _EXTENSIBLE and len(form) > 25 else kind
+            if kind != _FLOAT or bits // 8 not in _FLOAT_TYPE or not (channels and rate):
+                return None
+        file.seek(start + size + (size & 1))
     return None
 
 

@@ -15,7 +15,6 @@ import pytest
 from support.badcjobs_program import Outcome, Site
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
-from support.forked_commands import run_each
 
 from badcjobs.resources import folder
 from badcjobs.template_shelf import list_templates
@@ -290,7 +289,7 @@ class Machine:
         return options.split(), {**known, "PATH": ":".join(path)}
 
     def check_each(self, commands: list[tuple[list[str], dict[str, str]]]) -> list[Outcome]:
-        return run_each(self.site, [one for one, _ in commands], [env for _, env in commands])
+        return self.site.badcjobs_each([one for one, _ in commands], [env for _, env in commands])
 
 
 def pasted(script: str, fix: str) -> tuple[str, str]:
@@ -385,7 +384,7 @@ def test_every_template_filled_in_with_its_examples_has_nothing_to_mend_on_socke
     for name, values in EXAMPLES.items():
         given = [*values, "out=results", *([] if name == "merge" else ["source=manifest.csv", "args=--engine demo"])]
         fills.append(["template", name, "-o", f"{name}.sbatch", *(word for one in given for word in ("--set", one))])
-    assert [done.exit_code for done in run_each(machine.site, fills)] == [0] * len(EXAMPLES)
+    assert [done.exit_code for done in machine.site.badcjobs_each(fills)] == [0] * len(EXAMPLES)
     scripts = {name: (machine.site.folder / f"{name}.sbatch").read_text() for name in EXAMPLES}
     places = ({"site": "sockeye"}, {"site": "plain"})
     commands = [

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
-from support.forked_commands import run_each
 from support.login_node import LoginNode
 
 from badcjobs.scheduler.sbatch import call_sbatch
@@ -141,7 +140,7 @@ def told(shared_site: Site) -> dict[str, Told]:
     commands = [_command(manifest, out, words) for out, words, *_ in orders]
     names = ("TEST_SBATCH", "TEST_SQUEUE", "TEST_MERGE")
     envs = [{"PATH": path, **dict(zip(names, does, strict=False))} for _, _, *does in orders]
-    ends = iter(run_each(shared_site, commands, envs, ("badcjobs.handing_in", "badcjobs.following", "submitit")))
+    ends = iter([shared_site.badcjobs(*command, env=env) for command, env in zip(commands, envs, strict=True)])
 
     def tell(name: str) -> Told:
         out = shared_site.folder / name

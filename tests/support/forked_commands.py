@@ -1,59 +1,70 @@
-"""Runs many badcjobs commands, each in a process of its own that inherits what Python has already imported.
+"""Runs badcjobs commands in processes that inherit what Python has already imported: half of a short command's time.
 
-A command then takes a tenth of a second instead of one; everything else is as if a shell had started it.
+Everything else is as if a shell had started it. What Python and the linker read only once, when a program starts,
+would not be seen: a command whose environment changes that is started as ever.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from pathlib import Path
 
-from support.badcjobs_program import Outcome, Site
-
-_FORKER = """
-import contextlib, importlib, io, json, os, sys
-import badcjobs.checking, badcjobs.cli.program, badcjobs.cli.world, badcjobs.template_shelf
-import badcjobs.gpu.amd, badcjobs.gpu.dcgm, badcjobs.gpu.nvml, badcjobs.workers.demo_worker
-
-def become(argv, env, said):
-    for number in (1, 2):
-        os.dup2(os.open(f"{said}.{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = ["badcjobs", *argv]
-    badcjobs.cli.main()
-
-with contextlib.redirect_stdout(io.StringIO()):  # what the parser imports with its first option, it has then
-    badcjobs.cli.program.app(["template", "--json"], standalone_mode=False)
-
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-codes = []
-for argv, env, said in json.load(sys.stdin):
-    pid = os.fork()
-    if pid == 0:
-        become(argv, env, said)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-print(json.dumps(codes))
-"""
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
+_CONNECT_S = 60
 
 
-def run_each(
-    site: Site, commands: Sequence[Sequence[str]], envs: Sequence[dict[str, str]] = (), modules: Sequence[str] = ()
-) -> list[Outcome]:
-    """Run commands one after the other, in the site's folder; return how each ended.
+def can_be_forked(changes: dict[str, str]) -> bool:
+    """Return whether a command with these changes to the environment is the same when it is forked."""
+    return not any(name.startswith(_READ_AT_START) for name in changes)
 
-    ``modules`` are those that all of them would import, besides the usual.
-    """
-    folder = site.folder / "said"
-    said = [str(folder / f"forked{number}") for number in range(len(commands))]
-    environments = [site.environ(env) for env in (envs or [{}] * len(commands))]
-    orders = json.dumps(list(zip(commands, environments, said, strict=True)))
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKER, *modules], input=orders, text=True, capture_output=True, check=True,
-        cwd=site.folder, env=site.environ(), timeout=120,
-    )  # fmt: skip
-    texts = [[(folder / f"{name}.{number}").read_text() for number in (1, 2)] for name in said]
-    return [Outcome(code, *text) for code, text in zip(json.loads(done.stdout), texts, strict=True)]
+
+class ForkedCommand:
+    """A command that runs, of which we know the process and are told the end."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, stdout: Path, stderr: Path) -> None:
+        self._talk = socket.socket(socket.AF_UNIX)
+        self._talk.settimeout(_CONNECT_S)
+        self._talk.connect(_door(env["PYTHONPATH"]))
+        order = {"argv": argv, "env": env, "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr)}
+        self._talk.sendall(json.dumps(order).encode() + b"\n")
+        self._answers = self._talk.makefile("r", encoding="ascii")
+        self.pid = int(self._answers.readline())
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit code; raise TimeoutError, and end the process, when it does not come."""
+        self._talk.settimeout(timeout_s)
+        try:
+            return int(self._answers.readline())
+        except TimeoutError:
+            os.kill(self.pid, signal.SIGKILL)
+            raise
+        finally:
+            self._talk.close()
+
+
+@functools.cache
+def _door(python_path: str) -> str:
+    """Start the process that is forked, once; it ends with us."""
+    folder = tempfile.mkdtemp(prefix="forker-")
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    forker = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("command_forker.py")), f"{folder}/door"],
+        env={**kept, "LANG": "C.UTF-8", "PYTHONPATH": python_path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert forker.stdin is not None and forker.stdout is not None
+    assert forker.stdout.readline() == b"open\n", "the forker did not start"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(forker.wait)
+    atexit.register(forker.stdin.close)
+    return f"{folder}/door"
