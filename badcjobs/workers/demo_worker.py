@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from badcjobs.errors import BadInput
-from badcjobs.seams import NoDecoder
 from badcjobs.workers.demo_memory import PretendedMemory, fill
 from badcjobs.workers.failures import BAD_AUDIO, NO_PROGRAM
 from badcjobs.workers.hawkears_worker import Conversation
@@ -27,6 +26,10 @@ _ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
 _FLOAT_TYPE = {4: "f", 8: "d"}
 _FLOAT, _EXTENSIBLE = 3, 0xFFFE
 _BLOCK = 1 << 16  # frames
+
+
+class _NoDecoder(Exception):
+    """The package that reads such audio is not here."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,7 +74,7 @@ def main(args: Sequence[str]) -> None:
                 answer = {"error": f"CUDA out of memory. Tried to make room for {answer['audio_s']:.1f} s (pretended)"}
             elif (memory := memory_of(options)) is not None and (refusal := memory.take(answer["audio_s"])):
                 answer = {"error": refusal}
-        except NoDecoder as error:
+        except _NoDecoder as error:
             answer = {"error_class": NO_PROGRAM, "error": f"{path}: {error}"}
         except (OSError, EOFError, ValueError, wave.Error) as error:
             what = f"{error_words(error, path)} (this engine reads WAV, PCM and float, and FLAC)"
@@ -124,12 +127,12 @@ def read_pcm(file: BinaryIO) -> tuple[int, int, int, bytes]:
 
 
 def read_flac(file: BinaryIO) -> tuple[int, int, int, bytes]:
-    """Return the same of a FLAC file, in 16 bits. Raise NoDecoder where nobody can read it."""
+    """Return the same of a FLAC file, in 16 bits. Raise _NoDecoder where nobody can read it."""
     try:
         import soundfile
     except (ImportError, OSError) as error:
         why = f"it is FLAC, and the package soundfile is not here ({error})"
-        raise NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is installed)") from error
+        raise _NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is installed)") from error
     try:
         with soundfile.SoundFile(file.name) as audio:
             blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
