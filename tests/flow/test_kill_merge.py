@@ -48,7 +48,7 @@ def test_a_killed_merge_leaves_the_old_content_or_the_new(
         task.write()
     whole = copied(start, site.out)
     started_s = time.monotonic()
-    assert site.badcjobs("merge", whole).exit_code == 0
+    assert site.start("merge", whole).wait().exit_code == 0
     duration_s = time.monotonic() - started_s
     old, finished = content(start / "job.sqlite"), content(whole / "job.sqlite")
     assert old != finished
