@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from hypothesis import settings
-from support.order_of_tests import by_folder
+from support.order_of_tests import by_folder, runs_against_the_clock
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,7 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first; give a second try to those that a busy machine can fail, and name them in the end."""
     items.sort(key=by_folder)
+    for item in filter(runs_against_the_clock, items):
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(autouse=True)

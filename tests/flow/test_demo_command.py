@@ -21,10 +21,10 @@ def demo(shared_site: Site) -> tuple[Outcome, float]:
     return done, time.monotonic() - start_s
 
 
-def test_it_ends_well_in_less_than_half_a_minute(demo: tuple[Outcome, float]) -> None:
+def test_it_ends_well_within_a_minute_even_beside_other_tests(demo: tuple[Outcome, float]) -> None:
     done, seconds = demo
     assert done.exit_code == 0, done.stderr
-    assert seconds < 30
+    assert seconds < 60
 
 
 def test_it_ends_with_the_merged_summary(demo: tuple[Outcome, float]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+_REAL_PROCESSES = ("slurm", "flow", "faults", "browser")
 _FOLDERS = ("slurm", "flow", "faults", "contract", "unit")  # the longest first, so that no worker ends alone with it
 
 
@@ -29,3 +30,8 @@ def by_folder(item: pytest.Item) -> int:
     """Return the place of a test in the order of the folders; within one they keep theirs."""
     folder = item.path.parent.name
     return _FOLDERS.index(folder) if folder in _FOLDERS else len(_FOLDERS)
+
+
+def runs_against_the_clock(item: pytest.Item) -> bool:
+    """Return whether a test watches real processes, which others may keep from their work; a unit never waits."""
+    return item.path.parent.name in _REAL_PROCESSES
