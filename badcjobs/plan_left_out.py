@@ -11,6 +11,7 @@ from typing import TextIO
 
 from badcjobs.errors import BadInput
 from badcjobs.manifest.badc_manifest import Manifest
+from badcjobs.manifest.folder import CLOSED_FOLDER
 from badcjobs.manifest.mistakes import SHOWN, Mistakes
 from badcjobs.manifest.walk import Source
 from badcjobs.plan.survey import Survey
@@ -24,7 +25,7 @@ class LeftOut(Mistakes):
 
     def __init__(self, parts: Sequence[Source], path: Path | None = None) -> None:
         super().__init__([part.name for part in parts])
-        self.rows = 0
+        self.rows = self.folders = 0
         self._parts = parts
         self._whole: set[int] = set()
         self._lines: dict[int, bytearray] = {}  # a bit for each line: every row of a large manifest may be wrong
@@ -53,8 +54,10 @@ class LeftOut(Mistakes):
         part = self._parts[self.source]
         if line:
             self.rows += self._is_first_of(line)
-        elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read"):
+        elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
             self._whole.add(self.source)
+        elif text.startswith(CLOSED_FOLDER):
+            self.folders += 1  # what is in there, nobody knows
         else:
             self.rows += 1  # a recording in a folder, which has no lines
         if self._file is not None:
@@ -68,7 +71,8 @@ class LeftOut(Mistakes):
 
     def tell(self, found: Survey) -> None:
         """Put into a survey how much is left out, the first of it, and a line to paste."""
-        found.left_out, found.left_out_sources = self.rows, self.whole_sources
+        found.left_out_missing = self.missing
+        found.left_out, found.left_out_folders, found.left_out_sources = self.rows, self.folders, self.whole_sources
         lines, _ = self.examples(SHOWN)
         more = [f"… and {self.count - len(lines):,} more"] if self.count > len(lines) else []
         found.left_out_lines = (*lines, *more)

@@ -38,7 +38,7 @@ class RowFile:
 
     def add(self, row: Row) -> None:
         """Keep a row."""
-        recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names = row
+        recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
         # A row that ends where it begins is refused; without an end its header is asked, and says the same.
         end = "" if end_ms is None or end_ms <= start_ms else end_ms
         text = f"{recording_id},{chunk_id},{path},{start_ms},{end},{overlap_ms},{sha256},{notes}"

@@ -18,6 +18,7 @@ from badcjobs.probed import Damaged, default_store, read_probes
 from badcjobs.report.headlines import news_words
 from badcjobs.store.job_reader import read_job
 
+_SHOWN = 3
 _HOW = (
     "badcjobs plan … --from RUN   (a run of one task of such audio; or badcjobs probe AUDIO, or --rate"
     " AUDIO_HOURS_PER_GPU_HOUR)"
@@ -76,12 +77,15 @@ def _of_probes(path: Path, settings: RunSettings, environ: Mapping[str, str], cw
     try:
         if not path.exists():
             raise BadInput(f"{path} does not exist", fix=_HOW)
-        found = [one for one in read_probes(path) if one.key.settings == subject]
+        there = read_probes(path)
+        found = [one for one in there if one.key.settings == subject]
     except (Damaged, OSError) as error:
         raise BadInput(f"{path} cannot be used", why=str(error), fix=_HOW) from error
     chosen = choose_probes(found, version_here(settings, environ, cwd), settings.workers_wanted)
     if not chosen:
-        raise BadInput(f"{path} has no finished probe of this engine", why=f"looked for: {subject}", fix=_HOW)
+        others = sorted({one.key.settings for one in there if one.key.settings != subject})
+        why = "\n".join([f"looked for: {subject}", *(f"it has: {one}" for one in others[:_SHOWN])])
+        raise BadInput(f"{path} has no finished probe of this engine with these options", why=why, fix=_HOW)
     if len(chosen) > 1:
         said = [f"{one.device}: {one.speed.audio_hours_per_gpu_hour:,.1f}" for one in chosen]
         raise BadInput(

@@ -139,8 +139,14 @@ def _tally(rows: Iterable[Row], kept: RowFile | None, progress: Progress) -> Sur
     add, keep = found.add, None if kept is None else kept.add
     before, from_ms, until_ms = "", 0, 0
     for number, row in enumerate(rows, 1):
-        start_ms, end_ms = row.start_ms, row.end_ms
-        add(None if end_ms is None else end_ms - start_ms, row.path, row.chunk_id)
+        start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
+        if row.unreadable and end_ms is None:
+            found.add_unreadable(row.path, row.base, row.unreadable)
+        elif there_ms is not None and end_ms is not None and there_ms < end_ms:
+            end_ms = max(start_ms, there_ms)  # no more will be done
+            found.add_broken(end_ms - start_ms, row.path, row.chunk_id)
+        else:
+            add(None if end_ms is None else end_ms - start_ms, row.path, row.chunk_id)
         if end_ms is not None:
             if start_ms < until_ms and row.recording_id == before:
                 found.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))

@@ -52,8 +52,8 @@ class OddFiles:
         self._before = ""
         self._odd: set[str] = set()
 
-    def note(self, chunk: Chunk, *, measured: bool) -> None:
-        """Look at the next chunk; ``measured``: its header was asked, so that one which says nothing is odd."""
+    def note(self, chunk: Chunk) -> None:
+        """Look at the next chunk."""
         if chunk.audio_path == self._before or chunk.audio_path in self._odd:
             return
         self._before = chunk.audio_path
@@ -62,11 +62,11 @@ class OddFiles:
             self.empty += 1
             self._odd.add(chunk.audio_path)
             _keep(self._empty_names, name)
-        elif measured and header.sample_rate_hz is None and (why := _why_unreadable(chunk.audio_path)):
+        elif header.unreadable:
             self.unreadable += 1
             self._odd.add(chunk.audio_path)
             self._look = self._look or f"ls -l {shlex.quote(chunk.audio_path)}"
-            _keep(self._unreadable_names, f"{name}: {why}")
+            _keep(self._unreadable_names, f"{name}: {header.unreadable}")
 
     def findings(self, go_on: str) -> Iterator[Finding]:
         """Yield what would fail."""
@@ -76,16 +76,6 @@ class OddFiles:
         if self.empty:
             text = f"{_files(self.empty)} without any audio; each will fail, for there is nothing to analyse"
             yield warning("audio", text, go_on, _with_more(self._empty_names, self.empty))
-
-
-def _why_unreadable(path: str) -> str | None:
-    """Try to read a file whose header has said nothing; None: it can be read, and is no WAV or FLAC."""
-    try:
-        with open(path, "rb", 0) as file:  # noqa: PTH123  (as its header was read)
-            file.read(1)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _files(many: int) -> str:
@@ -103,14 +93,13 @@ def _with_more(names: Sequence[str], many: int) -> list[str]:
 
 def _read_all(sources: Sources, progress: Callable[[int], None], odd: OddFiles) -> tuple[SourceFacts, Remarks]:
     remarks = Remarks()
-    always_measured = sources.cutting.rows is not False
     chunks = of_unknown_length = 0
     audio_s = 0.0
     for chunks, chunk in enumerate(sources.chunks(WHOLE, remarks), 1):
         progress(chunks)
         audio_s += chunk.audio_s or 0.0
         of_unknown_length += chunk.audio_s is None
-        odd.note(chunk, measured=always_measured or chunk.end_ms is None)
+        odd.note(chunk)
     listed = sources.manifests_listed
     facts = SourceFacts(chunks, audio_s, of_unknown_length, listed, empty=odd.empty, unreadable=odd.unreadable)
     return facts, remarks

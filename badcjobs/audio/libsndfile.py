@@ -31,8 +31,13 @@ def cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path
             if first >= last:
                 has = f"{audio.frames / audio.samplerate:.3f} s of audio"
                 raise CannotCut(f"{source} has {has}, and none after {start_s:.3f} s")
-            audio.seek(first)
-            _write(audio, last - first, target)
+            try:
+                audio.seek(first)
+                _write(audio, last - first, target)
+            except soundfile.SoundFileError as error:  # its header could be read
+                where = f"from {start_s:g} s to {last / audio.samplerate:g} s"
+                what = f"{source} cannot be decoded {where}: it breaks off, or is damaged"
+                raise CannotCut(f"{what} ({str(error).removeprefix('Error : ').rstrip('.')})") from error
     except soundfile.SoundFileError as error:
         raise CannotCut(f"{source} cannot be decoded: {error}") from error
 

@@ -7,7 +7,6 @@ import posixpath
 import shlex
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.manifest.audio_header import read_header
@@ -74,8 +73,9 @@ def find_audio(path: str, folders: Sequence[str]) -> Found:
 
 def with_header(found: Found, read: ReadHeader = read_header) -> Found:
     """Return what find_audio has found together with what its header says."""
-    audio_path, fingerprint = found
-    return audio_path, replace(fingerprint, header=read(audio_path))
+    audio_path, known = found
+    # Not dataclasses.replace, which takes as long as a look at a local disk.
+    return audio_path, Fingerprint(known.audio_bytes, known.audio_mtime_ns, known.audio_sha256, read(audio_path))
 
 
 def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
@@ -126,4 +126,4 @@ def without_ending(path: str) -> str:
     So does ``.wav``, which has no other name.
     """
     stem = path[: path.rindex(".")]
-    return path if is_audio(stem) or not posixpath.basename(stem) else stem
+    return path if is_audio(stem) or not stem or stem[-1] == "/" else stem

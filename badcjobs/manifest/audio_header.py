@@ -23,14 +23,16 @@ def read_duration_s(path: Path | str) -> float | None:
 
 
 def read_header(path: Path | str) -> AudioHeader:
-    """Return what the header of a WAV or FLAC file tells."""
+    """Return what the header of a WAV or FLAC file tells, or why it cannot be read."""
     try:
         with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is felt, with a million of them)
             magic = file.read(12)
             if magic[:4] in (b"RIFF", b"RF64", b"BW64") and magic[8:] == b"WAVE":
                 return _wav_header(file)
             return _flac_header(file)
-    except (OSError, struct.error):
+    except OSError as error:
+        return AudioHeader(unreadable=error.strerror or str(error))
+    except struct.error:
         return AudioHeader()
 
 

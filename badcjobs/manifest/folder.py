@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from badcjobs.manifest.recordings import Recording, chunks_of
 from badcjobs.manifest.remarks import Remarks
 from badcjobs.manifest.walk import Seen, Walk
 from badcjobs.model import Chunk
+
+CLOSED_FOLDER = "has a folder that cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class Folder:
         try:
             audio, folders = _list_folder(self.path, below, remarks)
         except OSError as error:
-            mistakes.add(0, f"has a folder that cannot be read: {below or '.'}", why=error.strerror or "")
+            look = f"ls -ld {shlex.quote(str(self.path / below))}"
+            mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
             return
         repeated = _repeated_stems(audio)
         for name in sorted(audio + list(folders)):

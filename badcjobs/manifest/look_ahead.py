@@ -2,7 +2,8 @@
 
 One thread looks, and we wait for it, so that a signal is heard also while a look hangs. More are hired once looks have
 taken long. Where they do not, on a local disk, sixteen threads would need twice the time of one: Python lets only one
-of them work at a time, and they get into each other's way.
+of them work at a time, and they get into each other's way. For the same reason that one gets hundreds of files at once
+there: on a busy machine each hand-over takes longer than some looks.
 
 What is asked comes back in its order, with the answer, and only so much is under way that the memory stays small. Which
 files are looked at, and what an answer means, is the callers' business.
@@ -26,6 +27,7 @@ _LONGEST_S = 0.005  # so much of a look counts: one that took long is an acciden
 _PATIENCE_S = 0.02
 _FAR_TOO_LONG_S = 0.5  # even for an accident: others are to look meanwhile
 _HEED_EVERY_S = 0.2
+_GLANCE_EVERY_S = 0.02  # while one thread looks: has it become slow?
 
 Thing = TypeVar("Thing")
 Item = TypeVar("Item")
@@ -61,7 +63,7 @@ def look_ahead(
                 continue
             if not waiting or waiting[-1].is_full:
                 if len(waiting) == threads * _ERRANDS_EACH:
-                    yield from waiting.popleft().results(while_waiting)
+                    yield from crew.results(waiting.popleft())
                 # The first are small, so that a folder of a few hundred files keeps all threads busy, too.
                 waiting.append(_Errand(min(_MOST_QUESTIONS, 1 << min(errands // threads, 8))))
                 errands += 1
@@ -72,7 +74,7 @@ def look_ahead(
         if waiting and not waiting[-1].is_full:
             crew.send(waiting[-1])
         while waiting:
-            yield from waiting.popleft().results(while_waiting)
+            yield from crew.results(waiting.popleft())
         crew.finish()
     finally:
         crew.dismiss()
@@ -124,9 +126,7 @@ class _Errand(Generic[Item, Question, Answer]):
         self._done.release()
         return True
 
-    def results(self, while_waiting: Callable[[], None]) -> Iterator[tuple[Item, Answer | None]]:
-        while self.questions and not self.is_done(_HEED_EVERY_S):
-            while_waiting()
+    def results(self) -> Iterator[tuple[Item, Answer | None]]:
         given = 0
         for item, has_question in self._items:
             if not has_question:
@@ -156,22 +156,48 @@ class _Crew(Generic[Item, Question, Answer]):
         self._is_slow = False
         self._waited_s = 0.0  # lately, for looks that were not quick
         self._threads: list[Thread] = []
+        self._kept: list[_Errand[Item, Question, Answer]] = []  # for one hand-over, as long as looks are quick
+        self._began_s = monotonic_s()  # the errand that the one thread does
         self._errands: SimpleQueue[_Errand[Item, Question, Answer] | None] = SimpleQueue()
         self._dismissed = False
 
     def send(self, errand: _Errand[Item, Question, Answer]) -> None:
         if not errand.questions:
             return
-        if len(self._threads) < (self._most if self._is_slow else min(1, self._most)):
-            self._hire()
-        if not self._threads:  # then we have to do
-            errand.answer(self._look)
+        self._kept.append(errand)
+        if self._is_slow:
+            self._hand_over()
+
+    def results(self, errand: _Errand[Item, Question, Answer]) -> Iterator[tuple[Item, Answer | None]]:
+        """Yield what has come of an errand, once it is done."""
+        if errand.questions and not errand.is_done(0):
+            self._hand_over()
+            while not errand.is_done(_HEED_EVERY_S):
+                self._while_waiting()
+        yield from errand.results()
+
+    def _hand_over(self) -> None:
+        kept, self._kept = self._kept, []
+        if not kept:
             return
-        began_s = self._monotonic_s()
-        self._errands.put(errand)
-        while not self._is_slow and not errand.is_done(_HEED_EVERY_S):  # going on, we would get in its way
+        self._began_s = self._monotonic_s()
+        self._hire(self._most if self._is_slow else 1, len(kept))
+        for errand in kept:
+            if self._threads:
+                self._errands.put(errand)
+            else:  # then we have to do
+                errand.answer(self._look)
+                self._while_waiting()
+        if not self._is_slow:
+            self._wait_for(kept[-1])
+            if self._is_slow:
+                self._hire(self._most, len(kept))
+
+    def _wait_for(self, last: _Errand[Item, Question, Answer]) -> None:
+        """Wait until all is done, or has become slow: going on, we would get in the way of the one that looks."""
+        while not self._is_slow and not last.is_done(_GLANCE_EVERY_S):
             self._while_waiting()
-            if self._monotonic_s() - began_s > _FAR_TOO_LONG_S:
+            if self._monotonic_s() - self._began_s > _FAR_TOO_LONG_S:
                 self._is_slow = True
 
     def finish(self) -> None:
@@ -196,15 +222,18 @@ class _Crew(Generic[Item, Question, Answer]):
             if self._waited_s > _PATIENCE_S:
                 self._is_slow = True
 
-    def _hire(self) -> None:
-        thread = Thread(target=self._work, name="badcjobs-look-ahead", daemon=True)  # Ctrl-C does not wait for it
-        try:
-            thread.start()
-        except RuntimeError:  # ulimit -u: those that there are have to do
-            self._most = len(self._threads)
-        else:
+    def _hire(self, most: int, errands: int) -> None:
+        """Hire a thread for each errand, until there are so many as there may be."""
+        for _ in range(min(errands, min(most, self._most) - len(self._threads))):
+            thread = Thread(target=self._work, name="badcjobs-look-ahead", daemon=True)  # Ctrl-C does not wait for it
+            try:
+                thread.start()
+            except RuntimeError:  # ulimit -u: those that there are have to do
+                self._most = len(self._threads)
+                return
             self._threads.append(thread)
 
     def _work(self) -> None:
         while (errand := self._errands.get()) is not None and not self._dismissed:
+            self._began_s = self._monotonic_s()
             errand.answer(self._look if self._is_slow else self._look_and_note)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from badcjobs.manifest.audio_files import Found, NoAudio, covering_end_ms, end_ms_of, look_at
@@ -44,8 +43,13 @@ def chunks_of(
             yield from walk.miss(line, f"{refusal}{answer}", answer, whole)
             continue
         audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(ours.known_s)))
-        whole = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
-        yield from _cut(whole, walk.cutting) if walk.cutting.cuts_recordings else [_as_one(whole)]
+        header = fingerprint.header
+        if walk.cutting.cuts_recordings:
+            whole = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
+            yield from _cut(whole, walk.cutting)
+        else:
+            end_ms, is_cut = end_ms_of(header), _needs_a_cut(header)
+            yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
 
 
 def _ours(recordings: Iterable[Recording], walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
@@ -61,11 +65,6 @@ def _ours(recordings: Iterable[Recording], walk: Walk) -> Iterator[tuple[_Ours, 
             yield _Ours(one, row, None), one.path
 
 
-def _as_one(whole: Chunk) -> Chunk:
-    header = whole.fingerprint.header
-    return replace(whole, end_ms=end_ms_of(header), is_cut=_needs_a_cut(header))
-
-
 def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
     audio_ms = covering_end_ms(whole.fingerprint.header)
     if audio_ms is None:  # its header does not tell; what the engine makes of it, nobody knows before
@@ -75,7 +74,10 @@ def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
     is_cut = len(stretches) > 1 or _needs_a_cut(whole.fingerprint.header)
     for start_ms, end_ms in stretches:
         chunk_id = f"{name}_{start_ms}_{end_ms}"
-        yield replace(whole, chunk_id=chunk_id, start_ms=start_ms, end_ms=end_ms, is_cut=is_cut)
+        yield Chunk(
+            whole.recording_id, chunk_id, whole.source_path, whole.audio_path, start_ms, end_ms, whole.fingerprint,
+            is_cut=is_cut,
+        )  # fmt: skip
 
 
 def _needs_a_cut(header: AudioHeader) -> bool:

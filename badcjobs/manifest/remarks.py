@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from badcjobs.manifest.mistakes import Mistakes, shown
-from badcjobs.model import Chunk
+from badcjobs.model import AudioHeader, Chunk
 
 EXAMPLES = 3
 _MOST_PATHS = 200_000  # that are remembered, so that a path with two names is noticed
@@ -49,15 +49,19 @@ class Remarks:
         """Look at the next chunk; those of a recording follow each other."""
         if (now := (chunk.audio_path, chunk.recording_id)) == self._before:
             return
-        header = chunk.fingerprint.header
-        if header.there_s is not None and chunk.audio_path != self._before[0]:
-            self.broken += 1
-            says = "" if header.duration_s is None else f"its header says {header.duration_s:g} s, "
-            how = f"{says}{header.there_s:g} s are there"
-            _keep(self.broken_examples, f"{shown(chunk.source_path)} ({how})")
+        if chunk.audio_path != self._before[0]:
+            self.note_broken(chunk.source_path, chunk.fingerprint.header)
         self._before = now
         if several_sources:
             self._note_name(chunk)
+
+    def note_broken(self, path: str, header: AudioHeader) -> None:
+        """Note the header of the next file where it says more audio than there is."""
+        if header.there_s is None:
+            return
+        self.broken += 1
+        says = "" if header.duration_s is None else f"its header says {header.duration_s:g} s, "
+        _keep(self.broken_examples, f"{shown(path)} ({says}{header.there_s:g} s are there)")
 
     def _note_name(self, chunk: Chunk) -> None:
         path, name = hash(chunk.audio_path), hash(chunk.recording_id)

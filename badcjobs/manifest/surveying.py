@@ -23,9 +23,10 @@ from badcjobs.manifest.shards import WHOLE
 from badcjobs.manifest.sources import Sources
 from badcjobs.manifest.text_lines import is_text
 from badcjobs.manifest.walk import Source, Walk
-from badcjobs.model import Chunk, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, Fingerprint
 
 _MOST_LOOKS = 1000
+_NOT_READ = AudioHeader()
 _LOST = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -44,6 +45,8 @@ class Row(NamedTuple):
     notes: str = ""
     further: Sequence[str] = ()  # of columns that are no part of a BADC manifest, and their names
     further_names: tuple[str, ...] = ()
+    there_ms: int | None = None  # its file breaks off there, on the file's own clock
+    unreadable: str = ""  # why its file could not be read
 
 
 class Surveyor(Walk):
@@ -74,6 +77,13 @@ class Surveyor(Walk):
         is_new = key not in self._known
         self._known.add(key)
         return is_new
+
+    def measure(self, path: str, header: AudioHeader) -> None:
+        """Count one more file whose header was read, and what is worth a line in it."""
+        self.measured += 1
+        self.remarks.note_broken(path, header)
+        if header.sample_rate_hz:
+            self.rates_hz[header.sample_rate_hz] += 1
 
     def base_of(self, path: str, folders: Sequence[str]) -> str:
         """Return where a relative path most likely starts from, by one look for each folder that paths name."""
@@ -135,7 +145,7 @@ _Read = tuple[int, list[str], Columns, int, int | None, str]  # line, fields, wh
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[Row]:
     files = RowFiles(manifest.folders, walk.cutting, walk.read_header)
     for (line, row, columns, start_ms, end_ms, cut), look in look_ahead(_planned_rows(manifest, walk), files.look):
-        path, is_cut = row[columns.source_path], cut == "yes"
+        path, is_cut, header = row[columns.source_path], cut == "yes", _NOT_READ
         if end_ms is None:
             try:
                 files.turn_to(path, (start_ms, None), look)
@@ -143,10 +153,11 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[Row]:
                 end_ms, is_cut = files.place(start_ms, None, known_cut=is_cut)
                 cut = "yes" if is_cut else cut
             except NoAudio as problem:
-                walk.mistakes.add(line, str(problem), fix=problem.fix)
+                walk.mistakes.add(line, str(problem), fix=problem.fix, missing=problem.missing_at is not None)
                 continue
-            end_ms = _end_of(start_ms, end_ms, fingerprint)
-            walk.measured += 1
+            end_ms, header = _end_of(start_ms, end_ms, fingerprint), fingerprint.header
+            if look is not None:  # else it is the file of the row before
+                walk.measure(path, header)
         further: Sequence[str] = [row[place] for place in columns.further] if columns.further else ()
         names = columns.further_names
         if cut:
@@ -156,7 +167,7 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[Row]:
             end_ms, "" if columns.sha256 is None else row[columns.sha256], is_cut,
             "" if columns.overlap_ms is None else row[columns.overlap_ms],
             "" if columns.notes is None else row[columns.notes],
-            further, names,
+            further, names, _breaks_off_ms(header), header.unreadable,
         )  # fmt: skip
 
 
@@ -186,22 +197,21 @@ def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Q
 
 
 def _files_of(part: Source, walk: Surveyor) -> Iterator[Row]:
-    before = ""
+    before, header, there_ms = "", _NOT_READ, None
     for chunk in part.chunks(walk):
         if chunk.audio_path != before:
-            before = chunk.audio_path
-            walk.measured += 1
-            walk.remarks.note(chunk)
-            if rate_hz := chunk.fingerprint.header.sample_rate_hz:
-                walk.rates_hz[rate_hz] += 1
+            before, header = chunk.audio_path, chunk.fingerprint.header
+            there_ms = _breaks_off_ms(header)
+            walk.measure(chunk.source_path, header)
         if chunk.source_path.isascii() or is_text(chunk.source_path):
             base, path = _split(chunk)
             end_ms = _end_of(chunk.start_ms, chunk.end_ms, chunk.fingerprint)
-            told = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
+            further, names = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
             is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not all of a file that breaks off
             yield Row(
-                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, end_ms, "", is_part, "", "", *told
-            )
+                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, end_ms, "", is_part, "", "",
+                further, names, there_ms, header.unreadable,
+            )  # fmt: skip
         else:
             walk.mistakes.add(0, f"has a path that is not UTF-8: {chunk.source_path!r}")
 
@@ -209,6 +219,10 @@ def _files_of(part: Source, walk: Surveyor) -> Iterator[Row]:
 def _end_of(start_ms: int, end_ms: int | None, fingerprint: Fingerprint) -> int | None:
     """Return the end of a chunk; a file without a single byte has no header to ask, and ends where it begins."""
     return start_ms if end_ms is None and fingerprint.audio_bytes == 0 else end_ms
+
+
+def _breaks_off_ms(header: AudioHeader) -> int | None:
+    return None if header.there_s is None else round(header.there_s * 1000)
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:

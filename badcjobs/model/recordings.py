@@ -41,3 +41,4 @@ class AudioHeader:
     channels: int | None = None
     there_s: float | None = None  # the file breaks off, and so much of duration_s is there; None: all of it
     unfinished: bool = False  # nobody wrote the sizes into it, so that engines may find no audio where there is some
+    unreadable: str = ""  # why the file could not be read at all, in the system's words

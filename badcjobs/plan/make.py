@@ -88,11 +88,18 @@ def make_plan(survey: Survey, speed: Speed, wish: Wish, caps: Caps) -> Plan:
 
 def _no_audio(survey: Survey) -> BadInput:
     rows, unknown = survey.lengths.rows, survey.lengths.unknown
-    names = [*survey.unknown_names, *survey.empty_names, *survey.left_out_lines]
+    names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *survey.broken_names]
+    names += survey.left_out_lines
+    fix = survey.unreadable_fix or survey.left_out_fix or "badcjobs check SOURCE"
     if unknown:
-        what = f"nobody knows how long the audio is: the headers of {unknown:,} files do not tell"
+        what = f"nobody knows how long the audio is: {_why_unknown(survey)}"
     elif rows:
-        what = f"there is no audio in the source: its {rows:,} files are empty"
+        what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
     else:
         what = f"there is nothing to plan: {survey.left_out_words} cannot be used, and there are no others"
-    return BadInput(what, why="\n".join(names) or None, fix=survey.left_out_fix or "badcjobs check SOURCE")
+    return BadInput(what, why="\n".join(names) or None, fix=fix)
+
+
+def _why_unknown(survey: Survey) -> str:
+    counts = (survey.unreadable, "cannot be read"), (survey.untold, "with a header that does not tell")
+    return ", ".join(f"{many:,} file{'' if many == 1 else 's'} {why}" for many, why in counts if many)

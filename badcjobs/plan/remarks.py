@@ -30,23 +30,10 @@ class Remark:
 
 def remark_source(survey: Survey) -> Iterator[Remark]:
     """Say what is odd about the source; nothing of it is lost."""
-    lengths = survey.lengths
     if survey.left_out_words:
-        text = f"{survey.left_out_words} cannot be planned: badcjobs run would refuse {survey.left_out_pronoun}"
+        text = f"{survey.left_out_words} cannot be planned: badcjobs run would {survey.left_out_fate}"
         yield Remark(PROBLEM, "left out", text, survey.left_out_fix, survey.left_out_lines)
-    if lengths.unknown:
-        text = (
-            f"{_count(lengths.unknown, 'file')} whose header does not tell how long it is; planned with the mean of the"
-            f" others, {lengths.mean_ms / 1000:,.1f} s"
-        )
-        yield Remark(NOTE, "unknown length", text, examples=_named(survey.unknown_names, lengths.unknown))
-    if survey.empty:
-        many = _count(survey.empty, "file")
-        text = f"{many} without any audio; planned with 0 s, and it will fail: there is nothing to analyse"
-        yield Remark(NOTE, "empty", text, examples=_named(survey.empty_names, survey.empty))
-    if survey.broken:
-        text = f"{_count(survey.broken, 'file')} with less audio than the header says; what is there is done, no more"
-        yield Remark(NOTE, "broken off", text, examples=tuple(survey.broken_names))
+    yield from _remark_audio(survey)
     if len(survey.rates_hz) > 1:
         rates = ", ".join(f"{_count(many, 'file')} with {hz:,} Hz" for hz, many in sorted(survey.rates_hz.items()))
         yield Remark(NOTE, "sample rates", f"they differ: {rates}; an engine may be slower where it has to resample")
@@ -59,6 +46,29 @@ def remark_source(survey: Survey) -> Iterator[Remark]:
         yield Remark(NOTE, "audio", text, fix, tuple(survey.not_there_names))
     for text in survey.passed_over:
         yield Remark(NOTE, "passed over", text)
+
+
+def _remark_audio(survey: Survey) -> Iterator[Remark]:
+    """Say of which files nobody knows how much audio they have, and which have none, or less than they say."""
+    guess = f"planned with the mean of the others, {survey.lengths.mean_ms / 1000:,.1f} s"
+    if survey.unreadable:
+        many = _count(survey.unreadable, "file")
+        text = f"{many} that cannot be read from here; {guess}; whatever tasks cannot read either will fail"
+        names = _named(survey.unreadable_names, survey.unreadable)
+        yield Remark(PROBLEM, "unreadable", text, survey.unreadable_fix, names)
+    if survey.untold:
+        text = f"{_count(survey.untold, 'file')} whose header does not tell how long it is; {guess}"
+        yield Remark(NOTE, "unknown length", text, examples=_named(survey.unknown_names, survey.untold))
+    if survey.empty:
+        many = _count(survey.empty, "file")
+        who = "it" if survey.empty == 1 else "each"
+        text = f"{many} without any audio; planned with 0 s, and {who} will fail: there is nothing to analyse"
+        yield Remark(NOTE, "empty", text, examples=_named(survey.empty_names, survey.empty))
+    if survey.broken:
+        fail = f"; {_count(survey.nothing_there, 'chunk')} without any of it will fail" if survey.nothing_there else ""
+        what = f"{_count(survey.broken, 'file')} with less audio than the header says"
+        text = f"{what}; what is there is planned, no more{fail}"
+        yield Remark(NOTE, "broken off", text, examples=_named(survey.broken_names, survey.broken))
 
 
 def remark_long_chunks(survey: Survey, sizing: Sizing, needed_s: int, caps: Caps) -> Iterator[Remark]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import shlex
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -23,13 +24,19 @@ class Survey:
     measured: int = 0  # files whose header was read
     rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
     unknown_names: list[str] = field(default_factory=list)
+    unreadable: int = 0  # files that are there, and cannot be read from here; of unknown length, too
+    unreadable_names: list[str] = field(default_factory=list)  # each with the reason
+    unreadable_fix: str | None = None
     empty_names: list[str] = field(default_factory=list)
     broken: int = 0  # files that have less audio than their header says
     broken_names: list[str] = field(default_factory=list)
+    nothing_there: int = 0  # chunks that will fail: their file breaks off before them
     not_there: int = 0  # folders of which a first file was looked for in vain
     not_there_names: list[str] = field(default_factory=list)
     passed_over: tuple[str, ...] = ()  # what of folders nobody looks at, in words
     left_out: int = 0  # rows that cannot be planned
+    left_out_missing: int = 0  # so many of these because their audio is not there
+    left_out_folders: int = 0  # folders that nobody may look into, with all that is in there
     left_out_sources: int = 0  # sources of which not one row can be
     left_out_lines: tuple[str, ...] = ()  # the first mistakes
     left_out_fix: str | None = None
@@ -50,15 +57,44 @@ class Survey:
                 heapq.heappop(self._longest)  # of equal ones the first stay
                 self._shortest_shown_ms = self._longest[0][0]
 
+    def add_unreadable(self, path: str, base: str, why: str) -> None:
+        """Take the next chunk, whose file cannot be read; a relative path is put behind ``base``."""
+        self.lengths.add(None)
+        self.unreadable += 1
+        self.unreadable_fix = self.unreadable_fix or f"ls -l {shlex.quote(base + path.removeprefix('./'))}"
+        _keep(self.unreadable_names, f"{path}: {why}")
+
+    def add_broken(self, there_ms: int, path: str, chunk_id: str) -> None:
+        """Take the next chunk, in or before which its file breaks off."""
+        if there_ms:
+            self.add(there_ms, path, chunk_id)
+        else:
+            self.lengths.add(0)
+            self.nothing_there += 1
+
+    @property
+    def untold(self) -> int:
+        """How many files can be read, and have a header that does not tell how long they are."""
+        return self.lengths.unknown - self.unreadable
+
     @property
     def left_out_words(self) -> str:
         """Return how many rows and sources cannot be planned; empty: all can."""
-        counts = ((self.left_out, "row"), (self.left_out_sources, "whole source"))
+        counts = (
+            (self.left_out, "row"), (self.left_out_folders, "closed folder"), (self.left_out_sources, "whole source")
+        )  # fmt: skip
         return " and ".join(f"{many:,} {one}{'' if many == 1 else 's'}" for many, one in counts if many)
 
     @property
-    def left_out_pronoun(self) -> str:
-        return "it" if self.left_out + self.left_out_sources == 1 else "them"
+    def left_out_fate(self) -> str:
+        """Return what a run would do with what is left out."""
+        many = self.left_out + self.left_out_folders + self.left_out_sources
+        them = "it" if many == 1 else "them"
+        if not self.left_out_missing:
+            return f"refuse {them}"
+        if self.left_out_missing < many:
+            return "refuse them, or fail those whose audio is missing"
+        return f"fail {them}, for the audio is missing"
 
     @property
     def longest(self) -> list[tuple[int, str]]:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
+from support.powerless import powerless_folder
 
 from badcjobs.audio.wav import read_header as wav_header
 from badcjobs.manifest import read_duration_s
 from badcjobs.manifest.audio_header import read_header
+from badcjobs.model import AudioHeader
 
 RATE = 8000
 
@@ -69,6 +71,16 @@ def test_a_wav_cut_short_lasts_as_long_as_what_is_there_and_its_header_says_how_
     path = wav(tmp_path / "a.wav", fmt(), chunk(b"data", b"\0" * 16000, 64000))
     header = read_header(path)
     assert (read_duration_s(path), header.duration_s, header.there_s, header.unfinished) == (1, 4, 1, False)
+
+
+def test_a_file_that_cannot_be_read_says_why_and_not_that_its_header_tells_nothing(tmp_path: Path) -> None:
+    assert read_header(tmp_path / "gone.wav").unreadable == "No such file or directory"
+    assert read_header(tmp_path).unreadable == "Is a directory"
+    (tmp_path / "short.wav").write_bytes(b"RIFF\0\0\0\0WAVEfm")
+    assert read_header(tmp_path / "short.wav") == AudioHeader()
+    with powerless_folder():
+        make_wav("secret.wav", 1, RATE).chmod(0)
+        assert read_header("secret.wav") == AudioHeader(unreadable="Permission denied")
 
 
 @pytest.mark.parametrize("riff_is_right", [True, False])

@@ -216,7 +216,7 @@ def test_of_a_flac_that_breaks_off_nothing_behind_its_end_can_be_cut(tmp_path: P
         out.buffer_write(ramp(RATE * 4, 1, 2), dtype="int16")
     whole = (tmp_path / "whole.flac").read_bytes()
     (tmp_path / "a.flac").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CannotCut, match=r"a\.flac"):
+    with pytest.raises(CannotCut, match=r"a\.flac cannot be decoded from 3\.5 s to 4 s: it breaks off, or is damaged"):
         ALONE.cut(tmp_path / "a.flac", 3.5, 4.0, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()
 

@@ -214,6 +214,22 @@ def test_looking_ahead_is_bounded_stops_where_it_is_told_and_keeps_what_came_bef
         next(looked)
 
 
+def test_quick_looks_are_handed_over_hundreds_at_a_time_for_each_hand_over_costs_more_than_one() -> None:
+    read, hand_overs = [0], set()
+
+    def asked() -> Iterator[tuple[int, int]]:
+        for read[0] in range(5000):
+            yield read[0], read[0]
+
+    def look(number: int) -> int:
+        hand_overs.add(read[0])  # nobody reads on while files are looked at
+        return number
+
+    found = list(look_ahead(asked(), look, monotonic_s=lambda: 0.0))
+    assert found == [(number, number) for number in range(5000)]
+    assert len(hand_overs) < 50
+
+
 def test_two_recordings_that_differ_only_in_their_ending_keep_it(work: Path) -> None:
     for name in ("a.wav", "a.flac", "a.wav.wav", "b.wav", "s/b.WAV", "s/b.wav"):
         make_wav(work / "audio" / name)

@@ -306,8 +306,8 @@ def test_one_task_that_is_larger_than_the_cap_is_refused_with_the_time_that_fits
 @pytest.mark.parametrize(
     ("survey", "words"),
     [
-        (survey_of((None, 2)), "nobody knows how long the audio is: the headers of 2 files"),
-        (survey_of((0, 3)), "there is no audio in the source: its 3 files are empty"),
+        (survey_of((None, 2)), "nobody knows how long the audio is: 2 files with a header"),
+        (survey_of((0, 3)), "there is no audio in the source: its 3 chunks have none"),
         (Survey(left_out=4), "nothing to plan: 4 rows cannot be used"),
         (Survey(left_out=1, left_out_sources=2), "nothing to plan: 1 row and 2 whole sources cannot be used"),
     ],

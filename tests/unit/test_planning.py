@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.audio import make_wav
+from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
@@ -20,12 +21,14 @@ from badcjobs.config import make_settings
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.learned import subject_of
 from badcjobs.manifest import WHOLE, open_sources
-from badcjobs.model import FITS, Chunk, Probed, ProbeKey, ProbeResult, Trial
+from badcjobs.manifest.audio_header import read_header
+from badcjobs.model import FITS, AudioHeader, Chunk, Probed, ProbeKey, ProbeResult, Trial
+from badcjobs.plan.remarks import remark_source
 from badcjobs.plan.speed import Speed
 from badcjobs.plan.wish import Wish
 from badcjobs.plan_probe import version_here
 from badcjobs.plan_words import plan_text
-from badcjobs.planning import PlanHere, Planned, PlanOrder, plan_sources
+from badcjobs.planning import PlanHere, Planned, PlanOrder, plan_sources, read_sources
 from badcjobs.probed import to_toml
 from badcjobs.store.merging.merge import MergeOrder, merge
 
@@ -143,15 +146,94 @@ def test_the_workers_that_a_config_names_are_those_of_the_script(tmp_path: Path)
     assert text.rindex("--workers-per-gpu=2") > text.index("--workers-per-gpu auto")
 
 
-def test_files_that_break_off_are_planned_as_long_as_their_headers_say_and_named(tmp_path: Path) -> None:
-    make_wav(tmp_path / "audio" / "a.wav", 8, 1000, tone_hz=100)
-    os.truncate(tmp_path / "audio" / "a.wav", 44 + 6000)
-    made = plan(tmp_path, "audio", flags={"chunk_length": 4.0}).plan
-    assert (made.survey.lengths.rows, made.survey.cut) == (2, 2)
-    assert plan(tmp_path, "audio").plan.survey.cut == 0, "all of a file is no part of a longer one"
+def break_off(path: Path, there_s: float) -> None:
+    make_wav(path, 8, 1000, tone_hz=100)
+    os.truncate(path, 44 + round(there_s * 2000))
+
+
+def test_of_files_that_break_off_what_is_there_is_planned_and_what_is_not_will_fail(tmp_path: Path) -> None:
+    break_off(tmp_path / "audio" / "a.wav", 3)
+    break_off(tmp_path / "audio" / "header alone.wav", 0)
+    flags = {"chunk_length": 4.0, "overlap": 2.0}  # 0 to 4 and 2 to 8 s of each
+    planned = plan(tmp_path, "audio", flags=flags, write=Path("p"))
+    made, whole = planned.plan, plan(tmp_path, "audio").plan
+    assert (made.survey.lengths.rows, made.survey.cut, made.survey.nothing_there) == (4, 4, 2)
+    assert (made.survey.lengths.total_ms, made.survey.shared_ms) == (3000 + 1000, 1000)
+    assert (whole.survey.lengths.total_ms, whole.survey.nothing_there, whole.survey.empty) == (3000, 1, 0)
+    assert whole.survey.cut == 0, "all of a file is no part of a longer one"
+    assert [row[2:] for row in listed(tmp_path / "p", "wave-1")] == 2 * [(0, 4000), (2000, 8000)]
     (remark,) = (one for one in made.remarks if one.subject == "broken off")
-    assert remark.text.startswith("1 file with less audio than the header says")
-    assert remark.examples == ("a.wav (its header says 8 s, 3 s are there)",)
+    assert remark.text.startswith("2 files with less audio than the header says")
+    assert remark.text.endswith("; 2 chunks without any of it will fail")
+    assert remark.examples == (
+        "a.wav (its header says 8 s, 3 s are there)", "header alone.wav (its header says 8 s, 0 s are there)",
+    )  # fmt: skip
+
+
+def test_a_row_without_an_end_whose_file_breaks_off_is_planned_as_a_file_of_a_folder_is(tmp_path: Path) -> None:
+    break_off(tmp_path / "audio" / "a.wav", 3)
+    made = plan(tmp_path, write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,,,0,,", "b,b,audio/a.wav,,,0,,")).plan
+    assert (made.survey.lengths.total_ms, made.survey.measured, dict(made.survey.rates_hz)) == (6000, 1, {1000: 1})
+    assert made.survey.broken_names == ["audio/a.wav (its header says 8 s, 3 s are there)"]
+
+
+def test_there_is_nothing_to_plan_where_every_file_is_a_header_alone(tmp_path: Path) -> None:
+    break_off(tmp_path / "audio" / "a.wav", 0)
+    with pytest.raises(BadInput, match="its 1 chunk has none") as refusal:
+        plan(tmp_path, "audio")
+    assert refusal.value.why == "a.wav (its header says 8 s, 0 s are there)"
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_files_that_cannot_be_read_are_counted_apart_with_the_reason(tmp_path: Path, kind: str) -> None:
+    for name in ("a", "b"):
+        make_wav(tmp_path / "audio" / f"{name}.wav", 3, 1000)
+    (tmp_path / "audio" / "noise.wav").write_bytes(b"no header")
+    manifest = write_manifest(tmp_path / "m.csv", *(f"{one},{one},{one}.wav,,,0,," for one in ("a", "b", "noise")))
+
+    def read_badly(path: str) -> AudioHeader:
+        return AudioHeader(unreadable="Input/output error") if path.endswith("b.wav") else read_header(path)
+
+    sources = open_sources([tmp_path / "audio" if kind == "folder" else manifest], root=tmp_path / "audio")
+    found = read_sources(replace(sources, read_header=read_badly), None, lambda rows: None)
+    assert (found.lengths.unknown, found.unreadable, found.untold) == (2, 1, 1)
+    problem, note = remark_source(found)
+    assert (problem.severity, problem.subject, problem.examples) == (
+        "problem", "unreadable", ("b.wav: Input/output error",),
+    )  # fmt: skip
+    assert problem.fix == f"ls -l {tmp_path}/audio/b.wav"
+    assert (note.subject, note.examples) == ("unknown length", ("noise.wav",))
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_of_audio_that_is_missing_a_plan_does_not_say_that_a_run_would_refuse_it(tmp_path: Path, kind: str) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 3, 1000)
+    (tmp_path / "audio" / "b.wav").symlink_to("gone.wav")
+    manifest = write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,,,0,,", "b,b,audio/b.wav,,,0,,")
+    (problem,) = plan(tmp_path, "audio" if kind == "folder" else manifest).plan.remarks
+    assert problem.text == "1 row cannot be planned: badcjobs run would fail it, for the audio is missing"
+
+
+def test_a_folder_that_may_not_be_looked_into_is_left_out_and_is_no_row() -> None:
+    with powerless_folder() as folder:
+        make_wav("audio/a.wav", 3, 1000)
+        make_wav("closed/a.wav", 3, 1000)
+        for name in ("audio/x", "audio/y", "closed"):
+            Path(name).mkdir(mode=0, exist_ok=True)
+            Path(name).chmod(0)
+        found = plan(folder, "audio", "closed").plan
+        (problem,) = found.remarks
+        assert problem.text.startswith("2 closed folders and 1 whole source cannot be planned")
+        assert problem.examples[0] == f"{folder}/audio has a folder that cannot be read: x/ (Permission denied)"
+        assert problem.fix == f"ls -ld {folder}/audio/x"
+
+
+def test_where_no_file_can_be_read_the_reason_is_told(tmp_path: Path) -> None:
+    with powerless_folder() as folder:
+        make_wav("audio/a.wav", 3, 1000).chmod(0)
+        with pytest.raises(BadInput, match="nobody knows how long the audio is: 1 file cannot be read") as refusal:
+            plan(folder, "audio")
+        assert refusal.value.why == "a.wav: Permission denied"
 
 
 def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(tmp_path: Path) -> None:
@@ -164,6 +246,7 @@ def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(
     (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
     assert remark.severity == "problem"
     assert remark.text.startswith("34 rows cannot be planned")
+    assert remark.text.endswith("badcjobs run would refuse them, or fail those whose audio is missing")
     assert remark.examples[0] == f"{manifest} line 2: end_ms 4000 is not after start_ms 5000"
     assert remark.examples[1] == f"{manifest} line 11: chunk id 'c0' of recording 'r0' is already on line 3"
     assert remark.examples[-1] == "… and 14 more"
@@ -301,8 +384,9 @@ def test_probes_of_another_engine_or_of_several_models_do_not_decide(tmp_path: P
     assert "knows the speed of 2 models" in refused.value.what
     assert "NVIDIA H200: 431.5" in (refused.value.why or "")
     other = write_probes(tmp_path / "other.toml", "Tesla V100", subject="hawkears --region=CA")
-    with pytest.raises(BadInput, match="no finished probe of this engine"):
+    with pytest.raises(BadInput, match="no finished probe of this engine") as refused:
         plan(tmp_path, manifest, rate=None, speed_from=other)
+    assert "it has: hawkears --region=CA" in (refused.value.why or "")
     (tmp_path / "broken.toml").write_text("version = ")
     with pytest.raises(BadInput, match="cannot be used"):
         plan(tmp_path, manifest, rate=None, speed_from=Path("broken.toml"))
