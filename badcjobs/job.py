@@ -12,6 +12,7 @@ from typing import Any
 
 from badcjobs.completeness import prove_complete
 from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import CutShort
 from badcjobs.out_of_date import merge_again
 from badcjobs.paths import RunFolder, is_there
 from badcjobs.report.as_html import page
@@ -31,6 +32,7 @@ from badcjobs.store.merging.merge import MergeOrder, MergeOutcome, merge
 from badcjobs.store.merging.remove_merged import Removal, remove_merged_files
 from badcjobs.store.merging.source_file import SourceFile
 from badcjobs.store.stretch_reader import read_chart_data
+from badcjobs.trace import find_cut_short
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,12 @@ def default_target(inputs: Sequence[Path]) -> Path:
 
 
 def find_job_database(given: Path) -> Path:
-    """Return the job database of a run folder, or the file itself; raises DatabaseProblem when there is none."""
+    """Return the job database of a run folder, or the file itself; raises DatabaseProblem when there is none.
+
+    The tasks/ of a run will do as well, as it does for ``badcjobs merge`` and ``monitor``.
+    """
+    if given.absolute().name == "tasks" and any(given.glob("*.sqlite")) and not is_there(given / "job.sqlite"):
+        given = given.absolute().parent
     path = RunFolder(given).job_database if is_there(given) and given.is_dir() else given
     if is_there(path):
         return path
@@ -126,7 +133,15 @@ def summarize_database(
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, factors, now_ms)
     merged = replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged))
-    return replace(summary, findings=find(facts, summary), merged=merged)
+    cut_short = _find_cut_short(database, facts.file_folders)
+    return replace(summary, findings=find(facts, summary), merged=merged, cut_short=cut_short)
+
+
+def _find_cut_short(database: Path, file_folders: Sequence[str]) -> CutShort | None:
+    """Return the first submit that was cut short in a run that was merged here."""
+    folders = [database.parent / folder for folder in file_folders]
+    found = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
+    return next((one for one in found if one is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

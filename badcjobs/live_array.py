@@ -11,10 +11,12 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.frozen_run import FrozenRun
+from badcjobs.model import CutShort
 from badcjobs.monitor.frame import TaskLine
 from badcjobs.paths import RunFolder
+from badcjobs.run_lock import lock_in
 from badcjobs.scheduler.submitted_file import Record, file_in, intent_in, read_record
-from badcjobs.trace import CutShort, find_cut_short
+from badcjobs.trace import find_cut_short, is_emulation_over, rows_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,13 @@ class ArrayOfRun:
             over = line.ended_at_ms is not None and since_ms is not None and line.ended_at_ms < since_ms
             yield replace(line, state="waiting") if again and over and line.state != "done" else line
 
-    def waiting(self, lines: Sequence[TaskLine]) -> Iterator[TaskLine]:
+    def waiting(self, lines: Sequence[TaskLine], state: str = "waiting") -> Iterator[TaskLine]:
         """Yield the array tasks of which nothing was heard yet."""
         there = {line.array_index for line in lines}
         job_id = self.job_id or next((line.job_id for line in lines), "")
         for index in self.indices:
             if index not in there:
-                yield TaskLine(f"{job_id}_{index}", job_id, index, "waiting")
+                yield TaskLine(f"{job_id}_{index}", job_id, index, state)
 
 
 def read_array(folder: RunFolder, check: Callable[[Path], None]) -> ArrayOfRun:
@@ -71,6 +73,32 @@ def _array_of(record: Record | None, frozen: FrozenRun | None) -> ArrayOfRun:
 def _of_record(record: Record, frozen: FrozenRun | None) -> ArrayOfRun:
     count = frozen.array.count if frozen and frozen.array else len(record.job.indices)
     return ArrayOfRun(record.job.job_id, record.job.indices, record.submitted_at_ms, record.chunks, count)
+
+
+def is_given_up(array: ArrayOfRun, folder: RunFolder, lines: Sequence[TaskLine], check: Callable[[Path], None]) -> bool:
+    """Say whether an emulation was to start the tasks that have not begun, and is over; not while one is running.
+
+    ``check`` is of the files, as above.
+    """
+    if not array.indices or any(line.state == "running" for line in lines):
+        return False
+    begun_at_ms = max((line.started_at_ms or 0 for line in lines), default=0)
+    submitted = array.submitted_at_ms is not None and array.submitted_at_ms > begun_at_ms
+    if submitted or array.cut_short is not None:
+        return False  # Slurm has them since, or may have
+    job_id = last_job_of(lines)
+    try:
+        for path in ((rows := rows_in(folder.path, job_id)).parent, rows, lock_in(folder.path)):
+            check(path)
+    except (BadcjobsError, ValueError):  # the second: a number that is no name for a file
+        return False
+    return is_emulation_over(folder.path, job_id)
+
+
+def last_job_of(lines: Sequence[TaskLine]) -> str:
+    """Return the job of the task that began last; empty: none has begun."""
+    begun = [line for line in lines if line.started_at_ms is not None]
+    return max(begun, key=lambda line: line.started_at_ms or 0).job_id if begun else ""
 
 
 def mark_of_array(folder: RunFolder) -> object:

@@ -10,6 +10,7 @@ from typing import Any
 from badcjobs.errors import BadcjobsError
 from badcjobs.finish_lines import finish_lines
 from badcjobs.frozen_run import FrozenRun
+from badcjobs.live_array import last_job_of
 from badcjobs.monitor.frame import TaskLine
 from badcjobs.paths import RunFolder
 from badcjobs.scheduler.submitted_file import file_in
@@ -31,11 +32,10 @@ def commands_that_go_on(
         frozen = FrozenRun.read(run.run_toml)
     except BadcjobsError:
         return ()
-    begun = [task for task in tasks if task.started_at_ms is not None]
-    if frozen is None or not begun:
+    if frozen is None or not tasks:
         return ()
-    trace = find_trace(run.path, max(begun, key=lambda task: task.started_at_ms or 0).job_id)
-    left = [task for task in tasks if task.pending or task.state == "waiting"]
+    trace = find_trace(run.path, last_job_of(tasks))
+    left = [task for task in tasks if task.pending or not task.begun]
     outside = any(task.job_id.startswith("local") for task in left)
     indices = () if outside else [task.array_index for task in left]
     return finish_lines(frozen, run.path, _parse_settings(settings), trace, indices)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.live_array import ArrayOfRun, mark_of_array, read_array
+from badcjobs.live_array import ArrayOfRun, is_given_up, mark_of_array, read_array
 from badcjobs.live_files import RunFiles
 from badcjobs.live_go_on import commands_that_go_on
 from badcjobs.machine_view import open_machine_view as open_machine_view
@@ -23,6 +23,7 @@ from badcjobs.monitor.frame import Frame, TaskLine, Total
 from badcjobs.monitor.standstill import standstill
 from badcjobs.monitor.totals import add_up
 from badcjobs.paths import RunFolder, is_there
+from badcjobs.run_lock import is_emulated_now, lock_in
 from badcjobs.seams import Clock
 from badcjobs.store.live_reader import read_tasks
 from badcjobs.task_lines import ToldTask
@@ -101,7 +102,7 @@ class RunView:
         every = self.files.tasks
         told = sorted((one.at(now_ms) for one in _newest(every)), key=lambda one: _in_order(one.line))
         lines = [one.line for one in told]
-        waiting = () if unread else self._array.waiting(lines)
+        waiting = () if unread else self._array.waiting(lines, self._state_of_others(lines))
         tasks = sorted((*self._array.as_submitted(lines), *waiting), key=_in_order)
         devices = tuple(device for one in told for device in one.devices)
         total = add_up(
@@ -136,6 +137,11 @@ class RunView:
         if mark != self._array_mark:
             self._array, self._array_mark = read_array(self.files.folder, self.files.check_inside), mark
 
+    def _state_of_others(self, lines: Sequence[TaskLine]) -> str:
+        """Return the state of array tasks of which nothing was heard."""
+        given_up = is_given_up(self._array, self.files.folder, lines, self.files.check_inside)
+        return "unbegun" if given_up else "waiting"
+
     def _remarks(self, every: Sequence[ToldTask]) -> Iterator[str]:
         yield from self.files.troubles
         if self._array.trouble:
@@ -145,18 +151,23 @@ class RunView:
         if not every and not self.files.troubles:
             yield "no task has published anything yet"
 
+    def _is_emulated(self) -> bool:
+        lock = lock_in(self.files.folder.path)
+        outside = self.files.only is not None or any(map(self.files.strays, (lock.parent, lock)))
+        return not outside and is_emulated_now(self.files.folder.path)
+
     def _with_way_on(self, total: Total, tasks: Sequence[TaskLine], every: Sequence[ToldTask]) -> Total:
         """Say where nobody is at work though some is left, and how to go on with it."""
         if (cut_short := self._array.cut_short) is not None and not total.states.get("running"):
             return replace(total, standstill=standstill(total) or "no task is running", go_on=(cut_short.command,))
         said = standstill(total)
-        if said is None:
-            return total
+        if said is None or (not total.states.get("silent") and self._is_emulated()):
+            return total  # also between two tasks of an emulation: it starts the next one
         if self._go_on[0] != (said, self._array_mark):
-            last = max(every, key=lambda told: told.age)
+            settings = max(every, key=lambda told: told.age).settings if every else None
             alone = self.files.only is not None  # what else there is of the run is not looked at
             files = self.files
-            commands = () if alone else commands_that_go_on(files.folder, tasks, last.settings, files.check_inside)
+            commands = () if alone else commands_that_go_on(files.folder, tasks, settings, files.check_inside)
             self._go_on = (said, self._array_mark), commands
         return replace(total, standstill=said, go_on=self._go_on[1])
 
@@ -172,7 +183,7 @@ def _newest(every: Sequence[ToldTask]) -> list[ToldTask]:
 
 
 def _has_listed(task: TaskLine) -> bool:
-    return task.state != "waiting" and (task.shard_count is not None or task.chunks > 0)
+    return task.begun and (task.shard_count is not None or task.chunks > 0)
 
 
 def _everywhere(every: Sequence[ToldTask]) -> dict[str, Any]:

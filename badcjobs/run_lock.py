@@ -20,7 +20,8 @@ from badcjobs.errors import BadInput
 from badcjobs.paths import RunFolder
 
 
-def _file_in(out: Path) -> Path:
+def lock_in(out: Path) -> Path:
+    """Return the file that an emulation of this run holds."""
     return out / "logs" / "emulation.lock"
 
 
@@ -55,19 +56,25 @@ def check_writable(out: Path) -> None:
         ) from error
 
 
+def is_emulated_now(out: Path) -> bool:
+    """Say whether an emulation is at work on a run; no, as far as anybody knows, where a filesystem has no locks."""
+    try:
+        with lock_in(out).open() as file:
+            return not _try_lock(file, fcntl.LOCK_SH)
+    except OSError:
+        return False  # there was none; or it is somebody else's, and he is asked by nobody
+
+
 def refuse_during_emulation(out: Path) -> None:
     """Refuse to do anything with a run that an emulation is at work on."""
-    try:
-        with _file_in(out).open() as file:
-            _lock(file, out)
-    except OSError:
-        pass  # there was none; or it is somebody else's, and he is asked by nobody
+    if is_emulated_now(out):
+        raise _at_work(out)
 
 
 @contextmanager
 def emulation_in(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
     """Keep everybody else away from a run while it is emulated; ``command`` is what goes on with it later."""
-    path = _file_in(out)
+    path = lock_in(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("a+")  # not "w": whoever holds it keeps his words
@@ -75,31 +82,46 @@ def emulation_in(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
         line = shlex.join(["ls", "-ld", str(path.parent)])
         raise BadInput(f"{path} cannot be written", why=error.strerror, fix=line) from error
     with opened as file:
-        _lock(file, out)
+        if not _take(file):
+            raise _at_work(out)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "command": list(command)}) + "\n")
         file.flush()
         yield file
 
 
-def _lock(file: IO[str], out: Path) -> None:
+def _take(file: IO[str]) -> bool:
+    """Lock a file alone; say whether no emulation has it. Who only asks for that has it for a moment, too."""
+    while not _try_lock(file, fcntl.LOCK_EX):
+        if not _try_lock(file, fcntl.LOCK_SH):
+            return False
+    return True
+
+
+def _try_lock(file: IO[str], kind: int) -> bool:
+    """Lock a file; say whether nobody has it who does not share it."""
     try:
-        fcntl.flock(file, (fcntl.LOCK_EX if file.writable() else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = _read(out).get("pid")
-        logs = shlex.quote(str(out / "logs"))
-        raise BadInput(
-            f"{out} is being worked on by another emulation" + (f", process {pid}" if pid else ""),
-            why="two would do the same chunks",
-            fix=f"tail {logs}/*.out   (it says how far that is" + (f"; kill {pid} ends it)" if pid else ")"),
-        ) from None
+        return False
     except OSError:
         pass  # this filesystem has no locks
+    return True
+
+
+def _at_work(out: Path) -> BadInput:
+    pid = _read(out).get("pid")
+    logs = shlex.quote(str(out / "logs"))
+    return BadInput(
+        f"{out} is being worked on by another emulation" + (f", process {pid}" if pid else ""),
+        why="two would do the same chunks",
+        fix=f"tail {logs}/*.out   (it says how far that is" + (f"; kill {pid} ends it)" if pid else ")"),
+    )
 
 
 def _read(out: Path) -> dict[str, object]:
     try:
-        found = json.loads(_file_in(out).read_text())
+        found = json.loads(lock_in(out).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -119,8 +141,8 @@ def leaving_nothing(out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and made[0] == folders[0] and _names_in(made[0]) == {_file_in(out).name}:
-            _file_in(out).unlink()
+        if made and made[0] == folders[0] and _names_in(made[0]) == {lock_in(out).name}:
+            lock_in(out).unlink()
         for folder in made:
             try:
                 folder.rmdir()

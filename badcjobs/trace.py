@@ -6,11 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.run_lock import emulated_command, refuse_during_emulation
+from badcjobs.model import CutShort
+from badcjobs.run_lock import emulated_command, is_emulated_now
 from badcjobs.scheduler.asked import submit_words
 from badcjobs.scheduler.local_state import PENDING, RUNNING
 from badcjobs.scheduler.submitted_file import Record, read_intent, read_record
@@ -37,23 +38,32 @@ class Trace:
 
 
 def find_trace(out: Path, job_id: str) -> Trace:
-    """Return what there is of a job in a run folder."""
+    """Return what there is of a job in a run folder; without a number, of the emulation that has begun no task."""
     try:
-        rows = json.loads((out / "logs" / f"{job_id}.json").read_text())["tasks"]
-        logs, goes_on = {row["index"]: Path(row["log"]) for row in rows}, _goes_on(out)
+        rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
+        logs, goes_on = {row["index"]: Path(row["log"]) for row in rows}, is_emulated_now(out)
         return Trace(True, emulated_command(out), logs, {row["index"]: _note(row, goes_on=goes_on) for row in rows})
     except (OSError, ValueError, TypeError, KeyError):
         pass  # no emulation has written it
     record = _record_in(out)
+    if record is None and not job_id:
+        command = emulated_command(out)
+        return Trace(bool(command), command)
     return Trace() if record is None or record.job.job_id != job_id else _trace_of(record, out / "logs")
 
 
-def _goes_on(out: Path) -> bool:
+def is_emulation_over(out: Path, job_id: str) -> bool:
+    """Say whether an emulation worked on this job and is over; cheaply. Without a job: one that has begun no task."""
     try:
-        refuse_during_emulation(out)
-    except BadInput:
-        return True
-    return False
+        emulated = rows_in(out, job_id).exists() if job_id else bool(emulated_command(out))
+    except (OSError, ValueError):  # somebody else's folder, or a number that is no name for a file
+        return False
+    return emulated and not is_emulated_now(out)
+
+
+def rows_in(out: Path, job_id: str) -> Path:
+    """Return where an emulation keeps what it knows of its tasks; in this folder, whatever the number looks like."""
+    return out / "logs" / f"{PurePath(job_id).name}.json"
 
 
 def _note(row: Mapping[str, Any], *, goes_on: bool) -> str:
@@ -70,14 +80,6 @@ def _record_in(out: Path) -> Record | None:
         return read_record(out)
     except BadInput:  # somebody has edited it, and is told so by the next submit
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class CutShort:
-    """A submit that has not come to its end: killed, left without Slurm's answer, or still waiting for that."""
-
-    what: str
-    command: str  # to paste: it finds what Slurm has, and does the rest
 
 
 def find_cut_short(out: Path) -> CutShort | None:

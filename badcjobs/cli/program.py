@@ -124,13 +124,19 @@ def _complain(error: BadcjobsError, debug: bool) -> int:
 
 
 def _as_ours(error: Any) -> BadcjobsError:
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "badcjobs"
+    command = error.ctx.command_path if getattr(error, "ctx", None) else _command_on_the_line()
     value = _given_for(getattr(error, "param", None))
     message = error.format_message()
     said = message if value is None or value in message else f"{message} (given: {value})"
     ours = BadcjobsError(said, fix=f"{command} --help")
     ours.exit_code = ExitCode.USAGE
     return ours
+
+
+def _command_on_the_line() -> str:
+    """Return whose help is wanted, where the error does not know."""
+    names = {command.name for command in app.registered_commands}
+    return " ".join(["badcjobs", *(word for word in sys.argv[1:2] if word in names)])
 
 
 def _given_for(parameter: Any) -> str | None:

@@ -83,10 +83,12 @@ def _refuse_two_results(job: Path, json_wanted: bool, targets: Sequence[Target])
     wanted = ["--json"] if json_wanted else []
     wanted += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
     if len(wanted) > 1:
+        kept = wanted[0].split()  # the others go into files
+        files = [word for target in targets if is_stdout(target.path) for word in (target.option, target.instead)]
         raise BadInput(
             f"{' and '.join(wanted)} cannot be printed together",
             why="stdout holds one document",
-            fix=f"badcjobs report {shlex.quote(str(job))} --json --html report.html --markdown report.md",
+            fix=shlex.join(["badcjobs", "report", str(job), *kept, *(files if json_wanted else files[2:])]),
         )
     return bool(wanted)
 

@@ -3,7 +3,7 @@
 No behaviour beyond what a noun knows about itself; no imports from the rest of the package.
 """
 
-from badcjobs.model.arrays import Allocation, ArrayOrder, ArrayShape, JobStates, Submitted
+from badcjobs.model.arrays import Allocation, ArrayOrder, ArrayShape, CutShort, JobStates, Submitted
 from badcjobs.model.devices import AlertLimits, Device, InventoryDevice, StandIn
 from badcjobs.model.facts import (
     AlertFacts,
@@ -70,6 +70,7 @@ __all__ = [
     "ChunkStarted",
     "Completeness",
     "CostFacts",
+    "CutShort",
     "DecisionFacts",
     "Detection",
     "Device",

@@ -119,3 +119,11 @@ class JobStates:
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # of those that have ended, where it is not 0
     why_pending: tuple[str, ...] = ()  # Slurm's reasons, where array tasks wait for more than their turn
     why_merge_pending: str | None = None  # the same of the merge job
+
+
+@dataclass(frozen=True, slots=True)
+class CutShort:
+    """A submit that has not come to its end: killed, left without Slurm's answer, or still waiting for that."""
+
+    what: str
+    command: str  # to paste: it finds what Slurm has, and does the rest

@@ -9,7 +9,7 @@ from typing import Any
 from badcjobs.model import Reading
 
 # From what needs a look to what does not.
-STATES = ("killed", "failed", "silent", "stopped", "running", "waiting", "done")
+STATES = ("killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done")
 ALIVE = ("running", "silent")
 _THINNED = ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w")  # what a trail has
 _OF_A_READING = ("missing", "sources", "processes", "faults")  # told elsewhere, or of no use a moment later
@@ -91,7 +91,10 @@ class DeviceLine:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """The newest attempt of one array task; ``waiting``: nothing was heard of it yet."""
+    """The newest attempt of one array task.
+
+    ``waiting``: nothing was heard of it yet; ``unbegun``: nothing will be, the emulation that was to start it is over.
+    """
 
     name: str
     job_id: str
@@ -129,6 +132,11 @@ class TaskLine:
         step = "" if self.procid is None else f".p{self.procid}"
         of = f"{self.job_id}_" if self.job_id else ""  # nobody knows the job's number before its first task
         return f"{of}{self.array_index}{step}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was heard of it since it was handed in."""
+        return self.state not in ("waiting", "unbegun")
 
     @property
     def alive(self) -> bool:

@@ -45,7 +45,7 @@ def _title(frame: Frame, paper: Paper) -> list[Text]:
     """Return the title with the states beside it or, where that is too much for a line, below it."""
     total = frame.total
     clock = time.strftime("%H:%M:%S", time.localtime(frame.at_ms / 1000))
-    order = [*STATES[4:], *STATES[:4]]
+    order = sorted(STATES, key=lambda state: state not in ("running", "waiting", "done"))
     states = [Part(f"{total.states[s]:,} {s}", STYLES[s]) for s in order if total.states.get(s)]
     beside = width_of(states, _DOT)
     room = paper.width - len(clock) - 2

@@ -20,6 +20,7 @@ _HELP = (
     ("silent", "it should have been by now: a dead node, or a disk that hangs"),
     ("stopped", "it ended in order with work left: run it again"),
     ("waiting", "of the array, and nothing was heard of it yet"),
+    ("unbegun", "never begun: the emulation that was to start it is over"),
     ("rate", "seconds of audio per second since the task began"),
     ("ETA", "until the last chunk, at the pace so far"),
     ("GPU  busy", "how busy the devices are; of a task that has ended, the mean"),

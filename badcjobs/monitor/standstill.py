@@ -8,8 +8,9 @@ from badcjobs.monitor.frame import Total
 def standstill(total: Total) -> str | None:
     """Return it in words; None: a task is running, nothing has begun yet, or nothing is left."""
     states = total.states
-    begun = sum(many for state, many in states.items() if state != "waiting")
-    waiting, silent = states.get("waiting", 0), states.get("silent", 0)
+    begun = sum(many for state, many in states.items() if state != "waiting")  # or was to be, by one who is gone
+    unbegun, silent = states.get("unbegun", 0), states.get("silent", 0)
+    waiting = states.get("waiting", 0) + unbegun
     left = (total.chunks or 0) - total.settled
     absent = max(0, (total.parts or 0) - total.parts_listed - waiting)
     if states.get("running") or not begun or not (left or waiting or absent):
@@ -22,7 +23,8 @@ def standstill(total: Total) -> str | None:
         size = f" ({_chunks(many, about=True)})" if many else ""
         some = f"{absent:,} of {total.parts:,} parts of the source{size} {'is' if absent == 1 else 'are'} in no task"
         said = f"{said}, {some}," if left else some
-    others = [f"{waiting:,} not begun"] if waiting else []
+    over = f", and nobody is starting {'it' if unbegun == 1 else 'them'}: the emulation is over" if unbegun else ""
+    others = [f"{waiting:,} not begun{over}"] if waiting else []
     others += [f"{silent:,} silent"] if silent else []
     more = f" ({', '.join(others)})" if others else ""
     return f"{said} and no task is running{more}"

@@ -16,8 +16,8 @@ from badcjobs.monitor.sparkline import sparkline, thin
 from badcjobs.monitor.totals import mean_utilization, total_power_w
 
 STYLES = {
-    "running": "green", "done": "cyan", "waiting": "dim", "stopped": "yellow", "silent": "bold yellow",
-    "failed": "bold red", "killed": "bold red",
+    "running": "green", "done": "cyan", "waiting": "dim", "stopped": "yellow", "unbegun": "yellow",
+    "silent": "bold yellow", "failed": "bold red", "killed": "bold red",
 }  # fmt: skip
 _TITLE = "bold"
 _CHOSEN = "reverse"

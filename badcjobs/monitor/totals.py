@@ -64,7 +64,7 @@ def _cut_to_count(tasks: Sequence[TaskLine]) -> Sequence[TaskLine]:
     """Return the tasks of the latest cut; of one that lists more, while the latest has not listed all."""
     cuts: dict[int | None, list[TaskLine]] = {}
     for task in tasks:
-        if task.state != "waiting" or task.chunks:
+        if task.begun or task.chunks:
             cuts.setdefault(task.shard_count, []).append(task)
     by_age = sorted(cuts.values(), key=lambda cut: max(task.started_at_ms or 0 for task in cut), reverse=True)
     return max(by_age, key=lambda cut: sum(task.chunks for task in cut), default=())  # of equals the first
@@ -109,7 +109,7 @@ def _progress(task: TaskLine) -> Progress:
 
 def _ended(tasks: Sequence[TaskLine]) -> int | None:
     """Return when the last task ended; None: one goes on, as far as we know, or has not begun."""
-    if not tasks or any(task.alive or task.state == "waiting" for task in tasks):
+    if not tasks or any(task.alive or not task.begun for task in tasks):
         return None
     return max((task.ended_at_ms or task.heard_at_ms or 0 for task in tasks), default=None)
 

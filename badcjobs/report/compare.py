@@ -19,6 +19,7 @@ _SAME = 0.005  # less than this is no difference
 _SAME_POINTS = 0.5
 _ALIKE = 0.01  # chunks of two jobs that differ by less than this may be judged by what one of them takes
 _ENOUGH = 90.0  # percent: of what was measured for less of the time, nobody can say how much more it is
+_UP_TO_DATE = "up to date"
 INCOMPARABLE = "cannot be compared"
 _OF_ONE_RUN = ("out", "source", "root", "shard")  # of course these differ
 
@@ -76,24 +77,28 @@ def _about(summary: Summary, title: str) -> dict[str, Any]:
     engines = sorted({task.engine for task in summary.task_list if task.engine})
     started = {"started_at_ms": summary.started_at_ms, "last_sign_ms": summary.last_sign_ms}
     found = {"models": models, "engines": engines, "merged": asdict(summary.merged)}
-    return {"title": title, "verdict": summary.verdict, **started, **found}
+    cut_short = None if summary.cut_short is None else asdict(summary.cut_short)
+    return {"title": title, "verdict": summary.verdict, **started, **found, "cut_short": cut_short}
 
 
 def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
-    """Return what there is to say of a job that has changed since it was merged, and the command that merges it."""
+    """Return what there is to say of a job with news since its merge, or a submit cut short; each with its command."""
     found = []
     for about in (comparison.this, comparison.other):
         merged = Freshness(**about["merged"])
         if news := news_words(merged):
             ending = "" if merged.command is None else "; to take that in:"
             found.append((f"The merge of {about['title']}: {news}{ending}", merged.command))
+        if (cut_short := about["cut_short"]) is not None:
+            found.append((f"The run {about['title']}: {cut_short['what']}:", cut_short["command"]))
     return found
 
 
 def about_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return what the two jobs are, in words; how old they are only where one of them is out of date."""
     this, other = (_described(one) for one in (comparison.this, comparison.other))
-    return [(name, this[name], other[name]) for name in this if name != "merged" or news_of(comparison)]
+    rows = [(name, this[name], other[name]) for name in this]
+    return [row for row in rows if row != ("merged", _UP_TO_DATE, _UP_TO_DATE)]
 
 
 def _described(about: dict[str, Any]) -> dict[str, str]:
@@ -104,7 +109,7 @@ def _described(about: dict[str, Any]) -> dict[str, str]:
         "devices": ", ".join(about["models"]) or UNKNOWN,
         "engine": ", ".join(about["engines"]) or UNKNOWN,
         "verdict": about["verdict"],
-        "merged": as_of if news_words(merged) else "up to date",
+        "merged": as_of if news_words(merged) else _UP_TO_DATE,
     }
 
 

@@ -36,6 +36,7 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("tasks", _tasks(summary)),
         *([("merged", news)] if (news := news_words(summary.merged)) else []),
+        *([("submit", summary.cut_short.what)] if summary.cut_short else []),
         ("chunks", f"{_chunks(summary)} ({count(summary.tries, 'try', 'tries')})"),
         *([("complete", complete_words(summary.completeness))] if summary.completeness else []),
         ("audio", _audio(summary)),
@@ -135,6 +136,9 @@ def finish_words(summary: Summary) -> list[tuple[str, str]]:
     """Return what to say above each command that finishes the job, or brings its report up to date; and the command."""
     proof, news = summary.completeness, summary.merged.command
     merge = [] if news is None else [("to take in what is new since the merge:", news)]
+    if summary.cut_short is not None:  # Slurm may have its array: any other command might do the same work twice
+        what_for = "be done with it" if summary.verdict == "done" else "finish it"
+        return [*merge, (f"to {what_for}, repeat the submit that was cut short:", summary.cut_short.command)]
     if proof is None or not proof.finish:
         return merge
     again = " (a run tries its failed and poison rows again)" if proof.failed or proof.poison else ""

@@ -12,6 +12,7 @@ from badcjobs.model import (
     AlertFacts,
     Completeness,
     CostFacts,
+    CutShort,
     ErrorFacts,
     FailedChunk,
     Finding,
@@ -87,6 +88,7 @@ class Summary:
     recording_names: NameGaps | None = None  # None: there are no recordings
     tasks_silent: tuple[str, ...] = ()  # names of those that have not ended and should have been heard of again
     merged: Freshness = field(default_factory=Freshness)  # whether there is news since
+    cut_short: CutShort | None = None  # a submit in its run folder; None: none was, or it has come to its end since
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document; what is not a finite number is null."""

@@ -34,6 +34,7 @@ from badcjobs.store.schema import SCHEMA_VERSION
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100
+_NOT_OURS = ("the file is empty", "file is not a database", "not a badcjobs database")
 _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.token))"  # not once for each task
 _STILL_OPEN = "a.ended_at_ms IS NULL AND t.ended_at_ms IS NULL AND t.verdict IS NULL"
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
@@ -58,6 +59,8 @@ def read_job(path: Path) -> JobFacts:
 
 def _way_out(path: Path, why: str) -> str:
     """Return what to do; a merge adds to a job database and would stumble over its damaged pages again."""
+    if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
+        return f"the same command with {shlex.quote(str(job))}"
     if "malformed" not in why:
         return shlex.join(["badcjobs", "merge", str(path.parent)])
     # Only the database itself knew where its task files are; beside a folder of them it is the run's own.

@@ -1,4 +1,7 @@
-"""What became of the files that a merge has read, and which are new, by their times and sizes; none is opened."""
+"""What became of the files that a merge has read, and which are new, by their times and sizes.
+
+None is opened but those of tasks that were silent already: in a copy of their run they have new times and old seals.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path, PurePath
 
 from badcjobs.model import Freshness, TaskFacts, TaskKey, is_silent, silent_after_s
 from badcjobs.store.merging.source_file import HOLDING, SourceFile
+from badcjobs.store.seal import read_stated
 
 _UNENDED = """
     SELECT t.name, t.task_id, m.value FROM task t
@@ -41,7 +45,7 @@ def add_last_heard(
     known = {path for (path,) in db.execute("SELECT path FROM source_file")}
     there, closed = _list(folder, known)
     new = [key for path in there.keys() - known if (key := _task_of(path)) is not None]
-    merged_at_ms, told, gone = _merged_at_ms(db), [], 0
+    merged_at_ms, told, gone, copies = _merged_at_ms(db), [], 0, set()
     for task in tasks:
         file, settings = unended.get(task.name, (None, None))
         if file is None:
@@ -55,9 +59,12 @@ def add_last_heard(
             gone += not was_silent
         elif _is_same(file, now):
             told.append(with_word)
+        elif is_silent(with_word.heard_at_ms, with_word.silent_after_s, merged_at_ms) and _is_copy(file, now, folder):
+            told.append(with_word)
+            copies.add(file.path)
         else:
             told.append(_with_news(task, with_word, now, settings, merged_at_ms, new))
-    open_files = {file.path for file, _ in unended.values() if file is not None}
+    open_files = {file.path for file, _ in unended.values() if file is not None} - copies
     changed = sum(_has_news(file, there.get(file.path), ended=file.path not in open_files) for file in files)
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
     fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
@@ -137,10 +144,17 @@ def _is_same(file: SourceFile, now: os.stat_result) -> bool:
     return (now.st_size, now.st_mtime_ns) == (file.size_bytes, file.mtime_ns)
 
 
+def _is_copy(file: SourceFile, now: os.stat_result, folder: Path) -> bool:
+    """Say whether a file with another time is what was merged, by its seal."""
+    same_size = now.st_size == file.size_bytes
+    return same_size and file.checksum is not None and read_stated(folder / file.path) == file.checksum
+
+
 def _has_news(file: SourceFile, now: os.stat_result | None, *, ended: bool) -> bool:
     """Say whether a file is another than when it was merged; one that is not here is not known to have changed.
 
-    Nobody writes into that of an ended task in its ordinary life: a new time alone is that of a copy.
+    Nobody writes into that of an ended task in its ordinary life: a new time alone is that of a copy. So it is of one
+    that has not ended, where its seal was looked at.
     """
     if now is None or file.mtime_ns is None:
         return False

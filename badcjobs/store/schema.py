@@ -450,7 +450,9 @@ TABLES = (
         (
             _TASK_ID,
             Column("attempt_id", "INTEGER NOT NULL", "attempt.attempt_id"),
-            Column("state", "TEXT NOT NULL", "working (it was done), failed or lost: where it is in device_time"),
+            Column(
+                "state", "TEXT NOT NULL", "working (done, or under way), failed or lost: where it is in device_time"
+            ),
             Column("gpu_s", "REAL NOT NULL", "its share of the device's time"),
             Column("busy_s", "REAL", "its share of the seconds in which the device worked; NULL: not measured"),
             Column("energy_j", "REAL", "its share of the energy; NULL: not measured"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
+from contextlib import closing
 from pathlib import Path
 
+from badcjobs.store.connect import open_sealed
 from badcjobs.store.schema import TABLES
 
 ROWS, SEAL = "rows", "seal"
@@ -86,6 +88,16 @@ def read_checksum(path: Path) -> tuple[str | None, str]:
     if stated is None or stated == _BLANK:
         return None, computed
     return stated.decode(errors="replace"), computed
+
+
+def read_stated(path: Path) -> str | None:
+    """Return the checksum that a file states, without a look at its bytes; None: it has no seal, or is no database."""
+    try:
+        with closing(open_sealed(path)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone()
+    except sqlite3.Error:
+        return None
+    return str(row[0]).removeprefix("crc32:") if row else None
 
 
 def seal_is_broken(path: Path) -> bool | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from badcjobs.model import METRICS
 
-TASK_STATES = ("killed", "failed", "silent", "stopped", "running", "waiting", "done")
+_STATE_WORDS = "silent: it should have been heard of; waiting: nothing was heard yet; unbegun: its emulation is over"
+TASK_STATES = ("killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done")
 Schema = dict[str, Any]
 
 
@@ -133,7 +134,7 @@ _TASK = _object("The newest attempt of one array task.", {
     "label": _string("what people call it: 4821_7"),
     "job_id": _string("Slurm's number of the job"),
     "array_index": _integer("its index in the array"),
-    "state": _string("silent: it should have been heard of; waiting: nothing was heard yet", enum=list(TASK_STATES)),
+    "state": _string(_STATE_WORDS, enum=list(TASK_STATES)),
     "procid": _integer("its number in a step of several", unknown=True),
     "restart": _integer("attempts before this one"),
     "node": _string("its machine", unknown=True),

@@ -38,6 +38,7 @@ def template(text: str, *words: str) -> Case:
 CASES = {
     "a command nobody knows": Case(("dance",), 2, ("dance", "--help")),
     "an option nobody knows": Case(("merge", "--loud"), 2, ("--loud", "merge --help")),
+    "an option without its value": Case(("report", "july", "--markdown"), 2, ("--markdown", "badcjobs report --help")),
     # run: settings (more in tests/unit)
     "run without a folder": Case(("run", "good.csv"), 2, ("--out DIR is missing", "--out runs/first")),
     "run with words for a number": run("good.csv", "--retries", "few", words=("--retries", "few")),
@@ -67,6 +68,10 @@ CASES = {
     "merge of a folder that does not exist": Case(("merge", "nowhere"), 4, ("nowhere does not exist", "--out")),
     "report of a folder that does not exist": Case(("report", "nowhere"), 4, ("does not exist", "--out", "try: ls ")),
     "report of something else": Case(("report", "good.csv"), 4, ("good.csv", "not a database")),
+    "report with two documents for stdout": Case(
+        ("report", "july", "--markdown", "-", "--prometheus", "-"), 2,
+        ("--markdown - and --prometheus -", "badcjobs report july --markdown - --prometheus report.prom"),
+    ),
     "guide to a topic nobody knows": Case(("guide", "cooking"), 2, ("cooking", "sbatch")),
     "gpus without any": Case(("gpus", "--simulate", 0), 2, ("--simulate", "0")),
     "demo with an argument": Case(("demo", "extra"), 2, ("extra",)),

@@ -16,12 +16,16 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.live_view import open_run_view
-from badcjobs.model import Reading
+from badcjobs.model import Reading, Submitted
 from badcjobs.monitor.desk import DEVICES, TASK, TASKS, Desk
 from badcjobs.monitor.draw import as_plain_text, draw
 from badcjobs.monitor.frame import Frame
 from badcjobs.monitor.order import arrange_devices
+from badcjobs.run_lock import emulation_in
+from badcjobs.scheduler.submitted_file import Intent, Record, file_in, write_intent, write_record
 
+ARRAY_OF_FOUR = "[array]\nfirst = 0\nstep = 1\ncount = 4\n"
+SUBMIT = ("badcjobs", "submit", "m.csv")
 LATER_MS = START_MS + 10_000_000
 ALL_DONE = {"a": "done", "b": "done"}
 HALF_DONE = {"a": "done", "b": "pending"}
@@ -29,6 +33,10 @@ HALF_DONE = {"a": "done", "b": "pending"}
 
 def look(folder: Path, now_ms: int = LATER_MS) -> Frame:
     return open_run_view(folder, HandClock(now_ms)).look()
+
+
+def states_in(frame: Frame) -> list[str]:
+    return [task.state for task in frame.tasks]
 
 
 def freeze(folder: Path, array: str = "") -> None:
@@ -131,11 +139,53 @@ def test_work_that_is_left_without_a_running_task_is_told_with_the_command_that_
 def test_of_an_array_the_tasks_that_have_work_left_are_named(tmp_path: Path) -> None:
     for index, states in ((0, ALL_DONE), (1, {"c": "pending"})):
         TaskFile(tmp_path, index=index, states=states, verdict="stopped").write()
-    freeze(tmp_path, "[array]\nfirst = 0\nstep = 1\ncount = 4\n")
+    freeze(tmp_path, ARRAY_OF_FOUR)
     total = look(tmp_path).total
     assert total.standstill == "~4 chunks are left and no task is running (2 not begun)"  # 1.5 in each of two parts
     assert total.go_on[0] == "sbatch --array=1-3 …"
     assert total.ended_at_ms is None  # two may still come
+
+
+def test_array_tasks_that_an_emulation_will_not_start_any_more_are_said_to_be_unbegun(tmp_path: Path) -> None:
+    TaskFile(tmp_path, states=HALF_DONE, verdict="stopped", job_id="1794").write()
+    freeze(tmp_path, ARRAY_OF_FOUR)
+    with emulation_in(tmp_path, SUBMIT):
+        (tmp_path / "logs" / "1794.json").write_text('{"tasks": []}')
+        frame = look(tmp_path)
+        assert states_in(frame) == ["stopped", "waiting", "waiting", "waiting"]
+        assert (frame.total.standstill, frame.total.go_on) == (None, ()), "it is about to start the next one"
+    frame = look(tmp_path)
+    assert states_in(frame) == ["stopped", "unbegun", "unbegun", "unbegun"]
+    left = "~7 chunks are left and no task is running (3 not begun, and nobody is starting them: the emulation is over)"
+    assert (frame.total.standstill, frame.total.go_on) == (left, ("badcjobs submit m.csv",))
+    assert "1 stopped · 3 unbegun" in as_plain_text(frame, width=120)
+    record = Record("slurm", Submitted("4821", "4822", (0, 1, 2, 3)), (), 8, START_MS + 60_000)
+    write_record(tmp_path, record)
+    assert states_in(look(tmp_path)) == ["waiting"] * 4, "Slurm has them since"
+    file_in(tmp_path).unlink()
+    write_intent(tmp_path, Intent(tmp_path / "job.sh", record))
+    assert states_in(look(tmp_path))[1:] == ["waiting"] * 3, "Slurm may have them"
+
+
+def test_an_emulation_that_was_killed_before_its_first_task_had_begun_has_left_all_unbegun(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    freeze(tmp_path, ARRAY_OF_FOUR)
+    with emulation_in(tmp_path, SUBMIT):
+        assert look(tmp_path).total.standstill is None
+    frame = look(tmp_path)
+    assert states_in(frame) == ["unbegun"] * 4
+    assert (frame.total.standstill or "").startswith("work is left and no task is running (4 not begun, and nobody")
+    assert frame.total.go_on == ("badcjobs submit m.csv",)
+
+
+def test_while_a_task_runs_nobody_says_that_its_emulation_is_over(tmp_path: Path) -> None:
+    """Its lock may be held on another machine, where this filesystem shows it to nobody else."""
+    TaskFile(tmp_path, states=HALF_DONE, ended_at_ms=None, job_id="1794").write()
+    freeze(tmp_path, ARRAY_OF_FOUR)
+    with emulation_in(tmp_path, SUBMIT):
+        (tmp_path / "logs" / "1794.json").write_text('{"tasks": []}')
+    assert states_in(look(tmp_path, START_MS + 60_000)) == ["running", "waiting", "waiting", "waiting"]
+    assert states_in(look(tmp_path, 2 * LATER_MS)) == ["silent", "unbegun", "unbegun", "unbegun"]
 
 
 def test_a_task_that_was_killed_without_a_word_leaves_the_run_standing_still(tmp_path: Path) -> None:
@@ -186,7 +236,7 @@ def test_an_array_task_that_died_before_it_had_listed_anything_keeps_the_run_fro
 
 def test_of_a_list_of_manifests_each_array_task_has_one_part(tmp_path: Path) -> None:
     TaskFile(tmp_path, index=0, states=ALL_DONE, shard=(0, 1)).write()
-    freeze(tmp_path, "[array]\nfirst = 0\nstep = 1\ncount = 4\n")
+    freeze(tmp_path, ARRAY_OF_FOUR)
     total = look(tmp_path).total
     assert (total.share, total.parts_listed, total.parts) == (0.25, 1, 4)
     assert total.standstill == "~6 chunks are left and no task is running (3 not begun)"
@@ -220,7 +270,7 @@ def test_a_run_without_work_left_stands_not_still(tmp_path: Path, states: dict[s
 
 def test_before_the_first_task_has_begun_nothing_stands_still(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
-    freeze(tmp_path, "[array]\nfirst = 0\nstep = 1\ncount = 4\n")
+    freeze(tmp_path, ARRAY_OF_FOUR)
     assert look(tmp_path).total.standstill is None
 
 

@@ -8,14 +8,14 @@ import shlex
 import subprocess
 import unicodedata
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.summaries import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
 
-from badcjobs.model import AlertFacts, Freshness, JobFacts, StateTime
+from badcjobs.model import AlertFacts, CutShort, Freshness, JobFacts, StateTime
 from badcjobs.report.as_html import page
 from badcjobs.report.as_markdown import comparison_markdown, escaped, markdown
 from badcjobs.report.as_text import summary_text, task_end_text
@@ -532,6 +532,25 @@ def test_a_comparison_says_which_merge_is_out_of_date_and_what_helps() -> None:
     assert row == ["merged", "up", "to", "date", *moment(START_MS).split()]
     assert found.to_dict()["other"]["merged"]["command"] == command
     assert "  merged " not in comparison_text(four_against_two())
+
+
+def test_a_submit_that_was_cut_short_is_told_in_every_form_with_the_one_command_that_finds_its_job() -> None:
+    submit = "badcjobs submit /data/m.csv --out=/runs/july --cluster=slurm --array=0-2"
+    proof = replace(PROOF, finish=(f"{submit} --again", "badcjobs run /data/m.csv"))
+    stopped = replace(summarize(JOB, (), proof), verdict="stopped")
+    told = replace(stopped, cut_short=CutShort("a submit was cut short here", submit))
+    compared = compare(told, "july", summarize(JOB), "june")
+    forms = (summary_text(told, "july"), markdown(told, "july"), page(told, "july"), comparison_text(compared))
+    for text in (*forms, comparison_markdown(compared)):
+        words = " ".join(text.split()).replace(" \\ ", " ")
+        assert "a submit was cut short here" in words
+        assert submit in words
+        assert "--again" not in words and "badcjobs run /data" not in words, "Slurm may have the array"
+    assert "to finish it, repeat the submit that was cut short:" in forms[0]
+    assert "to be done with it, repeat the submit" in summary_text(replace(told, verdict="done"), "july")
+    assert "repeat the submit" not in summary_text(stopped, "july")
+    assert told.to_dict()["cut_short"] == compared.to_dict()["this"]["cut_short"] == asdict(told.cut_short)
+    assert "  merged " not in comparison_text(compared)
 
 
 def test_a_job_without_a_gpu_is_said_to_be_without_one() -> None:

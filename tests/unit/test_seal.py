@@ -11,7 +11,7 @@ from support.databases import query
 from support.task_files import TaskFile
 
 from badcjobs.store.schema import TABLES
-from badcjobs.store.seal import Checksum, seal_is_broken
+from badcjobs.store.seal import Checksum, read_checksum, read_stated, seal_is_broken
 
 
 @pytest.fixture
@@ -28,6 +28,13 @@ def test_the_seal_says_how_many_rows_every_table_has(published: Path) -> None:
     ((text,),) = query(published, "SELECT value FROM meta WHERE key = 'rows'")
     tables = [table.name for table in TABLES if table.name != "meta"]
     assert json.loads(text) == {name: query(published, f"SELECT count(*) FROM {name}")[0][0] for name in tables}
+
+
+def test_what_a_seal_states_is_read_without_the_other_bytes(published: Path, tmp_path: Path) -> None:
+    assert read_stated(published) == read_checksum(published)[0]
+    (tmp_path / "text").write_text("no database")
+    assert read_stated(tmp_path / "text") is None
+    assert read_stated(tmp_path / "nothing") is None
 
 
 def test_any_changed_bit_breaks_the_seal(published: Path) -> None:

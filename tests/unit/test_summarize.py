@@ -276,13 +276,31 @@ def test_a_silent_task_that_its_successor_has_published_does_not_run_again(tmp_p
     soon_ms = START_MS + 60_000
     merge(MergeOrder([tmp_path], job), SystemClock())
     os.utime(job, (START_MS // 1000 + 9000,) * 2)  # merged when it had been silent for long
-    os.utime(file, (soon_ms // 1000,) * 2)  # published again, for it or by it
+    assert TaskFile(tmp_path, states={"a": "failed"}, ended_at_ms=None).write() == file  # again, for it or by it
+    os.utime(file, (soon_ms // 1000,) * 2)
     told = summarize_database(job, now_ms=START_MS + 9_060_000)
     assert (told.tasks_by_verdict, told.merged.changed) == ({"outdated": 1}, 1)
     os.utime(job, (START_MS // 1000,) * 2)
     assert summarize_database(job, now_ms=soon_ms).tasks_by_verdict == {"running": 1}
     TaskFile(tmp_path, restart=1, states={"a": "done"}).write()  # the successor itself, not merged
     assert summarize_database(job, now_ms=START_MS + 9_060_000).tasks_by_verdict == {"outdated": 1}
+
+
+def test_in_a_copy_of_a_run_with_new_times_a_silent_task_has_no_news(tmp_path: Path) -> None:
+    late_s = START_MS // 1000 + 9000
+    file = TaskFile(tmp_path / "run", states={"a": "pending"}, ended_at_ms=None).write()
+    os.utime(file, (START_MS // 1000,) * 2)
+    merge(MergeOrder([tmp_path / "run"], tmp_path / "run" / "job.sqlite"), SystemClock())
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    job, its_file = tmp_path / "copy" / "job.sqlite", tmp_path / "copy" / "tasks" / file.name
+    os.utime(job, (late_s, late_s))
+    os.utime(its_file, (late_s, late_s))
+    told = summarize_database(job, now_ms=1000 * late_s)
+    assert (told.tasks_by_verdict, told.merged.changed, told.merged.command) == ({"silent": 1}, 0, None)
+    assert f"silent, last heard of {moment(START_MS)}" in page(told, "copy"), "not when it was copied"
+    its_file.write_bytes(bytes(file.stat().st_size))
+    os.utime(its_file, (late_s, late_s))
+    assert summarize_database(job, now_ms=1000 * late_s).merged.changed == 1
 
 
 def freeze_array(run: Path, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from badcjobs import resources
 from badcjobs.live_documents import Documents
 from badcjobs.model import Reading
 from badcjobs.monitor.frame import STATES, AlertLine, DeviceLine, Frame, ProcessLine, TaskLine, Total, Trail
+from badcjobs.monitor.tables import STYLES
 from badcjobs.web.access import Guard, host_name
 from badcjobs.web.changes import Journal, change_text, snapshot_text
 from badcjobs.web.openapi import document
@@ -231,10 +233,6 @@ def test_a_parameter_given_twice_is_refused() -> None:
 # --- what is documented -----------------------------------------------------------------------------------------------
 
 
-def test_the_states_of_a_task_are_those_of_the_live_view() -> None:
-    assert TASK_STATES == STATES
-
-
 @pytest.mark.parametrize(
     ("schema", "lines"),
     [
@@ -286,3 +284,10 @@ def test_the_guide_names_every_address_and_every_parameter() -> None:
         assert operation.path in guide, operation.path
         for parameter in operation.parameters:
             assert f"{parameter.name}=" in guide, f"{operation.path}: {parameter.name}"
+
+
+def test_the_page_the_api_and_the_monitor_know_the_same_states_in_the_same_order() -> None:
+    script = (resources.folder("guide").parent / "web" / "assets" / "words.js").read_text(encoding="utf-8")
+    [listed] = re.findall(r"^const STATES = (\[.*\]);$", script, re.MULTILINE)
+    assert tuple(json.loads(listed)) == TASK_STATES == STATES
+    assert set(STYLES) == set(STATES)

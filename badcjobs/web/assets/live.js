@@ -56,7 +56,7 @@ function drawStandstill() {
   const { standstill, go_on = [], states = {}, parts } = seen.total;
   $("standstill-section").hidden = !standstill;
   if (!standstill) return;
-  const unsure = states.waiting || states.silent || known(parts) ? "Unless they still run or wait in Slurm's queue, this goes on with it" : "This goes on with it";
+  const unsure = states.waiting || states.silent || (known(parts) && !states.unbegun) ? "Unless they still run or wait in Slurm's queue, this goes on with it" : "This goes on with it";
   setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? ", each of these lines alone" : ""}:` : ""}`);
   sync($("go-on"), go_on, (line) => line, (line) => make("pre", "", line), setText);
 }

@@ -3,7 +3,7 @@
 
 const FEW_ALERTS = 5, FEW_CARDS = 12, MORE_CARDS = 48, MOST_ROWS = 50, QUIET_MS = 25000, AGAIN_MS = 5000, DRAW_MS = 250;
 const UNKNOWN = "–";
-const STATES = ["killed", "failed", "silent", "stopped", "running", "waiting", "done"];
+const STATES = ["killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done"];
 const SEVERITIES = ["info", "warning", "critical"]; // the worst last
 const $ = (id) => document.getElementById(id);
 

@@ -1,0 +1,66 @@
+"""What a submit has left in the run folder, told without a question to Slurm; and whether an emulation is at work."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+import pytest
+from support.hand_clock import HandClock
+from support.task_files import START_MS, TaskFile
+
+from badcjobs.errors import BadInput
+from badcjobs.job import finish_job, summarize_database
+from badcjobs.model import Submitted
+from badcjobs.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
+from badcjobs.scheduler.submitted_file import Intent, Record, forget_intent, write_intent
+from badcjobs.store.merging.merge import MergeOrder
+
+
+def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "july", tmp_path / "elsewhere.sqlite"
+    TaskFile(run, states={"a": "done", "b": "pending"}).write()
+    asked, words = {"--array": "0-2", "--gpus-per-task": 1}, ("run", "/data/m.csv", f"--out={run}")
+    record = Record("slurm", Submitted("", None, (0, 1, 2)), words, 6, START_MS, asked)
+    write_intent(run, Intent(run / "logs" / "job.sh", record))
+    clock = HandClock(START_MS)
+    for target in (run / "job.sqlite", elsewhere):
+        for summary in (finish_job(MergeOrder([run], target), clock).summary, summarize_database(target)):
+            assert summary.cut_short is not None
+            assert summary.cut_short.what.startswith("a submit was cut short here")
+            assert summary.cut_short.command.startswith(f"badcjobs submit /data/m.csv --out={run} ")
+    forget_intent(run)
+    assert summarize_database(elsewhere).cut_short is None
+
+
+def test_whether_an_emulation_is_at_work_on_a_run_is_a_question_that_changes_nothing(tmp_path: Path) -> None:
+    assert not is_emulated_now(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with emulation_in(tmp_path, ["badcjobs", "submit"]):
+        assert is_emulated_now(tmp_path)
+        with pytest.raises(BadInput, match="is being worked on by another emulation, process"):
+            refuse_during_emulation(tmp_path)
+        with pytest.raises(BadInput, match="is being worked on"), emulation_in(tmp_path, ["another"]):
+            pass
+    assert not is_emulated_now(tmp_path)
+    refuse_during_emulation(tmp_path)
+    assert emulated_command(tmp_path) == ("badcjobs", "submit")
+
+
+def test_an_emulation_is_not_refused_because_somebody_looks_at_the_run_in_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with emulation_in(tmp_path, ["badcjobs", "submit"]):
+        pass
+    looker, real = lock_in(tmp_path).open(), fcntl.flock
+    real(looker, fcntl.LOCK_SH)
+
+    def flock(file: IO[str], kind: int) -> None:
+        if kind & fcntl.LOCK_SH:
+            looker.close()
+        real(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with emulation_in(tmp_path, ["badcjobs", "submit"]):
+        assert looker.closed
