@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from badcjobs.audio.wav import WavHeader, make_head
@@ -19,6 +20,7 @@ from badcjobs.seams import CannotCut, NoDecoder
 _BLOCK = 1 << 16  # frames
 _FLOAT = 3
 _NO_COUNT = 1 << 62
+_LOADING = Lock()  # a thread that waits for another one's import gets the half of a module where that fails
 
 
 def cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
@@ -87,7 +89,8 @@ class _WithBegin(io.FileIO):
 def load_soundfile() -> Any:
     """Return the package; raise NoDecoder where it is not installed, or its library cannot be loaded."""
     try:
-        import soundfile
+        with _LOADING:
+            import soundfile
     except (ImportError, OSError) as error:
         raise NoDecoder(f"the package soundfile is not here ({error})") from error
     return soundfile

@@ -8,6 +8,7 @@ import random
 import struct
 import sys
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import soundfile
 from support.audio import make_wav
 
 from badcjobs.audio.cutter import AudioCutter
+from badcjobs.audio.libsndfile import load_soundfile
 from badcjobs.manifest import read_duration_s
 from badcjobs.manifest.audio_header import read_header
 from badcjobs.seams import CannotCut, NoDecoder, NotThere
@@ -82,6 +84,17 @@ def test_where_nobody_can_decode_it_is_said_what_is_missing_with_the_line_to_pas
         ALONE.cut(tmp_path / "a.flac", 0, 30, tmp_path / "b.wav")
     assert str(refusal.value).splitlines()[-1].startswith("pip install 'badcjobs[audio]'")
     assert ALONE.length_s(tmp_path / "a.flac") is None
+
+
+def test_threads_that_ask_for_a_broken_package_together_are_all_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "soundfile.py").write_text("import time\ntime.sleep(0.2)\nraise OSError('no libsndfile')\n")
+    monkeypatch.delitem(sys.modules, "soundfile")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        asked = [pool.submit(load_soundfile) for _ in range(3)]
+    assert [str(one.exception()) for one in asked] == ["the package soundfile is not here (no libsndfile)"] * 3
 
 
 def test_with_ffmpeg_other_formats_become_wav(tmp_path: Path, with_ffmpeg: AudioCutter) -> None:
