@@ -286,7 +286,7 @@ def test_a_silent_program_is_waited_for_once_for_all_devices_and_heard_as_soon_a
     assert time.monotonic() - began_s < 10
     program.set(silent=False)
     program.wait_for_rounds()
-    assert [readable(reader, index) for index in range(4)] == [True] * 4
+    wait_for(lambda: [readable(reader, index) for index in range(4)] == [True] * 4, "all are heard")
     reader.close()
 
 
