@@ -312,6 +312,13 @@ def test_some_missing_files_are_listed_for_a_run_and_named_but_a_source_without_
             list(open_sources([manifest(wrong)], root=None).chunks(WHOLE, Remarks(keeps_missing=True)))
 
 
+def test_one_missing_file_is_named_as_one(work: Path) -> None:
+    remarks = Remarks(keeps_missing=True)
+    sources = open_sources([manifest(["r,c0,a.wav,0,2000,,,", "r,c1,no.wav,0,2000,,,"])], root=None)
+    assert len(list(sources.chunks(WHOLE, remarks))) == 2
+    assert remarks.lines()[0].startswith("the audio of 1 row is missing; it will fail, all others are done: ")
+
+
 def test_a_file_that_comes_from_two_sources_under_two_names_is_remarked(work: Path) -> None:
     make_wav("rec/x/a.wav")
     remarks = Remarks()
