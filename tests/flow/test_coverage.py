@@ -17,6 +17,7 @@ from pathlib import Path
 from support.badcjobs_program import Site, rows
 
 SECONDS = float(os.environ.get("BADCJOBS_TEST_COVERAGE_S", "6"))
+START_MS = 2000
 INTERVAL_MS = 1000
 
 
@@ -38,15 +39,14 @@ def covered_ms(database: Path, device: int) -> tuple[int, int]:
     """Return (covered, all) milliseconds of a recording, from its first moment to the recorder's last.
 
     (What comes then is Python taking its leave, which on such a machine takes a second or two.)
-    Two neighbouring samples cover the time between them when they are at most one and a half intervals apart, and so
-    do the begin and the first sample; whatever lies in a gap is covered by its reason.
+    Two neighbouring samples cover the time between them when they are at most one and a half intervals apart; from the
+    begin to the first sample it is the moment that any program takes to start. Whatever lies in a gap is covered by its
+    reason.
     """
     ((began_ms, ended_ms),) = rows(database, "SELECT t.started_at_ms, max(r.last_at_ms) FROM task t, recorder r")
     sampled = [at for (at,) in rows(database, "SELECT at_ms FROM sample WHERE device_id = ? ORDER BY at_ms", device)]
-    stretches = [
-        (before, after) for before, after in pairwise([began_ms, *sampled, ended_ms])
-        if after - before <= 1.5 * INTERVAL_MS
-    ]  # fmt: skip
+    stretches = [(one, next_) for one, next_ in pairwise([*sampled, ended_ms]) if next_ - one <= 1.5 * INTERVAL_MS]
+    stretches += [(began_ms, first) for first in sampled[:1] if first - began_ms <= START_MS]
     stretches += rows(
         database, "SELECT from_ms, to_ms FROM gap WHERE (device_id IS NULL OR device_id = ?) AND metric IS NULL", device
     )
