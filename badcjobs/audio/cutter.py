@@ -106,7 +106,7 @@ class AudioCutter:
         why = " and ".join(map(str, refusals))
         # The line to paste comes last: of an error that is told in one line, it is that one.
         what = f"{source} is no WAV that can be cut ({problem}), {why}"
-        raise NoDecoder(f"{what}\npip install 'badcjobs[audio]'   (where badcjobs is installed)")
+        raise NoDecoder(f"{what}\npip install 'badcjobs[audio]'   (where badcjobs is: no soundfile, no ffmpeg)")
 
 
 def open_audio(path: Path) -> BinaryIO:

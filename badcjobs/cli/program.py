@@ -126,7 +126,7 @@ def _complain(error: BadcjobsError, debug: bool) -> int:
 def _as_ours(error: Any) -> BadcjobsError:
     command = error.ctx.command_path if getattr(error, "ctx", None) else _command_on_the_line()
     value = _given_for(getattr(error, "param", None))
-    message = error.format_message()
+    message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
     said = message if value is None or value in message else f"{message} (given: {value})"
     ours = BadcjobsError(said, fix=f"{command} --help")
     ours.exit_code = ExitCode.USAGE

@@ -7,14 +7,14 @@ the conversation in it.
 from __future__ import annotations
 
 import argparse
+import os
 import struct
 import sys
 import time
-import wave
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.workers.demo_memory import PretendedMemory, fill
@@ -24,7 +24,8 @@ from badcjobs.workers.hawkears_worker import Conversation
 _WINDOW_S = 0.1
 _ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
 _FLOAT_TYPE = {4: "f", 8: "d"}
-_FLOAT, _EXTENSIBLE = 3, 0xFFFE
+_WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_UNTOLD = 0xFFFFFFFF
 _BLOCK = 1 << 16  # frames
 
 
@@ -76,19 +77,12 @@ def main(args: Sequence[str]) -> None:
                 answer = {"error": refusal}
         except _NoDecoder as error:
             answer = {"error_class": NO_PROGRAM, "error": f"{path}: {error}"}
-        except (OSError, EOFError, ValueError, wave.Error) as error:
-            what = f"{error_words(error, path)} (this engine reads WAV, PCM and float, and FLAC)"
+        except (OSError, ValueError) as error:
+            what = f"{error} (this engine reads WAV, PCM and float, and FLAC)"
             answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
         burn(options.burn_s)
         talk.say("failed" if "error" in answer else "done", id=order["id"], **answer)
     talk.say("bye")
-
-
-def error_words(error: Exception, path: str) -> str:
-    """Return what is wrong with a file; ``wave`` says nothing of one that ends too early."""
-    if str(error):
-        return str(error)
-    return "the file ends too early" if Path(path).stat().st_size else "it is empty"
 
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:
@@ -101,38 +95,70 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
 def loudness(file: BinaryIO) -> tuple[float, list[float]]:
     """Return the length of audio in seconds and the peak of each tenth of a second."""
     head = file.read(12)
-    if head[8:] == b"WAVE" and (floats := read_floats(file)) is not None:
-        rate, channels, samples = floats
-        return len(samples) / channels / rate, list(_float_levels(samples, _window(rate) * channels))
-    file.seek(0)
-    is_flac = head.startswith((b"fLaC", b"ID3"))  # some programs put tags before the stream
-    rate, channels, width, raw = read_flac(file) if is_flac else read_pcm(file)
-    return len(raw) / (width * channels) / rate, list(_levels(raw, width, _window(rate) * channels))
+    if head.startswith((b"fLaC", b"ID3")):  # some programs put tags before the stream
+        form, raw = read_flac(file)
+    elif head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
+        form, raw = read_wav(file)
+    else:
+        raise ValueError("it is empty" if not head else "it is neither WAV nor FLAC")
+    levels = _float_levels if form.is_float else _levels
+    return len(raw) / form.frame_bytes / form.rate, list(levels(raw, form.width, form.window))
 
 
-def _window(rate: int) -> int:
-    return max(1, int(_WINDOW_S * rate))
+class Form(NamedTuple):
+    """How samples are written."""
+
+    is_float: bool
+    channels: int
+    rate: int
+    width: int  # bytes a sample
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.channels * self.width
+
+    @property
+    def window(self) -> int:
+        """Samples, of all channels, in a tenth of a second."""
+        return max(1, int(_WINDOW_S * self.rate)) * self.channels
 
 
-def read_pcm(file: BinaryIO) -> tuple[int, int, int, bytes]:
-    """Return rate, channels, bytes a sample and the samples of a WAV file of whole numbers."""
-    with wave.open(file, "rb") as audio:
-        rate, width, channels = audio.getframerate(), audio.getsampwidth(), audio.getnchannels()
-        if rate == 0 or width not in (*_ARRAY_TYPE, 3):
-            raise ValueError(f"audio with {8 * width} bits a sample at {rate} Hz is not understood")
-        raw = audio.readframes(audio.getnframes())
-    if len(raw) < audio.getnframes() * width * channels:
-        raise ValueError("the audio ends before its header says")
-    return rate, channels, width, raw
+def read_wav(file: BinaryIO) -> tuple[Form, bytes]:
+    """Return the whole frames of a WAV file of whole numbers or floats; ``wave`` knows too few of its forms."""
+    form, long_size = None, 0
+    while len(head := file.read(8)) == 8:
+        name, size = struct.unpack("<4sI", head)
+        start = file.tell()
+        if name == b"ds64":
+            long_size = struct.unpack("<8xQ", file.read(16))[0]
+        elif name == b"fmt ":
+            form = _wav_form(file.read(min(size, 40)))
+        elif name == b"data" and form is not None:
+            told = long_size if size == _UNTOLD and long_size else size
+            raw = file.read(min(told, os.fstat(file.fileno()).st_size))  # a header may claim more than there is memory
+            if len(raw) < told:
+                raise ValueError("the audio ends before its header says")
+            return form, raw[: len(raw) // form.frame_bytes * form.frame_bytes]
+        file.seek(start + size + (size & 1))
+    raise ValueError("the file ends too early")
 
 
-def read_flac(file: BinaryIO) -> tuple[int, int, int, bytes]:
+def _wav_form(chunk: bytes) -> Form:
+    kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
+    kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
+    widths = {_FLOAT: _FLOAT_TYPE, _WHOLE: {**_ARRAY_TYPE, 3: ""}}.get(kind, {})
+    if not (channels and rate) or bits // 8 not in widths:
+        raise ValueError(f"audio of kind {kind} with {bits} bits a sample at {rate} Hz is not understood")
+    return Form(kind == _FLOAT, channels, rate, bits // 8)
+
+
+def read_flac(file: BinaryIO) -> tuple[Form, bytes]:
     """Return the same of a FLAC file, in 16 bits. Raise _NoDecoder where nobody can read it."""
     try:
         import soundfile
     except (ImportError, OSError) as error:
         why = f"it is FLAC, and the package soundfile is not here ({error})"
-        raise _NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is installed)") from error
+        raise _NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is: it has no soundfile)") from error
     try:
         with soundfile.SoundFile(file.name) as audio:
             blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
@@ -141,36 +167,14 @@ def read_flac(file: BinaryIO) -> tuple[int, int, int, bytes]:
         raise ValueError(str(error)) from error
     if len(raw) < 2 * channels * frames:
         raise ValueError("the audio ends before its header says")
-    return rate, channels, 2, raw
+    return Form(False, channels, rate, 2), raw
 
 
-def read_floats(file: BinaryIO) -> tuple[int, int, array[float]] | None:
-    """Return rate, channels and samples of a WAV file of floats, which ``wave`` does not read; None: it is none."""
-    rate = channels = bits = 0
-    while len(head := file.read(8)) == 8:
-        name, size = struct.unpack("<4sI", head)
-        if name == b"data" and rate:
-            raw = file.read(size)
-            if len(raw) < size:
-                raise ValueError("the audio ends before its header says")
-            samples: array[float] = array(_FLOAT_TYPE[bits // 8])
-            samples.frombytes(raw[: size // (bits // 8 * channels) * (bits // 8 * channels)])
-            return rate, channels, samples
-        start = file.tell()
-        if name == b"fmt ":
-            form = file.read(min(size, 40))
-            kind, channels, rate, bits = struct.unpack("<HHI6xH", form[:16].ljust(16, b"\0"))
-            kind = form[24] if kind == _EXTENSIBLE and len(form) > 25 else kind
-            if kind != _FLOAT or bits // 8 not in _FLOAT_TYPE or not (channels and rate):
-                return None
-        file.seek(start + size + (size & 1))
-    return None
-
-
-def _float_levels(samples: array[float], window: int) -> Iterator[float]:
-    """Yield the peak of each window; floats beyond full scale count as full scale."""
+def _float_levels(raw: bytes, width: int, window: int) -> Iterator[float]:
+    """Yield the peak of each window; floats beyond full scale count as full scale, and what is no number as silence."""
+    samples = array(_FLOAT_TYPE[width], raw)
     for start in range(0, len(samples), window):
-        part = samples[start : start + window]
+        part = [sample if sample == sample else 0.0 for sample in samples[start : start + window]]
         yield min(1.0, max(max(part), -min(part)))
 
 

@@ -103,14 +103,33 @@ def test_the_threshold_decides_what_is_loud(tmp_path: Path) -> None:
     assert [row[:2] for row in analyse(path, 0.2)["detections"]] == [[0, 1000]]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("bits", "code"), [(16, "h"), (32, "i")])
+@pytest.mark.parametrize("riff", [b"RIFF", b"RF64"])
+def test_loud_stretches_are_found_in_the_long_forms_of_wav(tmp_path: Path, bits: int, code: str, riff: bytes) -> None:
+    samples = [0] * RATE + [1 << (bits - 2)] * RATE
+    content = as_extensible(header(bits=bits, data=struct.pack(f"<{len(samples)}{code}", *samples)), 1, bits)
+    if riff == b"RF64":  # sizes of 64 bits have a chunk of their own, and the usual places say so
+        data = content.index(b"data")
+        long_sizes = b"ds64" + struct.pack("<IQQQI", 28, 0, len(content) - data - 8, len(samples), 0)
+        audio = content[data + 8 :]
+        content = riff + b"\xff" * 4 + b"WAVE" + long_sizes + content[12:data] + b"data" + b"\xff" * 4 + audio
+    (tmp_path / "a.wav").write_bytes(content)
+    answer = analyse(str(tmp_path / "a.wav"), 0.25)
+    assert (answer["audio_s"], [row[:2] for row in answer["detections"]]) == (2.0, [[1000, 2000]])
+
+
+def test_what_is_no_number_is_silence(tmp_path: Path) -> None:
+    samples = [float("nan")] * RATE + [0.5, float("nan")] * (RATE // 2)
+    (tmp_path / "a.wav").write_bytes(header(kind=3, bits=32, data=struct.pack(f"<{len(samples)}f", *samples)))
+    assert [row[:4:3] for row in analyse(str(tmp_path / "a.wav"), 0.25)["detections"]] == [[1000, 0.5]]
+
+
 @pytest.mark.parametrize(("bits", "code"), [(32, "f"), (64, "d")])
 @pytest.mark.parametrize("extensible", [False, True])
 def test_loud_stretches_are_found_in_floats(tmp_path: Path, bits: int, code: str, extensible: bool) -> None:
     samples = [0.0] * RATE + [-0.5, 0.25] * RATE + [7.0] * RATE
     content = header(kind=3, bits=bits, data=struct.pack(f"<{len(samples)}{code}", *samples))
-    if extensible:
-        fmt = struct.pack("<HHIIHHHHIH14x", 0xFFFE, 1, RATE, RATE * bits // 8, bits // 8, bits, 22, bits, 4, 3)
-        content = content[:16] + struct.pack("<I", len(fmt)) + fmt + content[36:]
+    content = as_extensible(content, 3, bits) if extensible else content
     (tmp_path / "a.wav").write_bytes(content)
     found = analyse(str(tmp_path / "a.wav"), 0.25)
     assert (found["audio_s"], found["detections"]) == (4.0, [[1000, 4000, "LOUD", 1.0, "Loud sound"]])
@@ -159,6 +178,12 @@ def header(*, rate: int = RATE, bits: int = 16, channels: int = 1, kind: int = 1
     fmt = struct.pack("<HHIIHH", kind, channels, rate, rate * frame, frame, bits)
     body = b"WAVEfmt " + struct.pack("<I", 16) + fmt + b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def as_extensible(content: bytes, kind: int, bits: int) -> bytes:
+    """Return the same WAV file with the long form of its description, as programs write it for 24 bits and more."""
+    fmt = struct.pack("<HHIIHHHHIH14x", 0xFFFE, 1, RATE, RATE * bits // 8, bits // 8, bits, 22, bits, 4, kind)
+    return content[:16] + struct.pack("<I", len(fmt)) + fmt + content[36:]
 
 
 def good() -> bytes:
