@@ -29,7 +29,7 @@ class NoAudio(Exception):
         super().__init__(text)
         self.fix = fix
         self.nowhere = nowhere  # perhaps we looked in the wrong folder
-        self.missing_at = missing_at  # where the file should be: its rows fail alone; None: the source is wrong
+        self.missing_at = missing_at  # where the file is, or should be: its rows fail alone; None: the source is wrong
 
 
 def is_audio(name: str) -> bool:
@@ -61,11 +61,10 @@ def find_audio(path: str, folders: Sequence[str]) -> Found:
             continue
         except OSError as error:
             text = f"cannot look at {shown(path)}: {error.strerror}"
-            raise NoAudio(text, f"ls -ld {shlex.quote(place)}") from error
-        if stat.S_ISDIR(status.st_mode):
-            raise NoAudio(f"a folder, not an audio file: {shown(path)}")
+            raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place) from error
         if not stat.S_ISREG(status.st_mode):  # to open a pipe takes until somebody writes to it
-            text = f"a pipe, a socket or a device, not an audio file: {shown(path)}"
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
+            text = f"{what}, not an audio file: {shown(path)}"
             raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
         return place, Fingerprint(status.st_size, status.st_mtime_ns)
     raise _missing(path, folders)

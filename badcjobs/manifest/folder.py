@@ -63,7 +63,10 @@ class Folder:
 
 
 def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str], set[str]]:
-    """Return the names of audio files (links included, not yet followed) and of folders; note what is passed over."""
+    """Return the names of audio and of folders; note what is passed over.
+
+    Nothing is opened, and no link to audio followed: what only has such a name, a pipe say, fails when it is looked at.
+    """
     audio, folders = [], set()
     with os.scandir(source / below) as entries:
         for entry in entries:  # names only: a million entries would not fit into the memory we promise
@@ -72,7 +75,7 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
                     remarks.hidden.add(f"{below}{entry.name}/")
                 else:
                     folders.add(entry.name)
-            elif is_audio(entry.name) and (entry.is_symlink() or entry.is_file()):
+            elif is_audio(entry.name):
                 if entry.name.startswith("."):
                     remarks.hidden.add(f"{below}{entry.name}")
                 else:

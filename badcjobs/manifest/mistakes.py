@@ -16,7 +16,7 @@ class Mistakes:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.count = 0
-        self.missing = 0  # of them, files that are not there
+        self.missing = 0  # of them, files that are not there or cannot be used: their rows can fail alone
         self.source = 0  # which of the names is being read
         self._names = names
         self._guilty: set[int] = set()

@@ -94,7 +94,7 @@ class Remarks:
         if self.missing:
             rows = f"{self.missing:,} row{'' if self.missing == 1 else 's'}"
             they = "it" if self.missing == 1 else "they"
-            what = f"the audio of {rows} is missing; {they} will fail, all others are done"
+            what = f"the audio of {rows} is missing or cannot be used; {they} will fail, all others are done"
             fix = f"; try: {self.missing_fix}" if self.missing_fix else ""
             found.append(f"{what}: {_listed(self.missing, self.missing_examples)}{fix}")
         if self.twice:

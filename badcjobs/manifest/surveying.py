@@ -6,12 +6,11 @@ file of each folder is, which finds the wrong --root, and a folder that is not t
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from badcjobs.manifest.audio_files import NoAudio, ReadHeader
+from badcjobs.manifest.audio_files import NoAudio, ReadHeader, look_at
 from badcjobs.manifest.badc_csv import CUT, Columns, check_cut, check_row, read_rows
 from badcjobs.manifest.badc_manifest import Manifest
 from badcjobs.manifest.cutting import Cutting
@@ -56,7 +55,7 @@ class Surveyor(Walk):
         self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
     ) -> None:
         super().__init__(WHOLE, mistakes, cutting, read_header=read_header)
-        self.not_there: list[str] = []  # files that were looked for in vain, one of a folder
+        self.not_there: list[str] = []  # files that were looked for in vain, one of a folder; where it is known, why
         self.measured = 0  # files whose header was read
         self.rates_hz: Counter[int] = Counter()  # sample rate → files
         self._suspected = suspected  # hashes of identities that come more than once
@@ -97,13 +96,13 @@ class Surveyor(Walk):
         candidates = ("",) if path.startswith("/") else folders
         if len(self._base_of) >= _MOST_LOOKS:
             return self._usual_base if self._usual_base in candidates else candidates[-1]
-        for base in candidates:
-            if os.path.exists(base + path.removeprefix("./")):  # noqa: PTH110  (Path.exists raises where we may not look)
-                self._usual_base = base
-                break
+        answer, below = look_at(path, candidates, None), path.removeprefix("./")
+        if isinstance(answer, NoAudio):
+            self.not_there.append(path if answer.nowhere else str(answer))
+            at = None if answer.nowhere else answer.missing_at
+            base = next((base for base in candidates if base + below == at), candidates[-1])
         else:
-            self.not_there.append(path)
-            base = candidates[-1]
+            base = self._usual_base = answer[0].removesuffix(below)
         self._base_of[folder] = base
         return base
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -256,6 +257,33 @@ def test_a_link_to_nothing_is_a_mistake_of_the_shard_that_owns_it(work: Path) ->
     Path("audio/b.wav").symlink_to("gone.wav")
     assert [chunk.recording_id for chunk in read("audio", shard=Shard(0, 2))] == ["a"]
     assert "a link to a file that does not exist: b.wav" in refusal("audio").what
+
+
+def test_a_pipe_or_a_socket_in_a_folder_is_a_recording_that_fails_alone_and_nobody_opens_it(work: Path) -> None:
+    make_wav("audio/a.wav")
+    os.mkfifo("audio/pipe.wav")  # whoever opens it waits for ever
+    os.mkfifo("audio/.hidden.wav")
+    os.mkfifo("audio/notes.txt")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("audio/socket.flac")
+    Path("audio/folder.wav").symlink_to(".")
+    remarks = Remarks(keeps_missing=True)
+    found = [(chunk.recording_id, chunk.audio_path, chunk.is_cut) for chunk in opened("audio").chunks(WHOLE, remarks)]
+    odd = ["folder.wav", "pipe.wav", "socket.flac"]
+    assert sorted(found) == [
+        ("a", f"{work}/audio/a.wav", False),
+        *((name.partition(".")[0], f"{work}/audio/{name}", True) for name in odd),
+    ]
+    assert remarks.missing == 3
+    _, (finding,) = check_source([Path("audio")], None, progress=lambda _: None)
+    assert finding.severity == "problem"
+    assert finding.details == (
+        "audio has audio that cannot be used: a folder, not an audio file: folder.wav",
+        *(
+            f"audio has audio that cannot be used: a pipe, a socket or a device, not an audio file: {name}"
+            for name in odd[1:]
+        ),
+    )
 
 
 def test_a_file_name_that_is_not_utf8_is_a_mistake(work: Path) -> None:

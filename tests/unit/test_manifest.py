@@ -304,7 +304,8 @@ def test_some_missing_files_are_listed_for_a_run_and_named_but_a_source_without_
     missing = [(f"c{number}", f"{work}/{name}.wav", True) for number, name in ((1, "gone"), (2, "b"), (4, "pipe"))]
     assert listed == [("c0", f"{work}/a.wav", False), *missing]
     (line,) = remarks.lines()
-    assert "the audio of 3 rows is missing; they will fail, all others are done: m.csv line 3: no such file" in line
+    assert line.startswith("the audio of 3 rows is missing or cannot be used; they will fail, all others are done: ")
+    assert "done: m.csv line 3: no such file: gone.wav" in line
     assert "line 5: a pipe, a socket or a device, not an audio file: pipe.wav" in line
     assert refusal(Path("m.csv")).what == "m.csv has 3 mistakes"
     for wrong in ([*rows, "r,c3,a.wav,0,x,,,"], rows[1:]):  # another mistake beside them; nothing is there
@@ -312,11 +313,33 @@ def test_some_missing_files_are_listed_for_a_run_and_named_but_a_source_without_
             list(open_sources([manifest(wrong)], root=None).chunks(WHOLE, Remarks(keeps_missing=True)))
 
 
+def test_a_file_nobody_may_look_at_and_a_folder_in_its_place_fail_alone_each_with_its_reason() -> None:
+    with powerless_folder() as folder:
+        make_wav("a.wav", 2)
+        make_wav("closed/b.wav", 2)
+        Path("closed").chmod(0)
+        Path("loop.wav").symlink_to("loop.wav")
+        rows = ["r,c0,a.wav,0,2000,,,", "r,c1,closed/b.wav,0,2000,,,", "r,c2,closed,0,,,,", "r,c3,loop.wav,0,2000,,,"]
+        remarks = Remarks(keeps_missing=True)
+        listed = list(open_sources([manifest(rows)], root=None).chunks(WHOLE, remarks))
+        odd = [("c1", "closed/b.wav"), ("c2", "closed"), ("c3", "loop.wav")]
+        assert [(chunk.chunk_id, chunk.audio_path, chunk.is_cut) for chunk in listed] == [
+            ("c0", f"{folder}/a.wav", False),
+            *((chunk_id, f"{folder}/{path}", True) for chunk_id, path in odd),
+        ]
+        (line,) = remarks.lines()
+        assert "line 3: cannot look at closed/b.wav: Permission denied, " in line
+        assert "line 4: a folder, not an audio file: closed, " in line
+        assert line.endswith(f"; try: ls -ld {folder}/closed/b.wav")
+        assert refusal(manifest(rows[1:])).what == "m.csv has 3 mistakes"
+
+
 def test_one_missing_file_is_named_as_one(work: Path) -> None:
     remarks = Remarks(keeps_missing=True)
     sources = open_sources([manifest(["r,c0,a.wav,0,2000,,,", "r,c1,no.wav,0,2000,,,"])], root=None)
     assert len(list(sources.chunks(WHOLE, remarks))) == 2
-    assert remarks.lines()[0].startswith("the audio of 1 row is missing; it will fail, all others are done: ")
+    (line,) = remarks.lines()
+    assert line.startswith("the audio of 1 row is missing or cannot be used; it will fail, all others are done: ")
 
 
 def test_a_file_that_comes_from_two_sources_under_two_names_is_remarked(work: Path) -> None:
