@@ -5,6 +5,7 @@ What a probe is about is in its key; where none is about just this, the nearest 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from badcjobs.workers.choose import choose_engine
 from badcjobs.workers.launch import SubprocessLauncher
 
 _CPU = "cpu"  # what a probe without a device calls it
+_USUAL = "hawkears"  # the engine where none is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,25 @@ class Choice:
 
     device: str
     speed: Speed
+    workers: int  # that each device had
+
+
+def probe_line(settings: RunSettings, workers: int | None, store: str | None) -> str:
+    """Return the command whose result a plan with these settings would take; somebody has to put in the AUDIO.
+
+    ``workers`` None: any number will do; ``store`` None: the file in the user's cache.
+    """
+    options = {
+        "--engine": None if settings.engine == _USUAL else settings.engine,
+        "--command": settings.command,
+        "--hawkears-python": settings.hawkears_python,
+        "--hawkears-root": settings.hawkears_root,
+        "--workers-per-gpu": None if workers in (None, 1) else str(workers),
+        "--store": store,
+    }
+    words = [word for name, value in options.items() if value is not None for word in (name, value)]
+    arguments = [f"--engine-arg={one}" for one in settings.engine_args]
+    return shlex.join(["badcjobs", "probe", "AUDIO", *words, *arguments])
 
 
 def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> str | None:
@@ -54,7 +75,10 @@ def choose_probes(probes: Sequence[Probed], version: str | None, workers: int | 
     chosen = [_choose(group, version, workers) for group in _by_device(known)]
     names = [speed.devices[0] for _, speed in chosen]
     return sorted(
-        (Choice(_device_words(key) if names.count(key.gpu) > 1 else key.gpu, speed) for key, speed in chosen),
+        (
+            Choice(_device_words(key) if names.count(key.gpu) > 1 else key.gpu, speed, key.workers)
+            for key, speed in chosen
+        ),
         key=lambda choice: choice.device,
     )
 

@@ -41,10 +41,11 @@ def _lines(plan: Plan, descriptions: Sequence[str]) -> Iterator[tuple[str, str]]
     yield "source", ", ".join(descriptions[:3]) + (f" and {len(descriptions) - 3:,} more" if descriptions[3:] else "")
     cut = f", {survey.cut:,} of them cut out of longer files when they are needed" if survey.cut else ""
     shared = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)" if survey.shared_ms else ""
+    sounding = f" (of the {lengths.rows - lengths.empty:,} with audio)" if lengths.empty else ""
     yield (
         "audio",
         f"{number(plan.audio_hours)} hours in {count(lengths.rows, 'chunk')}{shared}{cut};"
-        f" mean {lengths.mean_ms / 1000:,.1f} s, longest {lengths.longest_ms / 1000:,.1f} s",
+        f" mean {lengths.mean_ms / 1000:,.1f} s{sounding}, longest {lengths.longest_ms / 1000:,.1f} s",
     )
     yield "speed", _speed(plan)
     yield (

@@ -87,8 +87,8 @@ class Round:
         for search, run in [pair for pair in self._running if not pair[1].busy]:
             self._running.remove((search, run))
             told = run.end()
-            search.end(run, told)
-            log.info("%s: %s", search.subject.key.gpu, _words(run.step, told))
+            again = "; too short to count, so once more with more chunks" if search.end(run, told) else ""
+            log.info("%s: %s%s", search.subject.key.gpu, _words(run.step, told), again)
 
     def _break_off(self) -> None:
         for _, run in self._running:

@@ -96,19 +96,21 @@ class ModelSearch:
         """Take note of what is being tried."""
         self._in_flight.append(step)
 
-    def end(self, run: TrialRun, told: Trial | Trouble | None) -> None:
-        """Take note of what came of a trial; None: it was broken off."""
+    def end(self, run: TrialRun, told: Trial | Trouble | None) -> bool:
+        """Take note of what came of a trial; None: it was broken off. Say whether it was too short to count."""
         self._in_flight.remove(run.step)
         self.free.append(run.plans[0].device)
         if isinstance(told, Trouble):
             self.problem = explain(told, self.subject, run.step)
         elif told is not None and self._guess is None and self.measure(run.step).is_too_short(told):
             self._guess = told.times_real_time or _FASTER_THAN_ANYTHING
+            return True
         elif told is not None:
             self.trials.append(told)
             self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
             self._start_up_s = run.start_up_s
             self.keep()
+        return False
 
     def _heed_the_host(self, host_bytes: int | None) -> Bounds:
         """Return the bounds, narrower where longer audio would need more memory of the node than there is."""

@@ -13,7 +13,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -176,6 +176,7 @@ class ProbeStore:
     def open(self) -> Path | None:
         """Make sure that the file can be read and written; return where a damaged one was put aside, or None.
 
+        Where there is none it comes with its first entry: a probe that finds nothing leaves no file behind.
         Raise NoStore where it is no damaged store, but somebody's; OSError where it cannot be written.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -221,11 +222,12 @@ class ProbeStore:
                 lock.unlink(missing_ok=True)  # while it is ours: who waits for it finds that it is gone
                 os.close(fd)
 
-    def _write(self, probes: Iterable[Probed]) -> None:
+    def _write(self, probes: Sequence[Probed]) -> None:
         temporary = self.file.with_name(f".{self.file.name}.{os.uname().nodename}.{os.getpid()}.tmp")
         try:
             temporary.write_text(to_toml(probes), encoding="utf-8")
-            temporary.replace(self.file)
+            if probes or self.file.exists():
+                temporary.replace(self.file)
         finally:
             temporary.unlink(missing_ok=True)
 

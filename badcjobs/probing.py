@@ -31,6 +31,7 @@ from badcjobs.probe_trial import Bench
 from badcjobs.probed import NoStore, ProbeStore, default_store
 from badcjobs.records import Recording, Records
 from badcjobs.seams import CannotCut, Engine
+from badcjobs.stop import StopRequest
 from badcjobs.store.live.readings import read_memory_peaks
 from badcjobs.surroundings import mark_of, read_allocation
 from badcjobs.workers.leftovers import end_leftovers
@@ -218,13 +219,16 @@ def conclude(searches: list[ModelSearch], store: Path, aside: Path | None, world
     notes = [*notes, *(search.host_words for search in searches if search.host_words)]
     exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
     if not all(search.is_over or search.problem for search in searches):
-        stop = world.stop
-        by_hand = stop.ended_by is signal.SIGINT
-        notes.append(
-            f"{f'stopped by {stop.name}' if stop.requested else 'the time is over'};"
-            " what was tried is kept, and the same command goes on"
-        )
-        if not any(search.trials for search in searches):
-            notes.append("not one trial came to its end: give it more time with --max-minutes")
+        by_hand = world.stop.ended_by is signal.SIGINT
+        notes.append(why_not_finished(world.stop, any(search.trials for search in searches)))
         exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
     return ProbeEnd(exit_code, tuple(one.probed for one in searches), store, aside, problems, tuple(notes))
+
+
+def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
+    """Say why there is more to try, and what the same command will do; a first trial that was too short is not kept."""
+    why = f"stopped by {stop.name}" if stop.requested else "the time is over"
+    if something_is_kept:
+        return f"{why}; what was tried is kept, and the same command goes on"
+    begins = "so the same command begins anew" + ("" if stop.requested else ": give it more time with --max-minutes")
+    return f"{why} before a trial that counts had come to its end; nothing is kept, {begins}"

@@ -24,7 +24,7 @@ class HeldSignals:
     Handlers, and not the mask of a thread: libraries have threads of their own, which would be hit instead.
     """
 
-    def __init__(self, meanwhile: str) -> None:
+    def __init__(self, meanwhile: str = "") -> None:
         self._meanwhile = meanwhile
         self.came: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}

@@ -96,6 +96,7 @@ def plan(
     Exit code 0, with notes on what is odd, such as files that will fail because they are empty or break off. 1 where
     the plan has a problem: rows left out, chunks longer than a task can finish, more files than the quota.
     """
+    from badcjobs.cli.held_signals import HeldSignals
     from badcjobs.cli.output import log_to_stderr
     from badcjobs.cli.world import environ
     from badcjobs.planning import PlanHere, PlanOrder, plan_sources
@@ -129,7 +130,8 @@ def plan(
         template=template,
         keys=(*(settings or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)),
     )
-    planned = plan_sources(order, PlanHere(environ(), Path.cwd(), Pace("chunks read")))
+    with HeldSignals():  # so that the draft of --write is taken away, whatever ends this
+        planned = plan_sources(order, PlanHere(environ(), Path.cwd(), Pace("chunks read")))
     return _tell(planned, begins, json_wanted)
 
 

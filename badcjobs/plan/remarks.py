@@ -39,8 +39,8 @@ def remark_source(survey: Survey) -> Iterator[Remark]:
         yield Remark(NOTE, "sample rates", f"they differ: {rates}; an engine may be slower where it has to resample")
     if survey.not_there:
         text = (
-            f"the first file of {_count(survey.not_there, 'folder')} is not there; rows that say their end are not"
-            " looked up one by one"
+            f"the first file of {_count(survey.not_there, 'folder')} is not there, or cannot be used; rows that say"
+            " their end are not looked up one by one"
         )
         fix = "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)"
         yield Remark(NOTE, "audio", text, fix, tuple(survey.not_there_names))
@@ -102,7 +102,8 @@ def remark_speed(speed: Speed, sizing: Sizing, chunk_s: float) -> Iterator[Remar
             f"no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest: "
             f"{speed.curve[0][0]:g} s); probe them, or run one task of this plan first, and plan again --from it"
         )
-        yield Remark(NOTE, "speed", text, f"badcjobs probe AUDIO --start-length {chunk_s:.3g} --again")
+        fix = None if speed.remedy is None else f"{speed.remedy} --start-length {chunk_s:.3g} --again"
+        yield Remark(NOTE, "speed", text, fix)
     elif not speed.curve and speed.chunk_s and not 1 / _OTHER_LENGTH <= chunk_s / speed.chunk_s <= _OTHER_LENGTH:
         text = (
             f"it was measured with chunks of {speed.chunk_s:,.3g} s on average, and those of this plan have"

@@ -12,7 +12,6 @@ from badcjobs.model import JobFacts, TaskFacts
 _ENOUGH_S = 60.0  # of work; a task that had less says little about its node
 _SLOWEST_PERCENT = 5
 Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
-PROBE_AGAIN = "badcjobs probe AUDIO, with the options of the run   (or --rate)"
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
 
 
@@ -36,7 +35,7 @@ class Speed:
     lean_safe_s: float | None = None  # and still longer ones in pieces
     best_s: float | None = None  # the best length that is safe
     doubts: tuple[str, ...] = ()  # why it may be the speed of something else
-    remedy: str | None = PROBE_AGAIN  # against these doubts; None: nobody knows one
+    remedy: str | None = None  # against these doubts, a line to paste: measure it anew; None: nobody knows one
 
 
 class NothingMeasured(Exception):

@@ -35,7 +35,7 @@ class Survey:
     not_there_names: list[str] = field(default_factory=list)
     passed_over: tuple[str, ...] = ()  # what of folders nobody looks at, in words
     left_out: int = 0  # rows that cannot be planned
-    left_out_missing: int = 0  # so many of these because their audio is not there
+    left_out_missing: int = 0  # so many of these because their audio is not there, or cannot be used
     left_out_folders: int = 0  # folders that nobody may look into, with all that is in there
     left_out_sources: int = 0  # sources of which not one row can be
     left_out_lines: tuple[str, ...] = ()  # the first mistakes
@@ -93,8 +93,8 @@ class Survey:
         if not self.left_out_missing:
             return f"refuse {them}"
         if self.left_out_missing < many:
-            return "refuse them, or fail those whose audio is missing"
-        return f"fail {them}, for the audio is missing"
+            return "refuse them, or fail those whose audio cannot be used"
+        return f"fail {them}, for the audio cannot be used"
 
     @property
     def longest(self) -> list[tuple[int, str]]:

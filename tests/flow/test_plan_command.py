@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from support.audio import make_wav
 from support.badcjobs_program import Outcome, Site, assert_refused
 from support.slow_files import slow_files, somebody_waits
@@ -116,6 +117,18 @@ def test_an_interrupt_ends_a_plan_that_waits_for_a_file_and_what_folders_hide_is
     wait_for(lambda: somebody_waits(site), "a plan that reads the header")
     waits.send(signal.SIGINT)
     assert waits.wait(60).exit_code == 130
+    assert not any("plan" in path.name for path in site.folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_plan_that_is_told_to_end_leaves_no_draft(site: Site, name: str) -> None:
+    make_wav(site.folder / "audio" / "slow.wav", 5, 100)
+    waits = site.start("plan", "audio", "--rate", 400, "--write", "plan", env=slow_files(site))
+    wait_for(lambda: somebody_waits(site), "a plan that reads the header")
+    assert [path.name.split(".")[1] for path in site.folder.glob(".*.tmp")] == ["plan"]
+    waits.send(signal.Signals[name])
+    ended = waits.wait(60)
+    assert (ended.exit_code, ended.stderr) == (-signal.Signals[name], "")
     assert not any("plan" in path.name for path in site.folder.iterdir())
 
 

@@ -80,7 +80,28 @@ def test_rows_that_say_their_end_are_planned_without_their_audio(tmp_path: Path)
     assert planned.plan.audio_hours == pytest.approx(40 * 30 / 3600)
     (remark,) = planned.plan.remarks
     assert (remark.severity, remark.examples) == ("note", ("audio/r0.wav",))
-    assert "the first file of 1 folder is not there" in remark.text
+    assert "the first file of 1 folder is not there, or cannot be used" in remark.text
+
+
+def test_of_a_first_file_that_is_no_audio_or_may_not_be_looked_at_the_reason_is_told() -> None:
+    with powerless_folder() as folder:
+        make_wav("closed/a.wav", 3, 1000)
+        Path("closed").chmod(0)
+        Path("b/x").mkdir(parents=True)
+        manifest = write_manifest(folder / "m.csv", "a,a,closed/a.wav,0,3000,0,,", "b,b,b/x,0,3000,0,,")
+        (remark,) = plan(folder, manifest).plan.remarks
+        assert remark.examples == ("cannot look at closed/a.wav: Permission denied", "a folder, not an audio file: b/x")
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_a_pipe_is_left_out_and_named(tmp_path: Path, kind: str) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 3, 1000)
+    os.mkfifo(tmp_path / "audio" / "pipe.wav")  # whoever opens it waits for ever
+    manifest = write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,,,0,,", "b,b,audio/pipe.wav,,,0,,")
+    (problem,) = plan(tmp_path, "audio" if kind == "folder" else manifest).plan.remarks
+    assert (problem.severity, problem.subject) == ("problem", "left out")
+    below = "" if kind == "folder" else "audio/"
+    assert problem.examples[0].endswith(f"a pipe, a socket or a device, not an audio file: {below}pipe.wav")
 
 
 def test_headers_tell_the_length_of_files_and_of_rows_without_an_end(tmp_path: Path) -> None:
@@ -211,7 +232,7 @@ def test_of_audio_that_is_missing_a_plan_does_not_say_that_a_run_would_refuse_it
     (tmp_path / "audio" / "b.wav").symlink_to("gone.wav")
     manifest = write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,,,0,,", "b,b,audio/b.wav,,,0,,")
     (problem,) = plan(tmp_path, "audio" if kind == "folder" else manifest).plan.remarks
-    assert problem.text == "1 row cannot be planned: badcjobs run would fail it, for the audio is missing"
+    assert problem.text == "1 row cannot be planned: badcjobs run would fail it, for the audio cannot be used"
 
 
 def test_a_folder_that_may_not_be_looked_into_is_left_out_and_is_no_row() -> None:
@@ -246,7 +267,7 @@ def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(
     (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
     assert remark.severity == "problem"
     assert remark.text.startswith("34 rows cannot be planned")
-    assert remark.text.endswith("badcjobs run would refuse them, or fail those whose audio is missing")
+    assert remark.text.endswith("badcjobs run would refuse them, or fail those whose audio cannot be used")
     assert remark.examples[0] == f"{manifest} line 2: end_ms 4000 is not after start_ms 5000"
     assert remark.examples[1] == f"{manifest} line 11: chunk id 'c0' of recording 'r0' is already on line 3"
     assert remark.examples[-1] == "… and 14 more"
@@ -390,6 +411,35 @@ def test_probes_of_another_engine_or_of_several_models_do_not_decide(tmp_path: P
     (tmp_path / "broken.toml").write_text("version = ")
     with pytest.raises(BadInput, match="cannot be used"):
         plan(tmp_path, manifest, rate=None, speed_from=Path("broken.toml"))
+
+
+def test_the_probe_that_is_advised_has_the_options_of_the_plan_and_the_file_that_it_reads(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
+    flags = {"engine": "demo", "engine_arg": ["--burn-s=1", "--threshold=0.3"]}
+    arguments = "--engine-arg=--burn-s=1 --engine-arg=--threshold=0.3"
+    line, store = f"badcjobs probe AUDIO --engine demo --store 'my a100.toml' {arguments}", Path("my a100.toml")
+    for write in (lambda: None, lambda: write_probes(tmp_path / store, "Tesla V100", subject="demo")):
+        write()
+        with pytest.raises(BadInput) as refused:
+            plan(tmp_path, manifest, rate=None, speed_from=store, flags=flags)
+        assert (refused.value.fix or "").startswith(f"{line}   (or --from RUN")
+    write_probes(tmp_path / store, "Tesla V100", subject="demo --burn-s=1 --threshold=0.3")
+    made = plan(tmp_path, manifest, rate=None, speed_from=store, flags=flags).plan
+    fixes = [remark.fix for remark in made.remarks if remark.subject == "speed"]
+    assert f"{line} --start-length 30 --again" in fixes  # chunks of 30 s, and one trial of 300 s
+    (tmp_path / "w2.toml").write_text("[run]\nworkers_per_gpu = 2\n")
+    order = {"flags": flags, "config": Path("w2.toml"), "environ": {"XDG_CACHE_HOME": str(tmp_path / "cache")}}
+    write_probes(tmp_path / "cache" / "badcjobs" / "probe.toml", "V100", subject="demo --burn-s=1 --threshold=0.3")
+    advised = plan(tmp_path, manifest, rate=None, **order).plan.speed.remedy
+    assert advised == line.replace("--store 'my a100.toml'", "--workers-per-gpu 2")
+
+
+def test_the_mean_length_says_of_which_chunks_it_is(tmp_path: Path) -> None:
+    for name, length_s in (("a", 4), ("b", 6), ("c", 0)):
+        make_wav(tmp_path / "audio" / f"{name}.wav", length_s, 1000)
+    assert "in 3 chunks; mean 5.0 s (of the 2 with audio), longest 6.0 s" in text_of(plan(tmp_path, "audio"))
+    (tmp_path / "audio" / "c.wav").unlink()
+    assert "in 2 chunks; mean 5.0 s, longest 6.0 s" in text_of(plan(tmp_path, "audio"))
 
 
 def test_of_several_probes_that_of_this_version_and_these_workers_counts_and_is_named(tmp_path: Path) -> None:

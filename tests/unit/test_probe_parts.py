@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from badcjobs.gpu.choose import open_reader
 from badcjobs.gpu.simulated import simulated_uuid
 from badcjobs.model import TOO_LONG, Chunk, StandIn, Trial, WorkerPlan
 from badcjobs.probe.verdict import judge
+from badcjobs.probing import why_not_finished
 from badcjobs.report.probe_page import probe_page
 from badcjobs.report.probe_text import probe_text
 from badcjobs.seams import SessionBroken
+from badcjobs.stop import StopRequest
 from badcjobs.workers.demo_memory import PretendedMemory
 from badcjobs.workers.demo_worker import memory_of, parse_arguments
 from badcjobs.workers.failures import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY
@@ -149,3 +152,22 @@ def test_the_page_draws_memory_and_speed_of_every_model_and_escapes_names() -> N
     assert page.count("<table") == 2
     assert "&lt;b&gt;a note" in page
     assert "script-src 'sha256-" in page and "pip install" not in page
+
+
+@pytest.mark.parametrize(
+    ("came", "kept", "said"),
+    [
+        (signal.SIGINT, True, "stopped by SIGINT; what was tried is kept, and the same command goes on"),
+        (signal.SIGTERM, False, "stopped by SIGTERM before a trial that counts had come to its end; nothing is kept,"
+         " so the same command begins anew"),
+        (None, False, "the time is over before a trial that counts had come to its end; nothing is kept, so the same"
+         " command begins anew: give it more time with --max-minutes"),
+    ],
+)  # fmt: skip
+def test_a_probe_that_is_not_finished_says_what_is_really_kept(
+    came: signal.Signals | None, kept: bool, said: str
+) -> None:
+    stop = StopRequest(lambda: 0.0)
+    if came is not None:
+        stop.receive(came)
+    assert why_not_finished(stop, kept) == said

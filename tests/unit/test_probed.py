@@ -54,6 +54,16 @@ def test_a_store_keeps_what_others_have_written(tmp_path: Path) -> None:
     assert [path.name for path in store.file.parent.iterdir()] == ["probe.toml"]
 
 
+def test_a_store_without_an_entry_leaves_no_file_where_there_was_none(tmp_path: Path) -> None:
+    store = ProbeStore(tmp_path / "a100.toml")
+    assert store.open() is None
+    store.put(Probed(KEY.key))  # what was to be forgotten
+    assert list(tmp_path.iterdir()) == []
+    store.put(FOUND)
+    store.put(Probed(KEY.key))
+    assert read_probes(store.file) == [] and store.file.exists()
+
+
 def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_path: Path) -> None:
     store = ProbeStore(tmp_path / "probe.toml")
     store.open()
