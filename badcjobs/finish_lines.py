@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ def finish_lines(
     """
     here = frozen.command_line(out, told)
     if trace.emulated:
-        return (shlex.join(trace.command) if trace.command else here,)
+        return (trace.line() or here,)
     if frozen.array is None or not left:
         return (here,)
     if trace.command:
-        return shlex.join([*trace.command, "--again"]), here
+        return trace.line("--again"), here
     return f"sbatch --array={index_ranges(left, frozen.array.step)} …", here

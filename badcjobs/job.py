@@ -28,11 +28,12 @@ from badcjobs.report.summarize import Summary, summarize
 from badcjobs.seams import Clock
 from badcjobs.store.exports.fresh_file import fresh_file
 from badcjobs.store.job_reader import read_job
+from badcjobs.store.merging.find_files import NoTaskDatabases
 from badcjobs.store.merging.merge import MergeOrder, MergeOutcome, merge
 from badcjobs.store.merging.remove_merged import Removal, remove_merged_files
 from badcjobs.store.merging.source_file import SourceFile
 from badcjobs.store.stretch_reader import read_chart_data
-from badcjobs.trace import find_cut_short
+from badcjobs.trace import find_cut_short, find_unbegun
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,10 @@ def finish_job(
     factors: Factors | None = None,
 ) -> FinishedJob:
     """Merge task databases into a job database, summarise it, write its page."""
-    merged = merge(order, clock)
+    try:
+        merged = merge(order, clock)
+    except NoTaskDatabases as error:
+        raise _explained(error, order.inputs) from None
     summary = summarize_database(order.target, reading_source, factors, clock.now_ms())
     # What was published while it was merged is no reason to merge again.
     news = summary.merged
@@ -83,6 +87,13 @@ def finish_job(
         log.warning("%s could not be written: %s", report, why_no_report)  # the numbers are safe
     removed = remove_merged_files(order.target, merged.given) if remove_merged else None
     return FinishedJob(order.target, report, summary, merged, removed, why_no_report)
+
+
+def _explained(error: DatabaseProblem, inputs: Sequence[Path]) -> DatabaseProblem:
+    """Return why there is nothing to merge, where a submit or an emulation has left word of it."""
+    above = [place.absolute().parent for place in inputs if place.absolute().name == "tasks"]
+    found = next((one for one in map(find_unbegun, [*inputs, *above]) if one is not None), None)
+    return error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)
 
 
 def default_target(inputs: Sequence[Path]) -> Path:
@@ -102,6 +113,9 @@ def find_job_database(given: Path) -> Path:
     path = RunFolder(given).job_database if is_there(given) and given.is_dir() else given
     if is_there(path):
         return path
+    begun = given.is_dir() and any(RunFolder(given).tasks.glob("*.sqlite"))
+    if given.is_dir() and not begun and (found := find_unbegun(given)) is not None:
+        raise DatabaseProblem(f"{path} does not exist", why=found.what, fix=found.command)
     if given.is_dir() and RunFolder(given).tasks.is_dir():
         line = shlex.join(["badcjobs", "merge", str(given)])
         raise DatabaseProblem(f"{path} does not exist", why="the run has not been merged yet", fix=line)

@@ -11,10 +11,12 @@ from badcjobs.errors import BadcjobsError
 from badcjobs.finish_lines import finish_lines
 from badcjobs.frozen_run import FrozenRun
 from badcjobs.live_array import last_job_of
+from badcjobs.model import CutShort
 from badcjobs.monitor.frame import TaskLine
 from badcjobs.paths import RunFolder
+from badcjobs.run_lock import lock_in
 from badcjobs.scheduler.submitted_file import file_in
-from badcjobs.trace import find_trace
+from badcjobs.trace import find_idle_emulation, find_trace
 
 
 def commands_that_go_on(
@@ -39,6 +41,17 @@ def commands_that_go_on(
     outside = any(task.job_id.startswith("local") for task in left)
     indices = () if outside else [task.array_index for task in left]
     return finish_lines(frozen, run.path, _parse_settings(settings), trace, indices)
+
+
+def emulation_to_repeat(folder: RunFolder, check: Callable[[Path], None]) -> CutShort | None:
+    """Return what is left of an emulation that is over and of which no task has begun; ``check`` as above."""
+    run, lock = folder.path.absolute(), lock_in(folder.path)
+    try:
+        for path in (lock.parent, lock, file_in(run)):
+            check(path)
+    except BadcjobsError:
+        return None
+    return find_idle_emulation(run)
 
 
 def _parse_settings(text: str | None) -> dict[str, Any]:

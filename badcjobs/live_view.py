@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from badcjobs.errors import DatabaseProblem
 from badcjobs.live_array import ArrayOfRun, is_given_up, mark_of_array, read_array
 from badcjobs.live_files import RunFiles
-from badcjobs.live_go_on import commands_that_go_on
+from badcjobs.live_go_on import commands_that_go_on, emulation_to_repeat
 from badcjobs.machine_view import open_machine_view as open_machine_view
 from badcjobs.monitor.frame import Frame, TaskLine, Total
-from badcjobs.monitor.standstill import standstill
+from badcjobs.monitor.standstill import is_done, standstill
 from badcjobs.monitor.totals import add_up
 from badcjobs.paths import RunFolder, is_there
 from badcjobs.run_lock import is_emulated_now, lock_in
@@ -158,9 +158,12 @@ class RunView:
 
     def _with_way_on(self, total: Total, tasks: Sequence[TaskLine], every: Sequence[ToldTask]) -> Total:
         """Say where nobody is at work though some is left, and how to go on with it."""
-        if (cut_short := self._array.cut_short) is not None and not total.states.get("running"):
-            return replace(total, standstill=standstill(total) or "no task is running", go_on=(cut_short.command,))
         said = standstill(total)
+        if (cut_short := self._array.cut_short) is not None and not total.states.get("running") and not is_done(total):
+            return replace(total, standstill=said or "no task is running", go_on=(cut_short.command,))
+        if not tasks and self.files.only is None:
+            over = emulation_to_repeat(self.files.folder, self.files.check_inside)
+            return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
         if said is None or (not total.states.get("silent") and self._is_emulated()):
             return total  # also between two tasks of an emulation: it starts the next one
         if self._go_on[0] != (said, self._array_mark):

@@ -1,4 +1,4 @@
-"""Says when a run stands still: work is left, and no task is running."""
+"""Says when a run stands still: work is left, and no task is running; and when nothing is left."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def standstill(total: Total) -> str | None:
     others += [f"{silent:,} silent"] if silent else []
     more = f" ({', '.join(others)})" if others else ""
     return f"{said} and no task is running{more}"
+
+
+def is_done(total: Total) -> bool:
+    """Say whether all of a run is done: no chunk is left or has failed, and no task is to come."""
+    if not total.chunks or any(total.states.get(state) for state in ("running", "waiting", "unbegun")):
+        return False
+    return total.done >= total.chunks and total.parts_listed >= (total.parts or 0)
 
 
 def _chunks(many: int, *, about: bool) -> str:

@@ -178,6 +178,27 @@ def test_an_emulation_that_was_killed_before_its_first_task_had_begun_has_left_a
     assert frame.total.go_on == ("badcjobs submit m.csv",)
 
 
+def test_an_emulation_that_was_killed_before_anybody_wrote_what_the_run_is_has_left_its_command(tmp_path: Path) -> None:
+    with emulation_in(tmp_path, SUBMIT):
+        assert look(tmp_path).total.standstill is None, "it is about to start its first task"
+    frame = look(tmp_path)
+    assert frame.total.standstill == "no task is running, and nobody is starting any: the emulation is over"
+    assert frame.total.go_on == ("badcjobs submit m.csv",)
+    record = Record("slurm", Submitted("4821", "4822", (0,)), (), 8, START_MS)
+    write_record(tmp_path, record)
+    assert look(tmp_path).total.standstill is None, "Slurm has it since"
+
+
+def test_where_all_is_done_nobody_is_told_to_repeat_a_submit_that_was_cut_short(tmp_path: Path) -> None:
+    task = TaskFile(tmp_path, states=ALL_DONE)
+    write_intent(tmp_path, Intent(tmp_path / "job.sh", Record("slurm", Submitted("", None, (0,)), (), 2, START_MS)))
+    for states, told in ((HALF_DONE, True), ({"a": "done", "b": "failed"}, True), (ALL_DONE, False)):
+        replace(task, states=states, verdict="done" if states == ALL_DONE else "stopped").write()
+        frame = look(tmp_path)
+        assert (frame.total.standstill is not None, bool(frame.total.go_on)) == (told, told), states
+        assert frame.remarks[0].startswith("a submit was cut short here")
+
+
 def test_while_a_task_runs_nobody_says_that_its_emulation_is_over(tmp_path: Path) -> None:
     """Its lock may be held on another machine, where this filesystem shows it to nobody else."""
     TaskFile(tmp_path, states=HALF_DONE, ended_at_ms=None, job_id="1794").write()

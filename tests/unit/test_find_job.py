@@ -9,7 +9,10 @@ from support.task_files import TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.job import find_job_database, summarize_database
+from badcjobs.job import find_job_database, finish_job, summarize_database
+from badcjobs.model import Submitted
+from badcjobs.run_lock import emulation_in
+from badcjobs.scheduler.submitted_file import Intent, Record, forget_intent, write_intent, write_record
 from badcjobs.store.merging.merge import MergeOrder, merge
 
 
@@ -48,3 +51,48 @@ def test_whoever_names_another_file_of_the_run_is_told_of_its_job_database(tmp_p
     with pytest.raises(DatabaseProblem) as damaged:
         summarize_database(tmp_path / "job.sqlite")
     assert damaged.value.fix == f"badcjobs merge {tmp_path}"
+
+
+# --- no task has left anything yet ------------------------------------------------------------------------------------
+
+
+def refusals(run: Path) -> set[tuple[str | None, str | None]]:
+    """Return what report and merge answer, of the run and of its tasks/: why, and what helps."""
+    with pytest.raises(DatabaseProblem, match=r"job\.sqlite does not exist") as unreported:
+        find_job_database(run)
+    errors = [unreported.value]
+    for given in (run, run / "tasks"):
+        with pytest.raises(DatabaseProblem, match="no task database in ") as unmerged:
+            finish_job(MergeOrder([given], run / "job.sqlite"), SystemClock())
+        errors.append(unmerged.value)
+    return {(error.why, error.fix) for error in errors}
+
+
+def test_where_a_submit_was_cut_short_before_any_task_report_and_merge_name_the_command(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    asked = {"--array": "0-2", "--gpus-per-task": 1}
+    words = ("run", "/data/m.csv", f"--out={tmp_path}")
+    record = Record("slurm", Submitted("4821", None, (0, 1, 2)), words, 6, 1, asked)
+    line = f"badcjobs submit /data/m.csv --out={tmp_path} --cluster=slurm --array=0-2"
+    write_intent(tmp_path, Intent(tmp_path / "job.sh", record))
+    why = "a submit was cut short here, or is not over yet; the same command finds its job"
+    assert refusals(tmp_path) == {(why, line)}
+    write_record(tmp_path, record)
+    why = "the submit of job 4821 was cut short, or is not over yet; the same command does the rest"
+    assert refusals(tmp_path) == {(why, line)}
+    forget_intent(tmp_path)
+    why = "job 4821 was submitted, and no task of it has published anything yet"
+    assert refusals(tmp_path) == {(why, f"badcjobs monitor {tmp_path}")}
+    TaskFile(tmp_path).write()
+    with pytest.raises(DatabaseProblem) as unmerged:
+        find_job_database(tmp_path)
+    assert unmerged.value.fix == f"badcjobs merge {tmp_path}"
+
+
+def test_where_an_emulation_was_stopped_before_any_task_report_and_merge_name_the_command(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    with emulation_in(tmp_path, ["badcjobs", "submit", "m.csv", f"--out={tmp_path}"]):
+        why = "an emulation is at work, and no task of it has published anything yet"
+        assert refusals(tmp_path) == {(why, f"badcjobs monitor {tmp_path}")}
+    why = "no task is running, and nobody is starting any: the emulation is over"
+    assert refusals(tmp_path) == {(why, f"badcjobs submit m.csv --out={tmp_path}")}

@@ -132,6 +132,17 @@ def test_a_silent_task_whose_work_another_attempt_is_doing_is_not_said_to_be_don
         assert finding.advice.endswith(f"; {advice}")
 
 
+@pytest.mark.parametrize(("cluster", "said"), [("local", "start the emulation again."), ("slurm", "submit again.")])
+def test_where_a_silent_task_was_emulated_nobody_is_sent_to_slurm(cluster: str, said: str) -> None:
+    task = replace(TASK, verdict=None, exit_code=None, pending=9, heard_at_ms=TASK.last_sign_ms, silent_after_s=120.0)
+    facts = replace(job((task,)), chunks={"pending": 9})
+    proof = Completeness(None, None, 9, 0, 0, 0, 9, 0, 0, 0, finish=(f"badcjobs submit m.csv --cluster={cluster}",))
+    summary = replace(summarize(facts, now_ms=TASK.last_sign_ms + 600_000), completeness=proof)
+    (advice,) = [finding.advice for finding in find(facts, summary) if finding.kind == "tasks_silent"]
+    assert advice.endswith(f"{said} The command stands under “to finish it”.")
+    assert ("squeue" in advice) == (cluster == "slurm")
+
+
 def test_the_worst_comes_first(diagnosed) -> None:
     for _, found in diagnosed:
         ranks = [SEVERITIES.index(finding.severity) for finding in found]

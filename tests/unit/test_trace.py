@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 from typing import IO
 
@@ -14,8 +15,9 @@ from badcjobs.errors import BadInput
 from badcjobs.job import finish_job, summarize_database
 from badcjobs.model import Submitted
 from badcjobs.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
-from badcjobs.scheduler.submitted_file import Intent, Record, forget_intent, write_intent
+from badcjobs.scheduler.submitted_file import Intent, Record, forget_intent, write_intent, write_record
 from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.trace import find_cut_short, find_trace
 
 
 def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
@@ -64,3 +66,48 @@ def test_an_emulation_is_not_refused_because_somebody_looks_at_the_run_in_that_m
     monkeypatch.setattr(fcntl, "flock", flock)
     with emulation_in(tmp_path, ["badcjobs", "submit"]):
         assert looker.closed
+
+
+# --- a run folder that was moved or copied ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", ["--out={}", "--out {}"])
+def test_the_command_of_an_emulation_is_for_the_folder_in_which_it_is_found(tmp_path: Path, spelling: str) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+
+    def command(out: Path) -> tuple[str, ...]:
+        return ("badcjobs", "submit", "m.csv", *spelling.format(out).split(), "--cluster=local")
+
+    with emulation_in(old, command(old)):
+        rows = [{"index": i, "state": "FAILED", "log": str(log)} for i, log in enumerate(logs_in(old, tmp_path))]
+        (old / "logs" / "1794.json").write_text(json.dumps({"tasks": rows}))
+    assert find_trace(old, "1794").command == command(old)
+    old.rename(new)
+    trace = find_trace(new, "1794")
+    assert (trace.command, find_trace(new, "").command) == (command(new), command(new))
+    assert [trace.log_of(index) for index in (0, 1)] == [str(new / "logs" / "1794_0.out"), str(tmp_path / "own.log")]
+    old.symlink_to(new)
+    assert find_trace(new, "1794").command == command(old), "it is the same folder: its own words are kept"
+
+
+def logs_in(out: Path, elsewhere: Path) -> tuple[Path, Path]:
+    """Write two logs: one in the run folder, and one where a script wanted it."""
+    logs = out / "logs" / "1794_0.out", elsewhere / "own.log"
+    for log in logs:
+        log.touch()
+    return logs
+
+
+def test_the_command_of_a_submit_is_for_the_folder_in_which_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, words = {"--array": "0-2", "--gpus-per-task": 1}, ("run", "/data/m.csv", "--out=/gone/july", "--grace=2")
+    record = Record("slurm", Submitted("4821", None, (0, 1, 2)), words, 6, START_MS, asked)
+    write_record(tmp_path, record)
+    write_intent(tmp_path, Intent(Path("/gone/july/logs/job.sh"), record))
+    monkeypatch.chdir(tmp_path)
+    cut_short = find_cut_short(Path())
+    assert cut_short is not None
+    begin = f"badcjobs submit /data/m.csv --out={tmp_path} --grace=2 --cluster=slurm "
+    for line in (cut_short.command, find_trace(Path(), "4821").line()):
+        assert line.startswith(begin)

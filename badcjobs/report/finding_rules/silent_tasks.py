@@ -44,4 +44,12 @@ def _advice(silent: Sequence[TaskFacts], summary: Summary, *, unfinished: bool) 
         return f"{why}; {rest_words(summary)}."
     if all(task.job_id.startswith("local") for task in silent):
         return f"{why}. Unless still running, look at the end of the task's log, then start the run again."
+    if _is_emulated(summary):
+        return f"{why}. Unless still running, look at the end of the task's log, then start the emulation again."
     return f"{why}. Unless squeue --me still has {'it' if one else 'them'}: look at Slurm's output, then submit again."
+
+
+def _is_emulated(summary: Summary) -> bool:
+    """Say whether an emulation was to do the work: then its command stands under “to finish it”."""
+    proof = summary.completeness
+    return proof is not None and any("--cluster=local" in line.split() for line in proof.finish)

@@ -70,9 +70,13 @@ def full_path(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to a file of another name
 
 
-def no_task_databases(inputs: Iterable[Path]) -> DatabaseProblem:
+class NoTaskDatabases(DatabaseProblem):
+    """There are none yet, or they are elsewhere."""
+
+
+def no_task_databases(inputs: Iterable[Path]) -> NoTaskDatabases:
     """Return the error for a place without any."""
-    return DatabaseProblem(
+    return NoTaskDatabases(
         "no task database in " + ", ".join(str(place) for place in inputs),
         why="task databases are called tasks/<job>_<index>.r<restart>.<node>.sqlite",
         fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
