@@ -87,9 +87,9 @@ class BadDay:
         self.merges = [job.submit_merge(self.ids[name]) for name, job in self.jobs.items()]
 
     def run_out(self) -> None:
-        """Let the time of a job be over now; Slurm sees it within half a minute."""
+        """Let the time of a job, which may have begun just now, be over; Slurm sees it within half a minute."""
         self.jobs["out of time"].hangs(1)
-        self.cluster.run(["scontrol", "update", f"jobid={self.ids['out of time']}", "EndTime=now"])
+        self.cluster.run(["scontrol", "update", f"jobid={self.ids['out of time']}", "EndTime=now+2seconds"])
 
     def preempt(self) -> None:
         """Let somebody with more right take the one GPU."""
