@@ -1,0 +1,417 @@
+"""The behaviour pack: what badcjobs says and writes for fixed inputs, compared with what it said and wrote before.
+
+Everything goes through the command line, so that it holds whatever becomes of the modules. A difference that is wanted
+is recorded anew, in the commit that makes it: ``pytest tests/flow/test_behaviour_pack.py --update-behaviour``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from support.audio import make_wav
+from support.badcjobs_program import MANIFEST_HEADER, QUICK, array_task, rows
+from support.behaviour import (
+    RECORDED,
+    START_MS,
+    FixedSite,
+    compare,
+    csv_rows,
+    key_paths,
+    lay_out,
+    page_text,
+    pretty,
+    some_rows,
+    tables,
+    tree,
+)
+from support.live_server import LiveServer
+
+from badcjobs import list_devices, open_job
+
+Pinned = Callable[[Mapping[str, str]], None]
+DAY_S = 86400
+# job → seconds after the start of its first task at which it is looked at
+JOBS = {
+    "array": DAY_S, "cpu-bound": DAY_S, "done-again": DAY_S, "few-workers": DAY_S, "healthy": DAY_S, "memory": DAY_S,
+    "no-telemetry": DAY_S, "on-cpu": DAY_S, "power": DAY_S, "requeued": DAY_S, "silent": DAY_S, "slice": DAY_S,
+    "start-up": DAY_S, "tail": DAY_S, "time-limit": DAY_S, "troubled": DAY_S, "waiting": DAY_S, "live": 110,
+}  # fmt: skip
+
+
+@pytest.fixture
+def pinned(request: pytest.FixtureRequest) -> Pinned:
+    """Give a test the function that compares its texts with the recorded ones."""
+    name = request.node.name.removeprefix("test_").replace("[", "/").rstrip("]")
+    update = request.config.getoption("--update-behaviour")
+
+    def check(said: Mapping[str, str]) -> None:
+        difference = compare(RECORDED / name, said, update=update)
+        assert not difference, f"what is recorded in {name} is not what is said now:\n{difference}"
+
+    return check
+
+
+@pytest.fixture
+def site() -> Iterator[FixedSite]:
+    site = FixedSite()
+    yield site
+    site.close()
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_findings(site: FixedSite, pinned: Pinned, job: str) -> None:
+    site.after_s = JOBS[job]
+    lay_out(job, site.out)
+    pinned({"merge.txt": site.say("merge", site.out), "findings.json": findings(site)})
+
+
+def findings(site: FixedSite) -> str:
+    return site.plain(pretty(site.badcjobs("report", site.out, "--json").json["findings"]))
+
+
+@pytest.mark.parametrize("job", ["array", "troubled", "live"])
+def test_reports(site: FixedSite, pinned: Pinned, job: str) -> None:
+    site.after_s = JOBS[job]
+    lay_out(job, site.out)
+    site.merged()
+    site.badcjobs("report", site.out, "--quiet", "--html", "page.html")
+    said = {
+        "report.txt": site.say("report", site.out),
+        "report.json": site.say_json("report", site.out),
+        "report.md": site.say("report", site.out, "--quiet", "--markdown", "-"),
+        "report.prom": site.say("report", site.out, "--quiet", "--prometheus", "-"),
+        "page.txt": site.plain(page_text((site.folder / "page.html").read_text())),
+        "tables.txt": site.plain(tables(site.out / "job.sqlite")),
+    }
+    if job == "array":
+        lay_out("requeued", site.folder / "other")
+        site.badcjobs("merge", "other")
+        said["compare.txt"] = site.say("report", site.out, "--compare", "other")
+        said["compare.json"] = site.say_json("report", site.out, "--compare", "other", "--quiet")
+    pinned(said)
+
+
+# which files of the job, which of them are damaged
+MERGES = {
+    "healthy": ("4821_[01]*", False), "requeued": ("4821_2*", False), "silent": ("4821_2.r0*", False),
+    "stopped": ("4821_3*", False), "damaged": ("*", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MERGES)
+def test_merges(site: FixedSite, pinned: Pinned, case: str) -> None:
+    which, damaged = MERGES[case]
+    lay_out("small", site.out, which)
+    said = {}
+    if damaged:
+        damage(site.out / "tasks")
+        said["strict.txt"] = site.say("merge", site.out, "--strict")
+    said["merge.txt"] = site.say("merge", site.out)
+    pinned({**said, "tables.txt": site.plain(tables(site.out / "job.sqlite"))})
+
+
+def damage(folder: Path) -> None:
+    """Cut one file short, empty one, change a value in one, and put a text beside them."""
+    cut, empty, changed, text = (
+        folder / f"4821_{name}.sqlite" for name in ("0.r0.gpu1", "2.r0.gpu3", "2.r1.gpu4", "9")
+    )
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    empty.write_bytes(b"")
+    changed.write_bytes(changed.read_bytes().replace(b"LOUD", b"LOUE", 1))
+    text.write_text("slurmstepd: error: *** JOB 4821 CANCELLED ***\n" * 100)
+    for path in (cut, empty, changed, text):
+        os.utime(path, (START_MS / 1000,) * 2)
+
+
+def test_merged_again(site: FixedSite, pinned: Pinned) -> None:
+    """A job that grows from merge to merge is the same as one that is merged at once."""
+    said = {}
+    for step, which in enumerate(("4821_0*", "4821_[12].r0*", "*", "*")):
+        lay_out("small", site.folder / "all", which)
+        for path in (site.folder / "all" / "tasks").iterdir():
+            if not (site.out / "tasks" / path.name).exists():
+                (site.out / "tasks").mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, site.out / "tasks")
+            path.unlink()
+        said[f"merge-{step}.txt"] = site.say("merge", site.out)
+    again = tables(site.out / "job.sqlite")
+    lay_out("small", site.folder / "all")
+    site.badcjobs("merge", "all")
+    assert tables(site.folder / "all" / "job.sqlite").replace("all/", "run/") == again
+    said["remove.txt"] = site.say("merge", site.out, "--remove-merged")
+    said["left.txt"] = "\n".join(sorted(path.name for path in (site.out / "tasks").iterdir()))
+    assert tables(site.out / "job.sqlite") == again
+    pinned({**said, "tables.txt": site.plain(again)})
+
+
+def test_exports(site: FixedSite, pinned: Pinned) -> None:
+    lay_out("array", site.out)
+    site.merged()
+    said = {}
+
+    def export(*words: object) -> Path:
+        said["said.txt"] = said.get("said.txt", "") + site.say("export", site.out, *words)
+        return site.folder / str(words[-1])
+
+    for path in sorted(export("--format", "csv", "--all", "-o", "csv").iterdir()):
+        said[f"all/{path.name}"] = site.plain(csv_rows(path.read_text()))
+    some = [word for table in ("task", "device_summary", "detection") for word in ("--table", table)]
+    for name, text in tree(export("--format", "json", *some, "-o", "json")).items():
+        said[f"json/{name}"] = "".join(pretty(one) for one in json.loads(text)[:3])
+    for path in sorted(export("--format", "parquet", *some, "-o", "parquet").iterdir()):
+        table = pyarrow.parquet.read_table(path)
+        found = [tuple(row.values()) for row in table.to_pylist()]
+        said[f"parquet/{path.name}.txt"] = f"{table.schema.types}\n{some_rows(table.column_names, found)}"
+    heard = {
+        "area": ("--by-study-area",),
+        "ovenbirds": ("--species", "OVEN,Red-eyed Vireo"),
+        "sure": ("--min-score", 0.97),
+    }
+    for name, words in heard.items():
+        for file, text in tree(export("--format", "csv", *words, "-o", name)).items():
+            said[f"{name}/{file}"] = csv_rows(text) if file.endswith(".csv") else site.plain(text)
+    window = ("--columns", "label,score", "--from", "2027-01-15T08:03", "--to", "2027-01-15T08:04")
+    said["window.csv"] = site.say("export", site.out, "--format", "csv", *window, "-o", "-")
+    said["lines.jsonl"] = export("--format", "json", "--table", "device", "-o", "lines.jsonl").read_text()
+    badc = tree(export("--format", "badc", "-o", "badc"))
+    said |= {f"badc/{name}": text for name, text in badc.items() if name.startswith("plot00-0002/c0000")}
+    said["badc.txt"] = some_rows(["file", "text"], [(name, text[:160]) for name, text in badc.items()])
+    pinned(said)
+
+
+def test_python(site: FixedSite, pinned: Pinned) -> None:
+    lay_out("healthy", site.out)
+    site.merged()
+    job = open_job(site.out)
+    many = "SELECT status, count(*) AS many FROM chunk GROUP BY status"
+    said = {"tables": job.tables, "summary": key_paths(job.summary()), "chunks": job.query(many)}
+    said["devices"] = [device.name for device in list_devices(simulate=2)]
+    pinned({"said.json": pretty(said)})
+
+
+# --- before a job -----------------------------------------------------------------------------------------------------
+
+
+def write_source(site: FixedSite) -> Path:
+    """Write a manifest of 40 chunks of 5 to 14 minutes, of which no audio is there."""
+    lines = [f"rec{n // 4},c{n:02d},audio/c{n:02d}.wav,0,{(300 + 60 * (n * 7 % 10)) * 1000},0,," for n in range(40)]
+    path = site.folder / "july.csv"
+    path.write_text("\n".join([MANIFEST_HEADER, *lines]) + "\n")
+    return path
+
+
+def test_plans(site: FixedSite, pinned: Pinned) -> None:
+    write_source(site)
+    make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, tone_hz=100)
+    make_wav(site.folder / "audio" / "st1" / "r2.wav", 3.2, 1000, tone_hz=100)
+    (site.folder / "audio" / "st1" / "r3.wav").write_bytes(b"")
+    lay_out("requeued", site.folder / "june")
+    site.badcjobs("merge", "june")
+    start = ("--start", "2026-08-01T08:00")
+    small = ("july.csv", "--rate", 2, "--time", "1:00:00", "--gpus", 4, *start)
+    asked = {
+        "small": small,
+        "sockeye": ("july.csv", "--site", "sockeye", "--rate", 0.05, *start),
+        "as-measured": ("july.csv", "--from", "june", "--gpus-per-task", 2),
+        "folder": ("audio", "--rate", 0.01, "--chunk-length", 4, "--overlap", 1, "--engine", "demo"),
+        "too-long": ("july.csv", "--rate", 0.1, "--time", "1:00:00"),
+    }
+    said = {f"{name}.txt": site.say("plan", *words) for name, words in asked.items()}
+    said |= {f"{name}.json": site.say_json("plan", *words) for name, words in asked.items()}
+    write = ("--site", "sockeye", "--account", "st-pi-1-gpu", "--constraint", "gpu_mem_32", "--write", "written")
+    said["write.txt"] = site.say("plan", *small, *write)
+    said |= {f"written/{name}": site.plain(text) for name, text in tree(site.folder / "written").items()}
+    pinned(said)
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --account=st-lab-1-gpu
+#SBATCH --array=0-3
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=24
+#SBATCH --mem=4G
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --open-mode=append
+exec badcjobs run manifest.csv --out results --engine demo
+"""
+BAD_SCRIPT = """#!/bin/bash
+#SBATCH --account=st-lab-1
+#SBATCH --array=0-11999
+#SBATCH --gpus-per-node=4
+#SBATCH --mem=64G
+#SBATCH --time=72:00:00
+#SBATCH --output=logs/%A.log
+module load cuda
+badcjobs run manifest.csv --out "$HOME/results" --engine demo
+"""
+
+
+def test_checks(site: FixedSite, pinned: Pinned) -> None:
+    site.after_s = None  # its own clock is one of the things it looks at
+    site.manifest(6)
+    write_source(site)
+    (site.folder / "good.sbatch").write_text(SCRIPT)
+    (site.folder / "bad.sbatch").write_text(BAD_SCRIPT)
+    (site.folder / "twice.csv").write_text("\n".join([MANIFEST_HEADER, *["r,c,gone.wav,0,600,0,,"] * 3]) + "\n")
+    asked = {
+        "good": ("manifest.csv", "--script", "good.sbatch"),
+        "good-on-sockeye": ("manifest.csv", "--script", "good.sbatch", "--site", "sockeye"),
+        "bad-on-sockeye": ("manifest.csv", "--script", "bad.sbatch", "--site", "sockeye"),
+        "no-audio": ("july.csv", "--engine", "demo", "--out", "results"),
+        "twice": ("twice.csv", "--engine", "demo", "--quick"),
+        "options": (
+            "manifest.csv",
+            "--out",
+            "results",
+            "--engine",
+            "demo",
+            "--tasks",
+            9,
+            "--mem",
+            "500G",
+            "--site",
+            "sockeye",
+        ),
+        "no-engine": ("--out", "results"),
+    }
+    said = {f"{name}.json": site.say_json("check", *words) for name, words in asked.items()}
+    said |= {f"{name}.txt": site.say("check", *asked[name]) for name in ("good", "bad-on-sockeye")}
+    said["no-such-script.txt"] = site.say("check", "--script", "nowhere.sbatch")
+    pinned(said)
+
+
+def test_scripts(site: FixedSite, pinned: Pinned) -> None:
+    """What sbatch would get: from submit, and from each template."""
+    site.manifest(6)
+    submit = ("submit", "manifest.csv", "--out", "out", "--engine", "demo", "--dry-run")
+    big = ("--tasks", 20, "--parallel", 4, "--gpus-per-task", 4, "--cpus", 24, "--mem", "64G", "--time", "12:00:00")
+    paid = ("--account", "st-pi-1-gpu", "--merge-account", "st-pi-1", "--constraint", "gpu_mem_32")
+    said = {
+        "submit-plain.txt": site.say(*submit),
+        "submit-big.txt": site.say(*submit, *big, *paid, "--setup", "module load gcc cuda", "--sbatch=--qos=high"),
+        "submit-array.txt": site.say(*submit, "--array", "1-19:2%3", "--requeues", 0, "--engine-arg=--burn-s=0.1"),
+        "submit-local.txt": site.say(*submit, "--cluster", "local", "--tasks", 2, "--simulate", 2),
+        "submit-no-slurm.txt": site.say(*submit[:-1]),
+        "templates.txt": site.say("template"),
+        "templates.json": site.say_json("template"),
+        "template-missing.txt": site.say("template", "sockeye-array", "-o", "job.sbatch"),
+    }
+    values = {"account": "st-pi-1-gpu", "source": "july.csv", "out": "results", "time": "2:00:00"}
+    for one in json.loads(site.badcjobs("template", "--json").stdout)["templates"]:
+        filled = [f"--set={key}={values[key]}" for key in one["open"] if key in values]
+        said[f"template-{one['name']}.txt"] = site.say("template", one["name"], *filled)
+    pinned(said)
+
+
+# --- devices and what runs on them ------------------------------------------------------------------------------------
+
+
+LOADS = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((90, 5, 0, 42.5)))
+
+
+def steady(site: FixedSite, many: int) -> tuple[object, ...]:
+    """Return the options for simulated devices that always have the same load."""
+    (site.folder / "loads.toml").write_text("".join(LOADS.partition(f"[[device]]\nindex = {many}\n")[:1]))
+    return ("--simulate", many, "--simulate-script", "loads.toml")
+
+
+def test_devices(site: FixedSite, pinned: Pinned) -> None:
+    uuid = "GPU-51a0d000-0000-4000-8000-{:012d}".format
+    visible = ["", "2", "3,0", f"{uuid(3)},{uuid(0)}", "GPU-51a0", "0,9,1", "NoDevFiles", "1,1"]
+    four = ("gpus", *steady(site, 4))
+    said = {
+        f"visible-{n}.json": site.say_json(*four, env={"CUDA_VISIBLE_DEVICES": one}) for n, one in enumerate(visible)
+    }
+    said |= {
+        "none.txt": site.say(*four, env={"CUDA_VISIBLE_DEVICES": ""}),
+        "all.json": site.say_json(*four, "--all", env={"CUDA_VISIBLE_DEVICES": "1"}),
+        "unset.txt": site.say(*four),
+        "array-task.json": site.say_json(*four, env=array_task(0, (0, 1))),
+        "free.json": site.say_json(*four, "--free", 2),
+        "too-many.txt": site.say(*four, "--free", 9),
+    }
+    pinned(said)
+
+
+def test_live(site: FixedSite, pinned: Pinned) -> None:
+    site.after_s = JOBS["live"]
+    lay_out("live", site.out)
+    (site.out / "tasks" / "4821_1.r0.gpu02.log").write_text("08:00:00 first line\n08:00:01 second line\n")
+    monitor = ("monitor", site.out)
+    said = {
+        "monitor.txt": site.say(*monitor, "--once"),
+        "monitor-devices.txt": site.say(*monitor, "--once", "--devices", "--sort", "GPU", "--ascii"),
+        "monitor-filter.txt": site.say(*monitor, "--once", "--filter", "gpu03"),
+        "monitor.json": site.say_json(*monitor),
+        "monitor-old.txt": site.say("monitor", lay_out("silent", site.folder / "silent"), "--once"),
+    }
+    env = site.environ()
+    with LiveServer(site.folder, site.out, env=env) as server:
+        for path in ("gpu/summary", "gpu/metrics", "tasks", "tasks/4821_1.r0.gpu02", "alerts", "tasks/nobody"):
+            said[f"serve-{path.replace('/', '-')}.json"] = site.plain(pretty(server.get(f"/api/{path}").json()))
+        said["serve-log.txt"] = server.get("/api/tasks/4821_1.r0.gpu02/log").text
+        said["serve-metrics.txt"] = site.plain(server.get("/metrics").text)
+    pinned(said)
+
+
+# What a task database says that is the same in every run of the same work.
+SAME = {
+    "task": "name, array_index, restart, node, shard_index, shard_count, engine, telemetry, devices, workers, "
+    "exit_code, verdict, ended_at_ms >= started_at_ms",
+    "device": "uuid, device_index, token, name, memory_total_bytes, power_limit_w, backend, why, slowdown_c, vendor",
+    "chunk": "recording_id, chunk_id, source_path, start_ms, end_ms, status, attempts, audio_s, detections, "
+    "error_class, is_cut, audio_bytes",
+    "attempt": "recording_id, chunk_id, try_number, outcome, error_class, pieces",
+    "detection": "recording_id, chunk_id, start_ms, end_ms, label, label_name, round(score, 4)",
+    "recording": "recording_id, study_area, location, recorded_at, duration_s, sample_rate_hz, channels",
+    "worker": "engine, exit_code",
+    "metric_source": "DISTINCT metric, source",
+    "meta": "key",
+    "sample": "DISTINCT utilization_percent, memory_used_bytes, temperature_c, power_w, sm_clock_mhz, busy_percent",
+    "host_sample": "count(*) > 0",
+    "usage_sample": "count(*) > 0",
+}
+COLUMNS = "SELECT t.name, group_concat(c.name, ', ') FROM sqlite_master t, pragma_table_info(t.name) c GROUP BY 1"
+
+
+@pytest.mark.parametrize("mode", ["devices", "cut"])
+def test_runs(site: FixedSite, pinned: Pinned, mode: str) -> None:
+    """Two array tasks of a real run: a broken file among good ones; or recordings that are cut."""
+    site.after_s = None
+    source = site.manifest(8)
+    (site.folder / "audio" / "c004.wav").write_bytes(b"no audio")
+    words = ("run", source, *steady(site, 2), "--retries", 1)
+    if mode == "cut":
+        for name in ("Fort Smith/FS-01_20220501_060000", "Edehzhie/E-07_20221399_060000"):
+            calls = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]
+            make_wav(site.folder / "data" / f"{name}.wav", 12.0, 1000, loud=calls, tone_hz=100)
+        words = ("run", "data", "--chunk-length", 4, "--overlap", 1, "--cpu-workers", 1, "--no-emit-gpu-telemetry")
+    said = {}
+    for index in (0, 1, 0):
+        env = {**array_task(index, [0, 1]), "CUDA_VISIBLE_DEVICES": "1,0", "SLURM_RESTART_COUNT": str(len(said))}
+        done = site.badcjobs(*words, "--out", "run", "--engine", "demo", *QUICK, "--json", env=env)
+        left_out = ("wall_s",)
+        document = {key: value for key, value in done.json.items() if key not in left_out}
+        said[f"end-{len(said)}.json"] = site.plain(f"// exit code {done.exit_code}\n{pretty(document)}")
+    said["run.toml"] = site.plain((site.out / "run.toml").read_text())
+    said["files.txt"] = "\n".join(sorted(str(path.relative_to(site.out)) for path in site.out.rglob("*")))
+    for database in site.task_databases():
+        parts = [f"## {table}\n{some_rows([what], rows(database, f'SELECT {what} FROM {table}'))}"
+                 for table, what in SAME.items()]  # fmt: skip
+        said[f"{database.stem}.txt"] = site.plain("\n".join(parts))
+        said["columns.txt"] = some_rows(["table", "columns"], rows(database, COLUMNS))
+    site.merged()
+    report = site.badcjobs("report", site.out, "--json").json
+    figures = ("done", "failed", "tries", "chunks", "detections", "labels", "completeness", "recording_names")
+    said["report.json"] = site.plain(pretty({key: report[key] for key in figures if key in report}))
+    pinned(said)

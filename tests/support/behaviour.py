@@ -1,0 +1,239 @@
+"""What the behaviour pack needs: its fixed inputs, a clock that stands, texts without what differs from run to run.
+
+Nothing here imports badcjobs: the pack must say the same before and after modules move. The inputs are task databases
+as text (``sqlite3 FILE .dump | gzip -n9``), written once with the generators beside this file.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import html.parser
+import io
+import json
+import os
+import re
+import shutil
+import sqlite3
+import sys
+import tempfile
+import zlib
+from collections.abc import Mapping
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from support.badcjobs_program import Site
+
+RECORDED = Path(__file__).parents[1] / "data" / "behaviour"
+INPUTS = RECORDED / "inputs"
+START_MS = 1_800_000_000_000  # when the first task of every input began
+APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 6  # of the databases that the inputs become: the one place to change
+_PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi
+_DIFFERENT = (  # from machine to machine
+    (r"\((\w+), (local|shared)\)", r"(FILESYSTEM, \2)"),
+    (r"(has left\s+is) [\d,]+", r"\1 MANY"),
+    (r"  \w+ +GPUs  .*\n( {20}.*\n)*", ""),
+)
+_MOST_ROWS = 40  # of a table that is recorded row by row
+_SEAL = b"seal" + b"crc32:"  # key and value of a row lie side by side
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def lay_out(job: str, folder: Path, only: str = "*") -> Path:
+    """Make the run folder of a recorded job: its task databases, and the files beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (INPUTS / job).glob("*.*"):
+        (folder / source.name).write_text(source.read_text().replace("@FOLDER@", str(folder)))
+    for source in sorted((INPUTS / job / "tasks").glob(f"{only}.sql.gz")):
+        load(source, folder / "tasks" / source.name.replace(".sql.gz", ".sqlite"))
+    return folder
+
+
+def load(dump: Path, path: Path) -> None:
+    """Make one task database, sealed, and as old as its last row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(gzip.decompress(dump.read_bytes()).decode())
+        db.execute("INSERT INTO meta VALUES ('seal', 'crc32:--------')")
+        db.commit()
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        moments = "SELECT started_at_ms AS at_ms FROM task UNION SELECT ended_at_ms FROM task"
+        last = f"SELECT max(at_ms) FROM ({moments} UNION SELECT at_ms FROM host_sample)"
+        ((last_ms,),) = db.execute(last)
+    content = path.read_bytes()
+    at = content.index(_SEAL) + len(_SEAL)
+    path.write_bytes(content[:at] + b"%08x" % zlib.crc32(content) + content[at + 8 :])
+    os.utime(path, (last_ms / 1000,) * 2)
+
+
+class FixedSite(Site):
+    """A site on a machine without Slurm, where every command begins at the same moment.
+
+    Its path always has the same length, and is short: texts with paths in them are then broken at the same words.
+    """
+
+    def __init__(self, after_s: float | None = 86400) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="badcjobs", dir="/tmp"))
+        super().__init__(folder)
+        self.after_s = after_s  # after the start of the first task; None: the true time
+        self._programs = folder / "bin"
+        self._programs.mkdir()
+        for name in _PROGRAMS:
+            (self._programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+
+    def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
+        env = super().environ()
+        fixed = {"HOME": str(self.folder), "PATH": str(self._programs), "TZ": "UTC", "USER": "lab"}
+        fixed["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent / "fixed_time"), env["PYTHONPATH"]))
+        if self.after_s is not None:
+            fixed["BADCJOBS_TEST_NOW_MS"] = str(START_MS + round(self.after_s * 1000))
+        return {**env, **fixed, **(changes or {})}
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.folder)
+
+    def say(self, *words: object, env: dict[str, str] | None = None) -> str:
+        """Run a command and return all it says, with its exit code."""
+        done = self.badcjobs(*words, env=env)
+        shown = " ".join(map(str, words))
+        text = f"$ badcjobs {shown}\nexit code {done.exit_code}\n--- stdout\n{done.stdout}--- stderr\n{done.stderr}"
+        return self.plain(text)
+
+    def say_json(self, *words: object, env: dict[str, str] | None = None) -> str:
+        """Run a command and return its JSON document, a value on a line."""
+        done = self.badcjobs(*words, "--json", env=env)
+        return self.plain(f"// exit code {done.exit_code}\n{pretty(json.loads(done.stdout))}")
+
+    def plain(self, text: str) -> str:
+        """Return the text without what differs from run to run, or from machine to machine."""
+        text = text.replace(str(self.folder), "SITE").replace(sys.executable, "PYTHON")
+        for found, instead in _DIFFERENT:
+            text = re.sub(found, instead, text)
+        text = re.sub(rf"\b{re.escape(version('badcjobs'))}\b", "VERSION", text)
+        if self.after_s is not None:
+            text = re.sub(r"\b\d{13}\b", self._now, text)
+        return text
+
+    def _now(self, found: re.Match[str]) -> str:
+        assert self.after_s is not None
+        late_ms = int(found[0]) - START_MS - round(self.after_s * 1000)
+        return "NOW" if 0 <= late_ms < 60_000 else found[0]
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def pretty(document: Any) -> str:
+    """Return a JSON document with a value on a line, floats to nine digits."""
+    return json.dumps(_rounded(document), indent=1, ensure_ascii=False) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def key_paths(document: Any, place: str = "") -> str:
+    """Return the names and types of a document, a line each, without its values."""
+    if isinstance(document, dict):
+        return "".join(key_paths(one, f"{place}.{key}") for key, one in document.items())
+    if isinstance(document, (list, tuple)):
+        return "".join(dict.fromkeys(key_paths(one, f"{place}[]") for one in document)) or f"{place}[]\n"
+    return f"{place.lstrip('.')}: {type(document).__name__}\n"
+
+
+def tables(database: Path) -> str:
+    """Return the rows of every table and view, sorted; of a long one the first, the last and a checksum of all."""
+    said = []
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+        named = "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY type, name"
+        for kind, name in db.execute(named).fetchall():
+            cursor = db.execute(f"SELECT * FROM {name}")
+            said.append(f"## {kind} {name}\n{some_rows([one[0] for one in cursor.description], cursor.fetchall())}")
+    return "\n".join(said)
+
+
+def some_rows(columns: list[str], rows: list[tuple[Any, ...]]) -> str:
+    """Return the rows of one table, as ``tables`` says."""
+    lines = sorted(json.dumps(_rounded(row), ensure_ascii=False) for row in rows)
+    if len(lines) > _MOST_ROWS:
+        many = f"... {len(lines)} rows, checksum {zlib.crc32(chr(10).join(lines).encode()):08x} ..."
+        lines = [*lines[:3], many, *lines[-3:]]
+    return "\n".join((", ".join(columns), *lines)) + "\n"
+
+
+def csv_rows(text: str) -> str:
+    """Return a CSV file as ``some_rows``, whatever its line ends."""
+    header, *rows = csv.reader(io.StringIO(text))
+    return some_rows(header, [tuple(row) for row in rows])
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return the text of every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class _PageText(html.parser.HTMLParser):
+    """Collects what a reader of a page sees: a line for a block or a row of a table."""
+
+    _INLINE = frozenset(("a", "b", "code", "em", "kbd", "small", "span", "strong", "sub", "sup", "time", "td", "th"))
+    _UNSEEN = frozenset(("script", "style", "template"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = [""]
+        self._unseen = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._unseen += tag in self._UNSEEN
+        if tag in ("td", "th"):
+            self.lines[-1] += " | "
+        elif tag not in self._INLINE:
+            self.lines.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._unseen -= tag in self._UNSEEN
+        if tag not in self._INLINE:
+            self.lines.append("")
+
+    def handle_data(self, data: str) -> None:
+        if not self._unseen:
+            self.lines[-1] += data
+
+
+def page_text(page: str) -> str:
+    """Return the text of an HTML page."""
+    parser = _PageText()
+    parser.feed(page)
+    lines = (" ".join(line.split()) for line in parser.lines)
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def compare(folder: Path, said: Mapping[str, str], *, update: bool) -> str:
+    """Return how texts differ from the files of a folder, or make the files such."""
+    said = {name: text if text.endswith("\n") else text + "\n" for name, text in said.items()}
+    known = tree(folder) if folder.is_dir() else {}
+    if update:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, text in said.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return ""
+    found = []
+    for name in sorted({*known, *said}):
+        before, after = (one.get(name, "").splitlines() for one in (known, said))
+        found += difflib.unified_diff(before, after, f"recorded/{name}", f"now/{name}", lineterm="", n=2)
+    return "\n".join(found)
