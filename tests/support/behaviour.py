@@ -35,6 +35,8 @@ _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no
 _DIFFERENT = (  # from machine to machine
     (r"\((\w+), (local|shared)\)", r"(FILESYSTEM, \2)"),
     (r"(has left\s+is) [\d,]+", r"\1 MANY"),
+    (r"\d+\.\d s apart", "AT MOST SECONDS apart"),
+    (r'  \{\n   "severity": "\w+",\n   "subject": "GPUs",\n(.*\n){3}  \},?\n', ""),
     (r"  \w+ +GPUs  .*\n( {20}.*\n)*", ""),
 )
 _MOST_ROWS = 40  # of a table that is recorded row by row
