@@ -217,6 +217,7 @@ def test_plans(site: FixedSite, pinned: Pinned) -> None:
     make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, tone_hz=100)
     make_wav(site.folder / "audio" / "st1" / "r2.wav", 3.2, 1000, tone_hz=100)
     (site.folder / "audio" / "st1" / "r3.wav").write_bytes(b"")
+    (site.folder / "mine.toml").write_text('name = "mine"\n[limits]\narray_tasks = 4\n')
     lay_out("requeued", site.folder / "june")
     site.badcjobs("merge", "june")
     start = ("--start", "2026-08-01T08:00")
@@ -226,12 +227,14 @@ def test_plans(site: FixedSite, pinned: Pinned) -> None:
         "sockeye": ("july.csv", "--site", "sockeye", "--rate", 0.05, *start),
         "as-measured": ("july.csv", "--from", "june", "--gpus-per-task", 2),
         "folder": ("audio", "--rate", 0.01, "--chunk-length", 4, "--overlap", 1, "--engine", "demo"),
+        "waves": ("july.csv", "--rate", 1, "--time", "1:00:00", "--site", "mine.toml", *start),
         "too-long": ("july.csv", "--rate", 0.1, "--time", "1:00:00"),
     }
     said = {f"{name}.txt": site.say("plan", *words) for name, words in asked.items()}
     said |= {f"{name}.json": site.say_json("plan", *words) for name, words in asked.items()}
     write = ("--site", "sockeye", "--account", "st-pi-1-gpu", "--constraint", "gpu_mem_32", "--write", "written")
     said["write.txt"] = site.say("plan", *small, *write)
+    said["write-waves.txt"] = site.say("plan", *asked["waves"], "--write", "written/waves")
     said |= {f"written/{name}": site.plain(text) for name, text in tree(site.folder / "written").items()}
     pinned(said)
 
