@@ -1,7 +1,7 @@
 """What the behaviour pack needs: its fixed inputs, a clock that stands, texts without what differs from run to run.
 
-Nothing here imports badcjobs: the pack must say the same before and after modules move. The inputs are task databases
-as text (``sqlite3 FILE .dump | gzip -n9``), written once with the generators beside this file.
+Nothing here imports a module of badcjobs: the pack must say the same before and after modules move. The inputs are
+task databases as text (``sqlite3 FILE .dump | gzip -n9``), written once with the generators beside this file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import tempfile
 import zlib
 from collections.abc import Mapping
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from support.badcjobs_program import Site
+
+from badcjobs import __version__
 
 RECORDED = Path(__file__).parents[1] / "data" / "behaviour"
 INPUTS = RECORDED / "inputs"
@@ -111,6 +112,8 @@ class FixedSite(Site):
     def say_json(self, *words: object, env: dict[str, str] | None = None) -> str:
         """Run a command and return its JSON document, a value on a line."""
         done = self.badcjobs(*words, "--json", env=env)
+        if not done.stdout.startswith("{"):
+            return self.plain(f"// exit code {done.exit_code}\n{done.stdout}{done.stderr}")
         return self.plain(f"// exit code {done.exit_code}\n{pretty(json.loads(done.stdout))}")
 
     def plain(self, text: str) -> str:
@@ -118,7 +121,7 @@ class FixedSite(Site):
         text = text.replace(str(self.folder), "SITE").replace(sys.executable, "PYTHON")
         for found, instead in _DIFFERENT:
             text = re.sub(found, instead, text)
-        text = re.sub(rf"\b{re.escape(version('badcjobs'))}\b", "VERSION", text)
+        text = re.sub(rf"\b{re.escape(__version__)}\b", "VERSION", text)
         if self.after_s is not None:
             text = re.sub(r"\b\d{13}\b", self._now, text)
         return text
@@ -156,6 +159,8 @@ def key_paths(document: Any, place: str = "") -> str:
 
 def tables(database: Path) -> str:
     """Return the rows of every table and view, sorted; of a long one the first, the last and a checksum of all."""
+    if not database.exists():
+        return "there is no database"
     said = []
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
         named = "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY type, name"
