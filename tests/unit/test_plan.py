@@ -122,6 +122,18 @@ def test_a_time_limit_that_nobody_gave_is_what_the_fullest_task_needs() -> None:
     assert round_up(3 * HOUR_S + 1) == 3.5 * HOUR_S
 
 
+@settings(max_examples=60)
+@given(st.integers(20 * 60, 30 * HOUR_S), st.integers(1, 3_000), st.sampled_from(["time_s", "plan_time_s"]))
+def test_a_time_limit_that_is_rounded_up_stays_within_the_one_of_the_site(cap_s: int, chunks: int, cap: str) -> None:
+    plan = plan_of(survey_of((600_000, chunks)), replace(SPEED, audio_hours_per_gpu_hour=40.0), Caps(**{cap: cap_s}))
+    assert plan.sizing.time_s <= cap_s
+
+
+def test_a_time_limit_is_rounded_to_half_hours_only_from_three_hours_on() -> None:
+    assert [round_up(seconds) for seconds in (1, 300, 300.5, 3 * HOUR_S - 1)] == [300, 300, 600, 3 * HOUR_S]
+    assert [round_up(3 * HOUR_S + seconds) / HOUR_S for seconds in (1, 1800, 1801)] == [3.5, 3.5, 4]
+
+
 def test_a_walltime_shorter_than_the_start_up_is_refused_with_one_that_would_do() -> None:
     with pytest.raises(BadInput) as refused:
         plan_of(survey_of((30_000, 10)), time_s=540)
@@ -163,6 +175,40 @@ def test_more_tasks_are_made_where_there_are_gpus_for_them_and_each_is_worth_its
 
 
 # --- waves and the end ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 400),
+    st.one_of(st.none(), st.integers(1, 150)),
+    st.one_of(st.none(), st.integers(2, 150)),
+    st.one_of(st.none(), st.integers(12, 2_000)),
+)
+def test_every_task_is_in_exactly_one_wave_and_every_wave_fits_the_caps(
+    tasks: int, array_tasks: int | None, queued_jobs: int | None, gpu_hours: int | None
+) -> None:
+    caps = Caps("x", array_tasks=array_tasks, queued_jobs=queued_jobs, gpu_hours=gpu_hours)
+    one_chunk_per_task = replace(SPEED, audio_hours_per_gpu_hour=0.2)
+    plan = plan_of(survey_of((3_600_000, tasks)), one_chunk_per_task, caps, time_s=12 * HOUR_S)
+    waves = plan.waves.waves
+    assert plan.tasks == tasks
+    assert [task for wave in waves for task in range(wave.first, wave.first + wave.tasks)] == list(range(tasks))
+    assert [wave.number for wave in waves] == list(range(1, len(waves) + 1))
+    assert sum(wave.rows for wave in waves) == tasks
+    assert sum(wave.audio_ms for wave in waves) == tasks * 3_600_000
+    sizes = [wave.tasks for wave in waves]
+    assert max(sizes) - min(sizes) <= 1
+    most = min(array_tasks or 1_000, (queued_jobs or 10_000) - 1, (gpu_hours or 100_000) // 12)  # a merge job is queued
+    assert max(sizes) <= most
+    assert len(waves) == -(-tasks // most), "no more waves than needed"
+
+
+def test_the_merge_job_of_a_wave_counts_in_the_queue_limit() -> None:
+    plan = plan_of(
+        survey_of((3_600_000, 10)), replace(SPEED, audio_hours_per_gpu_hour=0.2), Caps("x", queued_jobs=10),
+        time_s=12 * HOUR_S,
+    )  # fmt: skip
+    assert [wave.tasks for wave in plan.waves.waves] == [5, 5], "10 tasks and a merge job are 11 jobs"
 
 
 def test_waves_stay_under_the_cap_on_gpu_hours_and_are_equally_large() -> None:

@@ -658,6 +658,21 @@ def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "p" / "plan.json").read_text())["waves"][1]["tasks"] == waves[1].tasks
 
 
+def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every_task(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "m.csv", *rows_of(1201))
+    planned = plan(
+        tmp_path, manifest, rate=0.003, site="sockeye", wish=Wish(time_s=24 * 3600), write=Path("p"),
+        keys=("account=st-pi-1-gpu",),
+    )  # fmt: skip
+    sizes = [wave.tasks for wave in planned.plan.waves.waves]
+    assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
+    scripts = [(tmp_path / "p" / f"wave-{number}.sbatch").read_text() for number in range(1, len(sizes) + 1)]
+    assert [re.findall(r"^#SBATCH --array=0-(\d+)", text, re.M) for text in scripts] == [[str(n - 1)] for n in sizes]
+    lists = [(tmp_path / "p" / f"wave-{number}" / "tasks.txt") for number in range(1, len(sizes) + 1)]
+    assert [len(path.read_text().splitlines()) for path in lists] == sizes
+    assert [row[1] for row in rows_in(tmp_path / "p")] == [f"c{number}" for number in range(1201)]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
