@@ -93,6 +93,46 @@ def test_a_lock_from_another_node_is_taken_over_only_when_nobody_touches_it_any_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_merge_that_takes_long_keeps_its_lock_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, pauses_s = threading.Event.wait, list[float]()
+
+    def wait_a_hundredth(event: threading.Event, timeout: float | None = None) -> bool:
+        pauses_s.append(timeout or 0.0)
+        return wait(event, timeout and timeout / 100)
+
+    monkeypatch.setattr(threading.Event, "wait", wait_a_hundredth)
+    lock = tmp_path / ".job.sqlite.lock"
+    with only_merge(tmp_path / "job.sqlite", SystemClock(), wait=True, tell=print):
+        for _ in range(2):
+            os.utime(lock, (0, 0))
+            patience_s = time.monotonic() + 20
+            while lock.stat().st_mtime == 0:
+                assert time.monotonic() < patience_s, "nobody touches the lock"
+                time.sleep(0.01)
+    assert max(pauses_s) <= 20, "well within the minute after which another merge takes it over"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_merge_that_was_taken_for_dead_replaces_nothing_and_leaves_the_lock_to_the_next(tmp_path: Path) -> None:
+    lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
+    TaskFile(tmp_path, index=0, states={"a": "done"}).write()
+    merge(MergeOrder([tmp_path], target), SystemClock())
+    before = target.read_bytes()
+    for more in (1, 11):  # changed where it lies, and made anew
+        for index in range(1, more + 1):
+            TaskFile(tmp_path, index=index, states={f"b{index}": "done"}).write()
+
+        def be_taken_over(files: int, of: int, rows: int) -> None:
+            lock.write_text("another-node 77")
+
+        with pytest.raises(DatabaseProblem, match="another merge has taken over"):
+            merge(MergeOrder([tmp_path], target, progress=be_taken_over), SystemClock())
+        assert target.read_bytes() == before
+        assert lock.read_text() == "another-node 77"
+        lock.unlink()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sqlite", "tasks"]
+
+
 def test_two_merges_at_once_both_end_well_and_lose_nothing(tmp_path: Path) -> None:
     first = [TaskFile(tmp_path, index=n, states={f"a{n}": "done"}, samples=200).write() for n in range(8)]
     second = [TaskFile(tmp_path, index=n, states={f"b{n}": "done"}, samples=200).write() for n in range(8, 16)]

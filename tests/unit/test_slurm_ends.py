@@ -120,6 +120,23 @@ def test_each_attempt_of_a_requeued_task_has_the_end_of_its_own_run(run: Path, s
     assert merged(run)[2] == ("COMPLETED", "0:0", "jobcomp")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "its_own"),
+    [
+        ((START_S - 60, START_S - 2), (START_S - 1, START_S + 60), "COMPLETED"),  # begun when the first run had ended
+        ((START_S - 1, START_S + 2), (START_S + 4, START_S + 60), "NODE_FAIL"),  # ended just before the second run
+        ((START_S + 4, START_S + 9), (START_S + 99, START_S + 199), "NODE_FAIL"),  # a clock that is 4 s ahead
+    ],
+)
+def test_of_two_runs_in_quick_succession_the_one_that_began_nearer_is_the_tasks_own(
+    run: Path, spool: Spool, first: tuple[int, int], second: tuple[int, int], its_own: str
+) -> None:
+    spool.write(TaskFile(run))
+    spool.end("4821", "NODE_FAIL", *first)
+    spool.end("4821", "COMPLETED", *second)
+    assert merged(run) == [(its_own, "0:0", "jobcomp")]
+
+
 def test_every_array_task_has_its_own_end(run: Path, spool: Spool) -> None:
     for index in (0, 1):
         spool.write(TaskFile(run, index=index))

@@ -156,6 +156,7 @@ MIG_CASES = {
     "an old name, the card in other letters": (f"MIG-GPU-{UUIDS[1][4:].upper()}/1/0", [SLICES[0]]),
     "an old name of a slice that is not there": (f"MIG-{UUIDS[1]}/9/0", []),
     "an old name of a card that is not in MIG mode": (f"MIG-{UUIDS[0]}/1/0", []),
+    "an old name with the beginning of one card's UUID": (f"MIG-{UUIDS[2][:12]}/1/0", [SLICES[2]]),
     "old names of two cards": (f"MIG-{UUIDS[2]}/1/0,MIG-{UUIDS[1]}/1/0", [SLICES[2], SLICES[0]]),
     "a slice by both its names": (f"{SLICES[0]},MIG-{UUIDS[1]}/1/0", []),
     "a slice twice": (f"{SLICES[0]},{SLICES[0]}", []),
@@ -175,6 +176,20 @@ MIG_CASES = {
 def test_slices_are_devices_and_a_card_in_mig_mode_stands_for_its_first_one(value: str, uuids: list[str]) -> None:
     grant = resolve_devices(variables(value), MIG_NODE, in_slurm=True)
     assert [device.uuid for device in grant.devices] == uuids
+
+
+def test_an_old_name_that_two_cards_answer_to_grants_nothing_and_ends_the_list() -> None:
+    two = (card(0, UUIDS[0]), cut(0, UUIDS[0], SLICES[0], "1/0"), cut(0, UUIDS[0], SLICES[1], "2/0"),
+           card(1, UUIDS[1]), cut(1, UUIDS[1], SLICES[2], "1/0"))  # fmt: skip
+
+    def granted(value: str) -> list[str | None]:
+        return [device.uuid for device in resolve_devices(variables(value), two, in_slurm=True).devices]
+
+    assert granted(f"MIG-{UUIDS[0]}/1/0") == [SLICES[0]]
+    assert granted("MIG-GPU-aaaa1/1/0") == [SLICES[0]]
+    assert granted("MIG-GPU-aaaa/1/0") == []
+    assert granted("MIG-GPU-aaaa/2/0") == [SLICES[1]]  # one of the two cards alone has this slice
+    assert granted(f"{SLICES[2]},MIG-GPU-aaaa/1/0,{SLICES[0]}") == [SLICES[2]]
 
 
 def test_a_slice_knows_its_card_and_its_own_memory() -> None:
