@@ -212,6 +212,24 @@ def test_a_recording_that_breaks_off_is_done_as_far_as_it_goes_and_that_is_told(
     assert left_behind(site) == []
 
 
+def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its_planned_length(site: Site) -> None:
+    short = record(site.folder / "rec" / "a.wav", 40.0)
+    short.write_bytes(short.read_bytes()[: 44 + 2 * RATE * 5])  # 5 s of the 40 s that its header says
+    for name in ("b", "c", "d"):
+        record(site.folder / "rec" / f"{name}.wav", 40.0)
+    ended = site.run(
+        site.folder / "rec", *DEMO[:2], "--simulate", 1, "--engine-arg=--room-s=25", "--chunk-length", 40, "--json"
+    )
+    assert ended.exit_code == 0, ended.stderr
+    assert site.rows("SELECT recording_id, audio_s FROM chunk ORDER BY 1") == [
+        ("a", 5.0), ("b", 40.0), ("c", 40.0), ("d", 40.0),
+    ]  # fmt: skip
+    [first] = site.rows("SELECT recording_id, outcome FROM attempt ORDER BY attempt_id LIMIT 1")
+    assert first == ("a", "done")
+    limits = site.rows("SELECT value FROM decision WHERE kind = 'memory_limit'")
+    assert limits == [(40.0,), (40.0,)], "with the usual threads and with one; 40 s have never fitted"
+
+
 def test_flac_is_cut_or_read_as_it_is_and_without_a_decoder_the_line_to_paste_is_told(site: Site) -> None:
     (site.folder / "flac").mkdir()
     for name, length_s in (("a", 21.0), ("no longer than a chunk", 5.0)):

@@ -34,6 +34,16 @@ def test_the_array_and_then_its_merge_job_are_handed_to_sbatch_and_the_ids_read_
     }
 
 
+def test_the_step_of_an_array_task_is_given_the_cores_that_the_job_has(site: Site, login: LoginNode) -> None:
+    """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
+    assert login.submit(site.manifest(6), "--tasks", 3, *RUN, "--cpus", 7).exit_code == 0
+    [script] = (site.out / "logs").glob("4821_submission*.sh")
+    lines = script.read_text().splitlines()
+    assert "#SBATCH --cpus-per-task=7" in lines
+    [step] = [line for line in lines if line.startswith("srun ")]
+    assert "--cpus-per-task=7" in step.split()
+
+
 @pytest.mark.parametrize(("array", "indices"), [("5", [5]), ("3-9:3", [3, 6, 9]), ("1-2%1", [1, 2])])
 def test_every_array_index_finds_its_file_whatever_the_array_looks_like(
     site: Site, login: LoginNode, array: str, indices: list[int]

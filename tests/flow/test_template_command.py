@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from support.badcjobs_program import Site, assert_refused
@@ -37,6 +38,19 @@ def test_a_filled_template_is_written_once_and_replaced_only_by_force(site: Site
     forced = site.badcjobs(*fill, "--force", "--json")
     assert forced.json["text"] == script.read_text()
     assert (forced.json["file"], forced.json["open"]) == ("job.sbatch", ["source", "out"])
+
+
+def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(site: Site) -> None:
+    """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
+    assert site.badcjobs("template", "multinode", "-o", "job.sbatch").exit_code == 0
+    site.script("bin/srun", 'echo "$@"')
+    environ = {"PATH": f"{site.folder}/bin:/usr/bin:/bin", "SOURCE": "m.csv", "OUT": "o", "BADCJOBS": "true"}
+    for given, cores in (({"SLURM_CPUS_PER_TASK": "6"}, 6), ({}, 1)):
+        command = ["bash", str(site.folder / "job.sbatch")]
+        done = subprocess.run(command, env={**environ, **given}, capture_output=True, text=True, check=True)
+        words = done.stdout.split()
+        assert f"--cpus-per-task={cores}" in words
+        assert words[words.index("true") :][:5] == ["true", "run", "m.csv", "--out", "o"]
 
 
 def test_a_wrong_name_an_unknown_key_and_a_missing_one_are_named(site: Site) -> None:

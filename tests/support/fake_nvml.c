@@ -12,6 +12,7 @@
  *   FAKE_NVML_FORBIDDEN=CALLS      these answer Insufficient Permissions
  *   FAKE_NVML_ABSENT=CALLS         these answer Function Not Found, as the binding says of an old driver
  *   FAKE_NVML_FAILING=CALLS        these answer Unknown Error
+ *   FAKE_NVML_ANSWERING=CALLS      these answer a code of NVML: "power:1=25"
  *   FAKE_NVML_BLANK=CALLS          these answer NVML's "no value": a number of all ones (GPM: not a number)
  *   FAKE_NVML_SLOW=CALLS           these take their time, in ms: "energy=20,power:1=3"
  *   FAKE_NVML_NOW_S=12.5           what time it is in the library; unset: seconds since boot
@@ -153,12 +154,13 @@ static int refused_under_mig(const char *name, device_t device) {
 }
 
 static int trouble(const char *name, device_t device) {
-    const char *slow_ms;
+    const char *slow_ms, *code;
     if (!users) return UNINITIALIZED;
     if (!device) return BAD_ARGUMENT;
     count_call(name, device->index);
     if ((slow_ms = listed("FAKE_NVML_SLOW", name, device))) usleep((useconds_t)(1000 * atof(slow_ms)));
     if (is_lost(device->index)) return LOST;
+    if ((code = listed("FAKE_NVML_ANSWERING", name, device))) return atoi(code);
     if (refused_under_mig(name, device) || listed("FAKE_NVML_UNSUPPORTED", name, device)) return NOT_SUPPORTED;
     if (listed("FAKE_NVML_FORBIDDEN", name, device)) return NO_PERMISSION;
     if (listed("FAKE_NVML_ABSENT", name, device)) return NO_FUNCTION;

@@ -170,6 +170,31 @@ def test_a_refused_call_is_not_made_again_and_keeps_its_reason(open_nvml: Open, 
     assert library.calls("power", 1) == 3
 
 
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, 1),
+        (pynvml.NVML_ERROR_NO_PERMISSION, 1),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, 1),
+        (25, 1),  # the driver does not know this version of the call
+        (26, 1),  # the driver has dropped it
+        (pynvml.NVML_ERROR_INVALID_ARGUMENT, 4),
+        (pynvml.NVML_ERROR_TIMEOUT, 4),
+        (pynvml.NVML_ERROR_UNKNOWN, 4),
+    ],
+)
+def test_what_a_card_refuses_for_good_is_asked_once_and_everything_else_every_time(
+    open_nvml: Open, clock: HandClock, code: int, calls: int
+) -> None:
+    reader, library = open_nvml(answering=f"power:0={code},fan:0={code},energy:0={code}")
+    for _ in range(4):
+        reading = reader.read(fake_uuid(0))
+        assert {"power_w", "fan_percent", "energy_j"} <= reading.missing.keys()
+        assert (reading.power_w, reading.fan_percent, reading.energy_j) == (None, None, None)
+        clock.sleep(5)
+    assert [library.calls(call, 0) for call in ("power", "fan", "energy")] == [calls] * 3
+
+
 def test_a_failing_call_is_tried_again(open_nvml: Open) -> None:
     reader, library = open_nvml(failing="power")
     assert reader.read(fake_uuid(0)).missing == {"power_w": "Unknown Error"}

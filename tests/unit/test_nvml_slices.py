@@ -108,6 +108,15 @@ def test_what_belongs_to_the_whole_board_is_not_given_as_if_it_were_the_slices(b
     assert one.stand_in.calls("power", 1) == 0
 
 
+def test_an_argument_that_a_slice_calls_invalid_is_not_tried_again(bench: OpenBench) -> None:
+    one = bench(answering="encoder:1.0=2,utilization:1.0=2")
+    for _ in range(3):
+        missing = read_slice(one).missing
+        assert (missing["encoder_percent"], missing["utilization_percent"]) == ("Invalid Argument", "Invalid Argument")
+        one.move(5)
+    assert [one.stand_in.calls(call, 1) for call in ("encoder", "utilization")] == [1, 1]
+
+
 def test_what_a_slice_refuses_is_none_with_the_reason(bench: OpenBench) -> None:
     reading = read_slice(bench())
     for metric in ("utilization_percent", "memory_utilization_percent", "encoder_percent", "decoder_percent"):
