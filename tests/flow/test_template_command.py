@@ -43,6 +43,7 @@ def test_a_filled_template_is_written_once_and_replaced_only_by_force(site: Site
 def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(site: Site) -> None:
     """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
     assert site.badcjobs("template", "multinode", "-o", "job.sbatch").exit_code == 0
+    (site.folder / "bin").mkdir()
     site.script("bin/srun", 'echo "$@"')
     environ = {"PATH": f"{site.folder}/bin:/usr/bin:/bin", "SOURCE": "m.csv", "OUT": "o", "BADCJOBS": "true"}
     for given, cores in (({"SLURM_CPUS_PER_TASK": "6"}, 6), ({}, 1)):
