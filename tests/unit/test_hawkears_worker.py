@@ -310,6 +310,19 @@ def test_a_chunk_much_shorter_than_promised_is_bad(place: Place) -> None:
     assert "0.20 s of audio instead of 30.00 s" in (result.error or "")
 
 
+def test_a_length_that_was_promised_counts_also_where_the_file_has_another(place: Place) -> None:
+    scratch = place.folder / "scratch"
+    scratch.mkdir()
+    session = place.engine().open(GPU, scratch)
+    batch = [chunk(place.good("longer", 3.0), 2_500), chunk(place.good("shorter", 3.0), 3_500)]
+    results = [one for one in session.process(batch) if isinstance(one, ChunkResult)]
+    session.close()
+    assert sorted((one.chunk.chunk_id, one.ok, one.audio_s) for one in results) == [
+        ("longer", True, 2.5),
+        ("shorter", True, 3.5),
+    ]
+
+
 @pytest.mark.parametrize(
     ("word", "error_class"),
     [("SIGSEGV", "engine_crash"), ("SIGKILL", "worker_died"), ("assert", "gpu_error"), ("lost", "gpu_lost")],

@@ -37,6 +37,12 @@ def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "good.json"]
 
 
+def test_a_file_that_cannot_be_replaced_is_no_harm_and_no_draft_remains(tmp_path: Path) -> None:
+    (tmp_path / "learned.json").mkdir()
+    Learned("demo", [tmp_path / "learned.json"]).note("GPU", workers=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["learned.json"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

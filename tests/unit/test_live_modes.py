@@ -170,6 +170,18 @@ def test_a_snapshot_at_any_moment_is_whole_while_the_writer_writes_on(tmp_path: 
     assert len(seen) >= 3
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+def test_a_snapshot_that_cannot_be_put_in_place_leaves_no_draft(tmp_path: Path, shared: bool) -> None:
+    (tmp_path / "snapshot.sqlite").mkdir()
+    (tmp_path / "live").mkdir()
+    with closing(TelemetryWriter(tmp_path / "live" / "recorder.sqlite", 7, shared=shared)) as writer:
+        with writer.batch():
+            writer.write_tick(START_MS, [(1, READING)], None)
+        with pytest.raises(OSError, match="Is a directory"):
+            writer.snapshot(tmp_path / "snapshot.sqlite")
+    assert names_in(tmp_path) == ["live", "snapshot.sqlite"]
+
+
 def test_what_a_killed_writer_left_half_written_is_undone_by_whoever_reads_it(tmp_path: Path, target: Path) -> None:
     code = f"""
 import os, sys
