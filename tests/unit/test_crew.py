@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,6 +104,39 @@ def test_the_workers_of_all_devices_share_the_main_memory_and_a_later_job_with_l
     later = Bench(tmp_path, quick, granted_bytes=8 * GIB).run(looks=1000, until_decisions=2)
     assert [value for value, _ in later.decisions] == [1, 1], "it was not settled for so little memory"
     assert later.decisions[0][1].endswith("8.0 GiB of main memory were granted, and a worker may take 3.0 GiB")
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path: Path, draining: bool) -> None:
+    gates = {4: threading.Event(), 400: threading.Event()}
+    all_begin = threading.Barrier(4)
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        for chunk in batch:
+            number = int(chunk.chunk_id[1:])
+            if number < 4:
+                all_begin.wait(60)
+            for first, gate in gates.items():
+                assert number < first or gate.wait(60)
+            yield done(chunk)
+
+    bench = Bench(tmp_path, script)
+    bench.supervisor.start()
+    for count, gate in gates.items():
+        while bench.supervisor.tally.done < count:
+            bench.supervisor.handle_events(timeout_s=0.02)
+        if draining and count == 400:
+            bench.supervisor.drain()
+        bench.clock.sleep(10)
+        bench.crew.look(bench.supervisor, left=10**6, memory_peaks=lambda last_s: {}, memory_held=lambda: None)
+        if count < 400:
+            gate.set()
+    assert len(bench.supervisor.slots_at_work) == (4 if draining else 6)
+    assert [value for value, _ in bench.decisions] == ([2] if draining else [2, 3])
+    bench.supervisor.drain()
+    gates[400].set()
+    while bench.supervisor.busy:
+        bench.supervisor.handle_events(timeout_s=0.02)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,18 @@ def test_of_a_chunk_that_was_begun_only_the_rest_counts() -> None:
     assert pace.room(1, [(begun, at_ms)], 1)(wanted)
 
 
+def test_chunks_that_were_begun_keep_their_lanes_and_the_others_in_hand_follow_them() -> None:
+    deadline, clock = deadline_in(3600)
+    pace, at_ms = Pace(deadline), clock.now_ms()
+    pace.learn(lambda limit: [(1, 1.0, 1.0)])
+    nearly_done, half_done = make_chunk("a", seconds=600), make_chunk("b", seconds=2000)
+    waiting = make_chunk("c", seconds=1000)
+    clock.sleep(500)  # 3080 s are left; the two that were begun take 100 s and 1500 s more
+    in_hand = [(waiting, None), (nearly_done, at_ms), (half_done, at_ms)]
+    assert pace.room(1, in_hand, 2)(make_chunk("d", seconds=1750)), "it begins in 1100 s"
+    assert not pace.room(1, in_hand, 2)(make_chunk("d", seconds=1850)), "in 1000 s it could, but no lane is free then"
+
+
 def test_where_nobody_knows_how_long_a_chunk_takes_any_time_will_do() -> None:
     deadline, clock = deadline_in(3600)
     pace = Pace(deadline)

@@ -15,6 +15,7 @@ from badcjobs.errors import NotHere
 from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.supervise import RetryPolicy, Supervisor
+from badcjobs.workers.work_queue import WorkQueue
 
 FAST = RetryPolicy(retries=2, backoff_s=0.005)
 
@@ -32,9 +33,10 @@ class Bench:
         policy: RetryPolicy = FAST,
         wants: int = 1,
         on_open: Callable[[WorkerPlan], None] = lambda plan: None,
+        notebook: type[Notebook] = Notebook,
     ) -> None:
         self.engine = ScriptedEngine(script, wants=wants, on_open=on_open)
-        self.notes = Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(chunks)])
+        self.notes = notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(chunks)])
         plans = [WorkerPlan(n, Device(str(n), "test", uuid=f"GPU-{n}"), 100 + n, 1) for n in range(workers)]
         self.supervisor = Supervisor(
             self.engine, plans, self.notes, clock=CLOCK, policy=policy, scratch=tmp_path / "scratch"
@@ -619,6 +621,30 @@ def test_an_engine_that_opens_at_the_second_try_is_given_its_chance(tmp_path: Pa
     assert len(openings) == 2
 
 
+@pytest.mark.parametrize("refused", ["by the system", "by the engine itself"])
+def test_openings_that_failed_are_forgotten_as_soon_as_one_works(tmp_path: Path, refused: str) -> None:
+    """Each session does one chunk; two openings fail before each. A third in a row would end the worker."""
+    openings: list[int] = []
+
+    def open_every_third_time(plan: WorkerPlan) -> None:
+        openings.append(plan.slot)
+        if refused == "by the system" and len(openings) % 3:
+            raise OSError("try again")
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        if refused == "by the engine itself" and len(openings) % 3:
+            raise SessionBroken("engine_crash", "the models could not be read", at_start=True)
+        yield done(batch[0])
+        raise SessionBroken("terminated", "SIGTERM")
+
+    start_s = time.monotonic()
+    policy = RetryPolicy(retries=2, backoff_s=0.001)
+    bench = Bench(tmp_path, script, chunks=7, policy=policy, on_open=open_every_third_time).run()
+    assert len(bench.with_status("done")) == 7
+    assert len(openings) == 21
+    assert time.monotonic() - start_s < 10, "the rests, 1 and 2 ms before each session, add up to 16 s if they grow on"
+
+
 # --- more workers, and fewer ------------------------------------------------------------------------------------------
 
 
@@ -650,6 +676,80 @@ def test_a_worker_that_retires_finishes_what_it_has_and_the_others_do_the_rest(t
     assert len(bench.with_status("done")) == 60
     assert bench.supervisor.finished[1] <= at_most
     assert len(bench.notes.attempts) == 60
+
+
+def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(tmp_path: Path) -> None:
+    begun, go_on = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+    fresh: list[int] = []
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        held = list(batch)
+        begun[session.plan.slot].set()
+        assert go_on[session.plan.slot].wait(60)
+        if session.plan.slot == 0:
+            held += session.more(3, idle=0)
+            fresh.append(len(held) - len(batch))
+        yield from (done(chunk) for chunk in held)
+
+    bench = Bench(tmp_path, script, chunks=14, wants=4)
+    bench.supervisor.start()
+    assert begun[0].wait(60)
+    bench.supervisor.hire(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
+    assert begun[1].wait(60)
+    go_on[0].set()
+    bench.run(until=lambda: bool(fresh))
+    go_on[1].set()
+    bench.run()
+    assert fresh[0] == 0, "six wait for two workers that like to hold four each"
+    assert len(bench.with_status("done")) == 14
+
+
+def test_near_the_end_nothing_is_kept_for_a_worker_that_retires(tmp_path: Path) -> None:
+    begun, go_on = threading.Barrier(3), threading.Event()
+    fresh: list[int] = []
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        held = list(batch)
+        if not fresh:
+            begun.wait(60)
+            assert go_on.wait(60)
+        if session.plan.slot == 0:
+            held += session.more(3, idle=0)
+            fresh.append(len(held) - len(batch))
+        yield from (done(chunk) for chunk in held)
+
+    bench = Bench(tmp_path, script, chunks=14, workers=2, wants=4)
+    bench.supervisor.start()
+    begun.wait(60)
+    bench.supervisor.retire(1)
+    go_on.set()
+    bench.run()
+    assert fresh[0] == 2, "six wait for one worker that likes to hold four"
+    assert len(bench.with_status("done")) == 14
+
+
+@pytest.mark.parametrize("count", [WorkQueue.WINDOW + 1, 2 * WorkQueue.WINDOW])
+def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_end(tmp_path: Path, count: int) -> None:
+    answered = threading.Event()
+
+    class SlowNotebook(Notebook):
+        """Takes its time for all but the first chunks: meanwhile the worker has nothing to do."""
+
+        def next_pending(self, limit: int) -> Sequence[Chunk]:
+            if len(self._fresh) < count:
+                time.sleep(0.02)
+            return super().next_pending(limit)
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield from (done(chunk) for chunk in batch)
+        answered.set()
+
+    bench = Bench(tmp_path, script, chunks=count, wants=WorkQueue.WINDOW, notebook=SlowNotebook)
+    bench.supervisor.start()
+    assert answered.wait(60)
+    bench.run()
+    assert len(bench.with_status("done")) == count
+    assert sorted(chunk_id for batch in bench.engine.batches for chunk_id in batch) == sorted(bench.notes.status)
 
 
 def test_a_failed_try_has_the_state_of_its_device_and_a_good_one_has_none(tmp_path: Path) -> None:

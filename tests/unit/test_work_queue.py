@@ -100,6 +100,20 @@ def test_where_the_longest_does_not_fit_the_longest_that_does_is_taken() -> None
     assert [chunk.chunk_id for chunk in queue.more(9, idle=9, fits=Hours(75)) or ()] == ["60s", "10s"]
 
 
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 300))
+def test_each_chunk_taken_is_the_longest_that_still_fits(lengths_s: list[int], seconds: int) -> None:
+    expected, left_s = [], seconds
+    for length_s in sorted(lengths_s, reverse=True):
+        if length_s <= left_s:
+            expected.append(float(length_s))
+            left_s -= length_s
+    queue = of_lengths(*lengths_s)
+    fresh = queue.more(99, idle=99, fits=Hours(seconds)) or []
+    assert [chunk.audio_s for chunk in fresh] == expected
+    rest = [chunk.audio_s or 0.0 for chunk in queue.more(99, idle=99) or []]
+    assert rest == sorted(rest, reverse=True), "who has more time gets what is left, the longest first"
+
+
 def test_a_worker_with_no_time_for_anything_goes_home_and_what_is_left_stays() -> None:
     queue = of_lengths(60, 50)
     assert queue.more(9, idle=9, fits=Hours(40)) == []
@@ -246,6 +260,24 @@ def test_for_suspects_one_worker_comes_to_an_end_and_only_one() -> None:
     assert batch is not None
     assert (batch.chunks, batch.alone) == (suspects, True)
     assert queue.more(1, idle=1) == chunks(1, first=5)
+
+
+def test_each_time_suspects_wait_a_worker_comes_to_an_end_for_them() -> None:
+    queue = filled(20, workers=2, wants=2)
+    for _ in range(3):
+        suspects = taken(queue)
+        queue.put_back(suspects, alone=True)
+        assert queue.more(1, idle=1) is None
+        assert queue.take() == Batch(suspects, alone=True)
+        queue.finish(len(suspects))
+
+
+def test_for_suspects_that_a_free_worker_has_taken_no_other_comes_to_an_end() -> None:
+    queue = filled(20, workers=2, wants=2)
+    suspects = taken(queue)
+    queue.put_back(suspects, alone=True)
+    assert queue.take() == Batch(suspects, alone=True)
+    assert queue.more(1, idle=1) == chunks(1, first=2)
 
 
 def test_a_queue_that_drains_gives_no_more() -> None:
