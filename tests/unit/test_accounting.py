@@ -124,3 +124,14 @@ def test_a_hole_in_the_readings_has_no_energy() -> None:
         (0, 1000, 100.0),
         (30_000, 31_000, 75.0),
     ]
+
+
+def test_a_reading_that_is_missing_is_no_zero_and_no_hole_while_its_neighbours_are_near() -> None:
+    watts = [(0, 100.0), (5000, None), (15_000, 50.0), (16_000, None)]
+    assert list(power_steps(watts, 15_000)) == [(0, 15_000, 1125.0)]
+    assert list(busy_steps([(0, 90.0), (5000, None), (10_000, 50.0), (11_000, None)], 15_000)) == [(0, 10_000, 5.0)]
+
+
+def test_a_hole_in_the_readings_is_neither_busy_nor_idle() -> None:
+    readings = [(0, 100.0), (1000, 100.0), (30_000, 100.0), (31_000, 50.0)]
+    assert list(busy_steps(readings, 15_000)) == [(0, 1000, 1.0), (30_000, 31_000, 0.5)]

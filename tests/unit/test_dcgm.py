@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fake_dcgmi import FakeDcgmi
+from support.fake_nvml import NvmlBench, fake_uuid
 from support.hand_clock import HandClock
 
 from badcjobs.gpu.dcgm import DcgmReader, parse_discovery, parse_row
@@ -216,3 +218,14 @@ def test_the_list_of_dcgm_is_understood() -> None:
 )
 def test_rows_of_cards_are_understood_and_others_are_not(line: str, expected: object) -> None:
     assert parse_row(line.strip()) == expected
+
+
+def test_the_last_reading_of_the_reader_inside_leaves_nothing_out_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = NvmlBench(monkeypatch)
+    with closing(DcgmReader(inside.reader, None, inside.clock)) as reader:
+        assert reader.read(fake_uuid(0)).energy_j is not None
+        inside.move(1)
+        assert reader.read(fake_uuid(0)).energy_j is None, "it is read every five seconds"
+        inside.move(1)
+        reader.hurry()
+        assert reader.read(fake_uuid(0)).energy_j is not None

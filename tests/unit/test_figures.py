@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.databases import query
 from support.task_files import START_MS, TaskFile
@@ -31,6 +31,7 @@ def test_mean_and_percentiles_are_those_of_the_sorted_values(values: list[int]) 
 
 
 @given(st.lists(st.tuples(st.integers(1, 30_000), st.none() | st.floats(0, 700)), max_size=60), st.integers(1, 10))
+@example([(1, 100.0), (15_000, 200.0), (15_001, 300.0)], 2)
 def test_power_is_integrated_over_neighbours_and_never_across_a_hole(
     steps: list[tuple[int, float | None]], block: int
 ) -> None:

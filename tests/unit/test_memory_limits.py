@@ -96,6 +96,47 @@ def test_a_limit_only_falls() -> None:
     assert lessons == [(V100, MemoryLimit(crowded_s=50))]
 
 
+def test_what_is_too_long_even_lean_is_never_raised_by_longer_audio_that_comes_through_later() -> None:
+    lessons = Lessons()
+    limits = MemoryLimits(learned=lessons)
+    for key, audio_s in ((A, 600), (B, 400)):
+        limits.ran_out(V100, key, audio_s, LEAN)
+    limits.came_through(V100, B, 400, HALVES)
+    limits.came_through(V100, A, 600, HALVES)
+    assert lessons == [(V100, MemoryLimit(alone_s=400))]
+    assert [limits.how(V100, audio_s) for audio_s in (399, 400, 599)] == [USUAL, HALVES, HALVES]
+
+
+def test_what_has_fitted_lean_is_not_too_long_when_something_shorter_runs_out_later() -> None:
+    lessons = Lessons()
+    limits = MemoryLimits(learned=lessons)
+    limits.came_through(V100, B, 600, LEAN)
+    limits.ran_out(V100, A, 400, LEAN)
+    limits.came_through(V100, A, 400, HALVES)
+    assert lessons == []
+    assert limits.how(V100, 400) == USUAL
+
+
+def test_a_chunk_in_trouble_on_one_model_says_nothing_about_another() -> None:
+    limits = MemoryLimits()
+    limits.ran_out(V100, A, 60, USUAL)
+    limits.ran_out("NVIDIA H200", B, 600, USUAL)
+    assert [limits.how("NVIDIA H200", audio_s) for audio_s in (60, 600)] == [USUAL, LEAN]
+
+
+def test_a_chunk_in_trouble_takes_the_way_of_its_length_where_that_needs_less_memory_than_its_own() -> None:
+    limits = MemoryLimits()
+    limits.ran_out(V100, A, 600, USUAL)
+    assert limits.way_of(V100, A, 600) == LEAN
+    limits.ran_out(V100, B, 600, LEAN)
+    assert limits.way_of(V100, A, 600) == HALVES
+
+
+def test_of_two_limits_of_a_model_the_shorter_one_counts_each_way() -> None:
+    probed, learned = MemoryLimit(crowded_s=300), MemoryLimit(crowded_s=400, alone_s=600)
+    assert probed.lower(learned) == learned.lower(probed) == MemoryLimit(crowded_s=300, alone_s=600)
+
+
 def test_a_gpu_that_somebody_else_fills_teaches_nothing() -> None:
     """What has fitted before would fit again: it was not the length."""
     lessons = Lessons()

@@ -517,6 +517,16 @@ def test_a_dear_question_is_asked_less_often_than_a_cheap_one(bench: OpenBench) 
     assert sum(reading.encoder_percent is not None for reading in readings) == 12
 
 
+def test_the_last_reading_has_the_energy_counter_however_long_that_takes(bench: OpenBench) -> None:
+    one = bench(slow="energy=3.5")
+    for _ in range(3):
+        last = one.read_later(5)
+    assert last.energy_j is None, "it is left out for some turns"
+    one.move(1)
+    one.reader.hurry()
+    assert one.read().energy_j is not None
+
+
 def test_where_windows_are_dear_they_are_longer_and_still_leave_no_moment_out(bench: OpenBench) -> None:
     """A load of half a window is seen whole, whichever window it falls into."""
     one = bench(slow="gpm_metrics=2")

@@ -212,6 +212,24 @@ def test_any_interval_gives_its_own_grid_without_doubles_or_holes(bench: Bench, 
     assert bench.gaps() == []
 
 
+def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench: Bench) -> None:
+    class EveryFiveSeconds(ScriptedReader):
+        """Gives the counter every five seconds, and when it is to leave nothing out."""
+
+        is_last = False
+
+        def read(self, uuid: str) -> Reading:
+            second = self._clock.monotonic_s() - self._start_s
+            return Reading(power_w=100.0, energy_j=100.0 * second if self.is_last or second % 5 == 0 else None)
+
+        def hurry(self) -> None:
+            self.is_last = True
+
+    bench.run(7, EveryFiveSeconds(bench.clock, {}))
+    counted = query(bench.path, "SELECT at_ms - ?, energy_j FROM sample WHERE energy_j IS NOT NULL", bench.start_ms)
+    assert counted == [(0, 0.0), (5000, 500.0), (7500, 750.0)]
+
+
 def test_the_end_at_the_very_moment_of_a_tick_has_an_instant_of_its_own(bench: Bench) -> None:
     bench.run(3, last_s=0)
     assert bench.seconds() == [0, 1, 2, 3, 3.001]
@@ -232,6 +250,13 @@ def test_points_that_were_missed_become_a_gap_and_the_grid_goes_on(bench: Bench)
     bench.run(6)
     assert bench.seconds() == [0, 1, 2, 6, 7, 8, 9, 9.5]
     assert bench.gaps() == [(None, None, 2.0, 6.0, "the recorder was late: 3 readings missed")]
+
+
+def test_a_single_point_that_was_missed_is_a_gap(bench: Bench) -> None:
+    bench.at[2.0] = lambda: bench.clock.sleep(1.2)
+    bench.run(4)
+    assert bench.seconds() == [0, 1, 2, 4, 5, 5.5]
+    assert bench.gaps() == [(None, None, 2.0, 4.0, "the recorder was late: 1 readings missed")]
 
 
 def test_a_recorder_that_stands_still_between_two_ticks_leaves_a_gap_as_long_as_the_hole(bench: Bench) -> None:
@@ -431,6 +456,26 @@ def test_a_metric_that_stops_is_a_gap_from_its_last_value_to_its_next(bench: Ben
 
     bench.run(8, bench.scripted(script))
     assert bench.gaps() == [(0, "power_w", 2.0, 6.0, "Unknown Error")]
+
+
+def test_a_metric_with_a_new_reason_has_a_new_gap_that_begins_where_the_old_one_ends(bench: Bench) -> None:
+    def script(second: float) -> Reading:
+        if second < 2 or second >= 6:
+            return steady(second)
+        reason = "Unknown Error" if second < 4 else "No Permission"
+        return Reading(utilization_percent=50, missing={"power_w": reason})
+
+    bench.run(8, bench.scripted(script))
+    assert bench.gaps() == [(0, "power_w", 1.0, 4.0, "Unknown Error"), (0, "power_w", 4.0, 6.0, "No Permission")]
+
+
+def test_a_metric_that_fails_when_it_is_first_asked_is_missing_since_the_start(bench: Bench) -> None:
+    def script(second: float) -> Reading:
+        refused = {"energy_j": "Unknown Error"} if second == 5 else {}
+        return Reading(utilization_percent=50, energy_j=1000.0 if second == 10 else None, missing=refused)
+
+    bench.run(12, bench.scripted(script))
+    assert bench.gaps() == [(0, "energy_j", 0.0, 10.0, "Unknown Error")]
 
 
 def test_a_metric_that_is_only_asked_now_and_then_is_not_missing_in_between(bench: Bench) -> None:

@@ -201,6 +201,31 @@ def test_of_several_in_progress_nobody_is_charged_before_it_was_alone(tmp_path: 
     assert classes == ["batch_lost"] * 3 + ["engine_crash"] * 2, "8, 4, 2, then twice alone"
 
 
+@pytest.mark.parametrize("error_class", ["engine_crash", "hang", "gpu_error", "out_of_memory"])
+def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path: Path, error_class: str) -> None:
+    """Its batch has no other chunk, and no further ones are given to the engine meanwhile."""
+    beside: list[int] = []
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        held = list(batch)
+        if any(chunk.chunk_id == "c1" for chunk in batch) and bench.notes.tries_of("c1"):
+            held += session.more(3, idle=3)
+            beside.append(len(held) - 1)
+        for chunk in held:
+            yield ChunkStarted(chunk, 0)
+            if chunk.chunk_id == "c1" and not beside:
+                if error_class == "out_of_memory":
+                    yield failed(chunk, error_class)
+                    continue
+                raise SessionBroken(error_class, "no luck")
+            yield done(chunk)
+
+    bench = Bench(tmp_path, script, chunks=400, wants=4, policy=RetryPolicy(retries=1, backoff_s=0.0))
+    bench.run()
+    assert len(bench.with_status("done")) == 400
+    assert beside == [0]
+
+
 def test_what_only_waited_in_a_broken_session_is_no_suspect(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield ChunkStarted(batch[0], 0)

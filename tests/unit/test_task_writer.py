@@ -193,6 +193,19 @@ def test_many_earlier_databases_can_be_looked_into_one_after_the_other(writer: T
         assert writer.skip_done_in(earlier) == 1
 
 
+def test_of_very_many_chunks_each_one_that_is_done_elsewhere_is_skipped(writer: TaskWriter, tmp_path: Path) -> None:
+    """They are looked up ten thousand at a time."""
+    names = [f"c{number}" for number in range(20_003)]
+    earlier = tmp_path / "earlier.sqlite"
+    with closing(TaskWriter(earlier, TaskKey("4820", 0, 0, "gpu1"))) as other:
+        fill(other, *names)
+    with closing(sqlite3.connect(earlier)) as db, db:
+        db.execute("UPDATE chunk SET status = 'done'")
+    fill(writer, *names)
+    assert writer.skip_done_in(earlier) == len(names)
+    assert writer.count_by_status() == {"skipped": len(names)}
+
+
 # --- the audio of then and of now -------------------------------------------------------------------------------------
 
 SHA, OTHER_SHA = "a" * 64, "b" * 64
