@@ -17,8 +17,12 @@ import pytest
 from support.databases import query
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device
 
+from badcjobs.clock import SystemClock
 from badcjobs.model import Allocation, Chunk, ChunkResult, Fingerprint, TaskKey
+from badcjobs.paths import RunFolder
 from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.store.look_back import merged_files
+from badcjobs.store.merging.merge import MergeOrder, merge
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
 
@@ -204,6 +208,15 @@ def test_of_very_many_chunks_each_one_that_is_done_elsewhere_is_skipped(writer: 
     fill(writer, *names)
     assert writer.skip_done_in(earlier) == len(names)
     assert writer.count_by_status() == {"skipped": len(names)}
+
+
+def test_a_task_that_was_running_when_it_was_merged_is_looked_into_again(tmp_path: Path) -> None:
+    """It may have done more since; what an ended one has done is all in the job database."""
+    run = RunFolder(tmp_path)
+    TaskFile(tmp_path, index=0, states={"a": "done"}, samples=0).write()
+    running = TaskFile(tmp_path, index=1, states={"b": "done"}, samples=0, ended_at_ms=None).write()
+    merge(MergeOrder([tmp_path], run.job_database), SystemClock())
+    assert run.earlier_databases(TaskKey("4822", 0, 0, "gpu1"), merged_files(run.job_database)) == [running]
 
 
 # --- the audio of then and of now -------------------------------------------------------------------------------------
