@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import Reading
+from badcjobs.store.job_file import open_job_database
+from badcjobs.store.merging.find_files import find_task_databases
+from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.store.merging.merge import merge
+from badcjobs.store.merging.source_file import SourceFile
+
 import itertools
 import os
 import random
@@ -17,13 +26,6 @@ from support.databases import query
 from support.mounts import lie_about_filesystem
 from support.task_files import START_MS, TaskFile, make_device
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import Reading
-from badcjobs.store.job_file import open_job_database
-from badcjobs.store.merging.find_files import find_task_databases
-from badcjobs.store.merging.merge import MergeOrder, merge
-from badcjobs.store.merging.source_file import SourceFile
 
 
 @pytest.fixture
@@ -56,8 +58,9 @@ ORDER = ["skipped", "pending", "failed", "poison", "done"]
 @pytest.mark.parametrize("winner_first", [True, False])
 def test_the_stronger_state_wins_in_either_order(run: Path, loser: str, winner: str, winner_first: bool) -> None:
     strong = TaskFile(run, index=0, states={"a": winner}, samples=0).write()
-    # The weaker one ended later: that does not help it.
-    weak = TaskFile(run, index=1, states={"a": loser}, samples=0, chunk_ended_at_ms=START_MS + 99_000).write()
+    # The weaker one started and ended later: that does not help it.
+    later = {"started_at_ms": START_MS + 1000, "chunk_ended_at_ms": START_MS + 99_000}
+    weak = TaskFile(run, index=1, states={"a": loser}, samples=0, **later).write()
     merged(run, *([strong, weak] if winner_first else [weak, strong]))
     assert chunk_states(run) == {"a": (winner, 0)}
 
