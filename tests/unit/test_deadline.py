@@ -211,6 +211,8 @@ def test_of_a_chunk_that_was_begun_only_the_rest_counts() -> None:
     assert pace.room(1, [(begun, at_ms)], 1)(wanted)
     clock.sleep(800)  # the one in progress is late, and may end at any time
     assert pace.room(1, [(begun, at_ms)], 1)(wanted)
+    clock.sleep(200)  # 1580 s are left, and however late the other is, none of them come back
+    assert not pace.room(1, [(begun, at_ms)], 1)(wanted)
 
 
 def test_chunks_that_were_begun_keep_their_lanes_and_the_others_in_hand_follow_them() -> None:

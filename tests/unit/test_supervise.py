@@ -9,8 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.hand_clock import HandClock
 from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
 
+from badcjobs.allocation.end_time import EndTime
+from badcjobs.deadline import Deadline, Pace
 from badcjobs.errors import NotHere
 from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
 from badcjobs.seams import SessionBroken
@@ -634,6 +637,19 @@ def test_when_no_worker_can_open_its_engine_everything_stays_pending(tmp_path: P
     assert sorted(openings) == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_worker_whose_engine_breaks_at_each_start_ends_after_as_many_starts_as_a_chunk_has_tries(
+    tmp_path: Path,
+) -> None:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        raise SessionBroken("engine_crash", "the models could not be read", at_start=True)
+        yield
+
+    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=2, backoff_s=0.001)).run()
+    assert len(bench.engine.sessions) == 3
+    assert bench.supervisor.tally.retired == ["the models could not be read"]
+    assert len(bench.with_status("pending")) == 4
+
+
 def test_an_engine_that_opens_at_the_second_try_is_given_its_chance(tmp_path: Path) -> None:
     openings: list[int] = []
 
@@ -796,3 +812,48 @@ def test_a_failed_try_has_the_state_of_its_device_and_a_good_one_has_none(tmp_pa
     while supervisor.busy:
         supervisor.handle_events(timeout_s=0.02)
     assert [(a.chunk_id, a.gpu_state) for a in notes.attempts] == [("c0", None), ("c1", "100 before True")]
+
+
+@pytest.mark.parametrize(
+    ("lengths_s", "at_once", "later_s", "more"),
+    [
+        ([2000, 1500], 1, 0, []),
+        ([2000, 1400], 1, 0, ["1400s-1"]),
+        ([2000, 1400], 1, 1000, ["1400s-1"]),
+        ([1850, 1500, 1500], 2, 0, ["1500s-2"]),
+        ([1850, 1500, 1900], 2, 0, ["1850s-0"]),
+    ],
+    ids=[
+        "too long after it",
+        "fits after it",
+        "it is half done",
+        "two at once",
+        "what did not fit after one fits beside two",
+    ],
+)
+def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(
+    tmp_path: Path, lengths_s: list[int], at_once: int, later_s: float, more: list[str]
+) -> None:
+    """There are 3580 s for work, a second of audio takes a second, and a tenth of a chunk is kept in reserve."""
+    clock = HandClock()
+    pace = Pace(Deadline(EndTime(clock.now_ms() + 3_600_000, "--time-left"), clock))
+    pace.learn(lambda limit: [(100, 1.0, 1.0)])
+    fresh: list[list[str]] = []
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield from (ChunkStarted(chunk, clock.now_ms()) for chunk in batch)
+        clock.sleep(later_s)
+        held = [*batch, *session.more(1, idle=1)]
+        fresh.append([chunk.chunk_id for chunk in held[len(batch) :]])
+        yield from (done(chunk) for chunk in held)
+
+    chunks = [Chunk("r", f"{s}s-{n}", "a.wav", "/a.wav", 0, 1000 * s) for n, s in enumerate(lengths_s)]
+    plans = [WorkerPlan(0, Device("0", "test", uuid="GPU-0"), 100, 1)]
+    supervisor = Supervisor(
+        ScriptedEngine(script, wants=at_once), plans, Notebook(chunks), clock=CLOCK, policy=FAST, scratch=tmp_path,
+        timetable=pace,
+    )  # fmt: skip
+    supervisor.start()
+    while supervisor.busy:
+        supervisor.handle_events(timeout_s=0.02)
+    assert fresh[0] == more
