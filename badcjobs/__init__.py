@@ -7,8 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers read it as true; importing it would cost more than the rest of this module
 if TYPE_CHECKING:
-    from badcjobs.api.devices import list_devices
-    from badcjobs.api.jobs import open_job
+    from badcjobs.api.query import list_devices, open_job
     from badcjobs.api.recorder import Recorder
     from badcjobs.model import AlertLimits
     from badcjobs.telemetry.alerts import Alert
@@ -21,8 +20,8 @@ _HOMES = {
     "Alert": "badcjobs.telemetry.alerts",
     "AlertLimits": "badcjobs.model",
     "Recorder": "badcjobs.api.recorder",
-    "list_devices": "badcjobs.api.devices",
-    "open_job": "badcjobs.api.jobs",
+    "list_devices": "badcjobs.api.query",
+    "open_job": "badcjobs.api.query",
 }
 
 

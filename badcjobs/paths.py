@@ -6,10 +6,11 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.errors import BadInput
+from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import TaskKey
 
 _MOST_RESTARTS = 10_000
@@ -164,3 +165,29 @@ class LocalFolder:
     def remove(self) -> None:
         """Remove the folder and everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+# --- resources --------------------------------------------------------------------------------------------------------
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def folder(name: str) -> Path:
+    """Return the folder ``templates``, ``slurm`` or ``guide``.
+
+    A wheel carries the first two inside the package; in a checkout they lie beside it, where users look for them.
+    """
+    for candidate in (_PACKAGE / "_shipped" / name, _PACKAGE / name, _PACKAGE.parent / name):
+        if candidate.is_dir():
+            return candidate
+    raise NotHere(
+        f"the folder {name}/ is missing from this installation",
+        why=f"it is neither inside {_PACKAGE} nor beside it",
+        fix="pip install --force-reinstall badcjobs",
+    )
+
+
+def user_cache(environ: Mapping[str, str]) -> Path | None:
+    """Return our folder in the user's cache; None: there is no home."""
+    home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
+    return Path(home) / "badcjobs" if home else None

@@ -57,7 +57,7 @@ class GpuReader(Protocol):
 
     def read(self, uuid: str) -> Reading: ...
 
-    def hurry(self) -> None:
+    def force_full_read(self) -> None:
         """Let the next reading of each device leave nothing out: it is the last of a recording."""
         ...
 
@@ -94,7 +94,11 @@ class Launcher(Protocol):
         hears_term: bool = False,
     ) -> Process: ...
 
-    def signal(self, process: Process, signum: int) -> None: ...
+    def kill(self, process: Process) -> None: ...
+
+    def prefix_for(self, worker: str) -> list[str]:
+        """Return the words that are put before a program (``--engine-prefix``); most often there are none."""
+        ...
 
 
 class SessionBroken(Exception):
@@ -152,6 +156,11 @@ class Engine(Protocol):
     name: str
 
     @property
+    def version(self) -> str | None:
+        """What tells this engine from another version of it; None: not known."""
+        ...
+
+    @property
     def wants(self) -> int:
         """How many chunks a session likes to hold: a few if it asks for more, a batch if it takes only that."""
         ...
@@ -162,41 +171,6 @@ class Engine(Protocol):
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
         """Start working on one device; ``scratch`` is an empty node-local folder."""
-        ...
-
-
-class CannotCut(Exception):
-    """No piece can be made of this audio; the text says why."""
-
-
-class NotThere(CannotCut):
-    """The audio is missing, or breaks off before this piece begins; no engine has seen it."""
-
-
-class NoDecoder(CannotCut):
-    """Nobody here can read this format; it is not the audio's fault."""
-
-
-class Cutter(Protocol):
-    """Makes shorter audio of long audio."""
-
-    def length_s(self, path: Path) -> float | None:
-        """Return the seconds of audio that are in a file; None: nobody here can tell."""
-        ...
-
-    def promised_s(self, path: Path) -> float | None:
-        """Return the seconds that a header promises, also where the file breaks off before; None: nobody can tell."""
-        ...
-
-    def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
-        """Return about how large a stretch of a file is as a WAV file; raise OSError where it cannot be read."""
-        ...
-
-    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
-        """Write the audio between two moments as a WAV file; raise CannotCut, or OSError where a disk is full.
-
-        Without an end (``math.inf``), and where the end lies beyond it, up to the end of the audio.
-        """
         ...
 
 
@@ -214,7 +188,7 @@ class Timetable(Protocol):
         ...
 
 
-class Journal(Protocol):
+class AttemptJournal(Protocol):
     """Where the supervisor writes down what happens; the task database, seen from the workers."""
 
     def batch(self) -> AbstractContextManager[object]: ...
@@ -253,10 +227,6 @@ class Scheduler(Protocol):
         """Return the text that ``submit`` would hand in for the array, byte for byte; do nothing."""
         ...
 
-    def merge_script(self, order: ArrayOrder) -> str:
-        """Return the text of the job that merges, once the array has ended in whatever way."""
-        ...
-
     def submit(self, order: ArrayOrder, note: Callable[[Submitted], None] = ...) -> Submitted:
         """Hand in the array and its merge job; raise NotHere without a scheduler, its own words when it refuses.
 
@@ -266,14 +236,6 @@ class Scheduler(Protocol):
 
     def states(self, job: Submitted) -> JobStates:
         """Ask once where the whole array stands, its merge job included; raise Unanswered when nobody answers now."""
-        ...
-
-    def cancel_line(self, job: Submitted) -> str:
-        """Return the line that ends the job, for people to paste."""
-        ...
-
-    def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
-        """Return the commands to follow the job with, for people to paste."""
         ...
 
 

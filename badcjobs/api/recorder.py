@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
+import queue
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypedDict
 
-from badcjobs.api.arguments import check_interval, check_limits, check_on_alert, check_simulate
-from badcjobs.api.here import read_here
-from badcjobs.api.session import Session
-from badcjobs.api.stats import Stats, read_stats
+from badcjobs.api.query import BadArgument, check_simulate
+from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.model import AlertLimits, StandIn
-from badcjobs.records import Recording
+from badcjobs.model import AlertLimits, Device, StandIn
+from badcjobs.store.connect import read_only_uri
+from badcjobs.store.figures import describe
+from badcjobs.store.publish import TEXT_FORMS
+from badcjobs.task.record_command import check_target, start_recording
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.startup import World
+from badcjobs.task.stop import StopRequest
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.watch import check_target
 
 log = logging.getLogger(__name__)
+
+_SHORTEST_S, _LONGEST_S = 0.01, 86_400.0
+_LOOK_EVERY_S = 0.2
+_ALERT_PATIENCE_S = 5.0
+_MIB = 2**20
 
 
 class Recorder:
@@ -67,18 +81,28 @@ class Recorder:
         overwrite: bool = False,
     ) -> None:
         check_simulate(simulate)
-        check_on_alert(on_alert)
+        if on_alert is not None and not callable(on_alert):
+            raise BadArgument(f"on_alert={on_alert!r} cannot be used", why="it must be a function of one argument")
         self.path = Path(path)
         self._overwrite = overwrite
         self._on_alert = on_alert
-        self._how = Recording(check_interval(interval_s), StandIn(simulate), check_limits(limits))
-        self._session: Session | None = None
+        self._options = RecordingOptions(_checked_interval(interval_s), StandIn(simulate), _checked_limits(limits))
+        self._session: RecordingSession | None = None
 
     def start(self) -> Recorder:
         """Begin; returns when the first sample is taken, and does nothing while it is recording already."""
         if self._session is None or self._session.over:
-            self._check()
-            self._session = self._open()
+            check_target(
+                self.path,
+                overwrite=self._overwrite,
+                as_sqlite=f'Recorder("{self.path.parent / (self.path.stem or "recording")}.sqlite")',
+                to_overwrite=f'Recorder("{self.path}", overwrite=True), or choose another name',
+            )
+            try:
+                self._session = RecordingSession(self.path, self._options, self._on_alert)
+            except (OSError, sqlite3.Error, DatabaseProblem) as error:
+                log.warning("nothing is recorded: %s", error)  # a full disk, say; the work is worth more
+                self._session = None
             atexit.register(self.stop)  # a notebook's kernel that ends without stop(), a script that forgot it
         return self
 
@@ -119,23 +143,220 @@ class Recorder:
     ) -> None:
         self._close(failed=error is not None)
 
-    def _check(self) -> None:
-        stem = self.path.stem or "recording"
-        check_target(
-            self.path,
-            overwrite=self._overwrite,
-            as_sqlite=f'Recorder("{self.path.parent / stem}.sqlite")',
-            to_overwrite=f'Recorder("{self.path}", overwrite=True), or choose another name',
-        )
-
-    def _open(self) -> Session | None:
-        try:
-            return Session(self.path, read_here(), self._how, self._on_alert)
-        except (OSError, sqlite3.Error, DatabaseProblem) as error:
-            log.warning("nothing is recorded: %s", error)  # a full disk, say; the work is worth more
-            return None
-
     def _close(self, *, failed: bool) -> None:
         atexit.unregister(self.stop)
         if self._session is not None:
             self._session.close(failed=failed)
+
+
+def _checked_interval(interval_s: object) -> float:
+    if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not math.isfinite(interval_s):
+        raise BadArgument(f"interval_s={interval_s!r} cannot be used", why="it must be a number of seconds")
+    if not _SHORTEST_S <= interval_s <= _LONGEST_S:
+        raise BadArgument(
+            f"interval_s={interval_s!r} cannot be used",
+            why=f"the shortest is {_SHORTEST_S} s, the longest a day ({_LONGEST_S:.0f} s)",
+        )
+    return float(interval_s)
+
+
+def _checked_limits(limits: object) -> AlertLimits:
+    if limits is None:
+        return AlertLimits()
+    if not isinstance(limits, AlertLimits):
+        raise BadArgument(f"limits={limits!r} cannot be used", fix="limits=AlertLimits(temperature_c=80)")
+    if problems := limits.problems():
+        raise BadArgument("these limits cannot be used", why="\n".join(problems), fix="badcjobs guide telemetry")
+    return limits
+
+
+# --- one recording ----------------------------------------------------------------------------------------------------
+
+
+class RecordingSession:
+    """From the first sample to the published file; it belongs to one process, even if that forks."""
+
+    def __init__(
+        self, path: Path, options: RecordingOptions, on_alert: Callable[[Alert], object] | None = None
+    ) -> None:
+        clock = SystemClock()
+        world = World.here(dict(os.environ), clock, StopRequest(clock.monotonic_s))  # signals are the program's own
+        self._path = path.absolute()
+        self._clock = clock
+        self._pid = os.getpid()
+        self._ended_at_ms: int | None = None
+        self._last_stats: Stats | None = None
+        self._lock = threading.Lock()  # marks may come from any thread
+        self._over = threading.Event()
+        self._calls = None if on_alert is None else AlertCalls(on_alert)
+        if self._calls is not None:
+            options = replace(options, on_alert=self._calls.add)
+        self._records, devices = start_recording(self._path, world, options)
+        self._devices = [(self._records.writer.device_id(device), device) for device in devices]
+        self._thread = threading.Thread(target=self._look_after, name="badcjobs recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to write; in a forked process there never is."""
+        return self._ended_at_ms is not None or os.getpid() != self._pid
+
+    def begin_mark(self, name: str) -> int | None:
+        """Write the begin of a stretch and return its number; None: it could not be written, or is not ours to."""
+        with self._lock:
+            if self.over:
+                return None
+            try:
+                return self._records.writer.begin_mark(name, self._clock.now_ms())
+            except sqlite3.Error as error:
+                log.warning("mark %r cannot be written: %s", name, error)
+                return None
+
+    def end_mark(self, mark: int | None) -> None:
+        """Write the end of a stretch."""
+        with self._lock:
+            if mark is None or self.over:
+                return
+            try:
+                self._records.writer.end_mark(mark, self._clock.now_ms())
+            except sqlite3.Error as error:
+                log.warning("the end of a mark cannot be written: %s", error)
+
+    def stats(self) -> Stats:
+        """Return the figures so far."""
+        if self._last_stats is not None:
+            return self._last_stats
+        ended_at_ms = self._ended_at_ms or self._clock.now_ms()
+        published = self._ended_at_ms is not None and self._path.exists()
+        uri = read_only_uri(self._path, sealed=True) if published else self._records.readings_at_hand()
+        return read_stats(uri, self._devices, (ended_at_ms - self._records.started_at_ms) / 1000)
+
+    def close(self, *, failed: bool) -> None:
+        """Take the last sample and publish; whatever goes wrong is a warning."""
+        if self.over:
+            return
+        self._over.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        if self._path.suffix in TEXT_FORMS:
+            self._last_stats = self.stats()  # a text has no tables that could be asked afterwards
+        with self._lock:
+            closing = self._records.close(exit_code=int(failed), verdict="failed" if failed else "done")
+            self._ended_at_ms = closing.ended_at_ms
+            self._records.writer.close()
+        if self._calls is not None:
+            self._calls.finish()
+        if closing.telemetry_failure is not None:
+            log.warning("the recording is incomplete: %s", closing.telemetry_failure)
+        if not closing.published:
+            log.warning("%s could not be written; the files stay in %s", self._path, self._records.local.path)
+
+    def _look_after(self) -> None:
+        while not self._over.wait(_LOOK_EVERY_S):
+            self._records.look_after_recorder()
+
+
+class AlertCalls:
+    """Calls ``on_alert`` in a thread of its own, in the order of the alerts."""
+
+    def __init__(self, on_alert: Callable[[Alert], object]) -> None:
+        self._on_alert = on_alert
+        self._waiting: queue.SimpleQueue[Alert | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._call_each, name="badcjobs on_alert", daemon=True)
+        self._thread.start()
+
+    def add(self, alert: Alert) -> None:
+        """Call it for this alert, soon."""
+        self._waiting.put(alert)
+
+    def finish(self) -> None:
+        """Wait for the calls that are due, for a few seconds."""
+        self._waiting.put(None)
+        if threading.current_thread() is not self._thread:  # on_alert may stop the recorder itself
+            self._thread.join(_ALERT_PATIENCE_S)
+
+    def _call_each(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            try:
+                self._on_alert(alert)
+            except BaseException:  # broad: other people's code, beside their work; exit() in it ends no program
+                if sys.is_finalizing():
+                    raise
+                log.exception("on_alert failed; the recording goes on")
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+class Figures(TypedDict):
+    """One metric over all samples that had a value; None: none had one. p50 and p95 are by nearest rank."""
+
+    min: float | None
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    max: float | None
+    samples: int
+
+
+class DeviceStats(TypedDict):
+    """One device."""
+
+    name: str | None
+    utilization: Figures  # percent
+    memory_used_mb: Figures  # MiB
+    memory_usage_percent: Figures
+    temperature_c: Figures
+    power_draw_w: Figures
+
+
+class Stats(TypedDict):
+    """What ``Recorder.stats()`` returns."""
+
+    monitoring_duration_seconds: float
+    sample_count: int  # instants, not devices × instants
+    gpu_stats: dict[str, DeviceStats]  # by the device's index
+
+
+def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
+    """Return the figures of a recorder's file or a task database; None for all of one that cannot be read."""
+    try:
+        with nullcontext() if uri is None else closing(sqlite3.connect(uri, uri=True)) as db:
+            return _read_stats(db, devices, duration_s)
+    except sqlite3.Error:
+        return _read_stats(None, devices, duration_s)
+
+
+def _read_stats(db: sqlite3.Connection | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
+    instants = 0
+    if db is not None:
+        sql = "SELECT count(*) FROM (SELECT at_ms FROM host_sample UNION SELECT at_ms FROM sample)"
+        instants = int(db.execute(sql).fetchone()[0])
+    stats: dict[str, DeviceStats] = {}
+    for device_id, device in devices:
+        used = _counts(db, device_id, "memory_used_bytes")
+        total = device.memory_total_bytes
+        index = device.token if device.index is None else str(device.index)
+        stats[device.pin if index in stats else index] = {  # slices of one card share its index
+            "name": device.name,
+            "utilization": _figures(_counts(db, device_id, "utilization_percent")),
+            "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
+            "memory_usage_percent": _figures({100 * v / total: many for v, many in used.items()} if total else {}),
+            "temperature_c": _figures(_counts(db, device_id, "temperature_c")),
+            "power_draw_w": _figures(_counts(db, device_id, "power_w")),
+        }
+    return {"monitoring_duration_seconds": duration_s, "sample_count": instants, "gpu_stats": stats}
+
+
+def _counts(db: sqlite3.Connection | None, device_id: int, metric: str) -> dict[float, int]:
+    if db is None:
+        return {}
+    sql = f"SELECT {metric}, count(*) FROM sample WHERE device_id = ? AND {metric} IS NOT NULL GROUP BY 1"
+    return dict(db.execute(sql, (device_id,)).fetchall())
+
+
+def _figures(counts: Mapping[float, int]) -> Figures:
+    if not counts:
+        return {"min": None, "mean": None, "p50": None, "p95": None, "max": None, "samples": 0}
+    samples, low, mean, p50, p95, high = describe(counts)
+    return {"min": low, "mean": mean, "p50": p50, "p95": p95, "max": high, "samples": samples}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.preflight.facts import Asked
+    from badcjobs.cluster.job_script import ParsedWords
+    from badcjobs.cluster.sbatch_options import Asked
 
 _EXAMPLE = "Example: badcjobs check manifest.csv --out /scratch/st-lab-1/july --site sockeye --script job.sbatch"
 
@@ -57,15 +59,13 @@ def check(
     from dataclasses import replace
     from pathlib import Path
 
-    from badcjobs.check_order import CheckOrder
-    from badcjobs.checking import Here
-    from badcjobs.checking import check as check_all
-    from badcjobs.cli.grammar import read_grammar
     from badcjobs.cli.output import RowCounter, log_to_stderr, print_json, say
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
-    from badcjobs.manifest.cutting import Cutting
-    from badcjobs.preflight.finding import findings_text
+    from badcjobs.model import Cutting
+    from badcjobs.planning.check import CheckOrder, Here
+    from badcjobs.planning.check import check as check_all
+    from badcjobs.planning.findings import remarks_text
 
     log_to_stderr(quiet=True)
     order = CheckOrder(
@@ -89,25 +89,23 @@ def check(
         ),
         quick=quick,
     )
-    grammar = read_grammar(context.find_root().command)
-    here = Here(environ(), SystemClock(), Path.cwd(), RowCounter("chunks looked at"), grammar)
+    parse = make_parser(context.find_root().command)
+    here = Here(environ(), SystemClock(), Path.cwd(), RowCounter("chunks looked at"), parse)
     found = check_all(order, here)
     if json_wanted:
         print_json(found.to_dict())
     else:
-        say(findings_text(found.findings))
+        say(remarks_text(found.findings))
     return int(found.exit_code)
 
 
 def _asked(mem: str | None, time: str | None, cpus: int | None, nodes: int | None) -> Asked:
+    from badcjobs.cluster.sbatch_options import Asked, parse_limit, parse_memory
     from badcjobs.errors import BadInput
-    from badcjobs.preflight.facts import Asked
-    from badcjobs.scheduler.job_script import parse_limit
-    from badcjobs.script_request import parse_memory_gb
 
     try:
         time_s = None if time is None else parse_limit(time)
-        memory_gb = None if mem is None else parse_memory_gb(mem)
+        memory_gb = None if mem is None else parse_memory(mem) / 1024
     except ValueError as error:
         raise BadInput(str(error), fix="badcjobs check … --time 12:00:00 --mem 16G") from error
     return Asked(
@@ -117,3 +115,42 @@ def _asked(mem: str | None, time: str | None, cpus: int | None, nodes: int | Non
         time_s=time_s,
         no_time_limit=time is not None and time_s is None,
     )
+
+
+def make_parser(group: Any) -> Callable[[Sequence[str]], ParsedWords]:
+    """Return a function that parses words of a script as the program itself would; nothing is run."""
+    from badcjobs.cluster.job_script import ParsedWords, nearest
+
+    def parse(words: Sequence[str]) -> ParsedWords:
+        found = _parse(group, words, "badcjobs")
+        if found.wrong or not found.operands:
+            return found
+        said, *rest = found.operands
+        name = said if said in group.commands else nearest(said, group.commands)
+        if name is None:
+            return ParsedWords(wrong=(f"badcjobs has no command {said}", said, ""))
+        parsed = _parse(group.commands[name], rest, f"badcjobs {name}")
+        wrong = (f"badcjobs has no command {said}", said, name) if name != said else parsed.wrong
+        return ParsedWords(name, parsed.values, parsed.operands, wrong)
+
+    return parse
+
+
+def _parse(command: Any, words: Sequence[str], whose: str) -> ParsedWords:
+    from badcjobs.cluster.job_script import ParsedWords, nearest, parse_plainly
+
+    context = command.context_class(command, info_name=whose)
+    try:
+        values, operands, _ = command.make_parser(context).parse_args(list(words))
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # another error than wrong usage
+            raise
+        wrong = getattr(error, "option_name", None) or ""
+        near = nearest(wrong, getattr(error, "possibilities", None) or ())
+        if "does not take a value" in error.format_message():
+            wrong, near = next((word for word in words if word.startswith(f"{wrong}=")), wrong), wrong
+        said = f"{whose}: {error.format_message()}"
+        return ParsedWords(values=parse_plainly(words).values, wrong=(said, wrong, near or ""))
+    listed = [word for name, value in values.items() if isinstance(value, tuple) for word in value]
+    kept = {name: value for name, value in values.items() if value is not None and not isinstance(value, tuple)}
+    return ParsedWords(values=kept, operands=(*listed, *operands))

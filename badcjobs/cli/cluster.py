@@ -26,7 +26,7 @@ def cluster(
     """
     from badcjobs.cli.output import print_json, say
     from badcjobs.cli.world import environ
-    from badcjobs.cluster import cluster_text, look_at_cluster
+    from badcjobs.cluster.nodes import cluster_text, look_at_cluster
 
     view = look_at_cluster(environ(), gpus=gpus, kind=kind)
     if json_wanted:

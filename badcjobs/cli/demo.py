@@ -25,13 +25,11 @@ def demo(
 
     In a folder that holds a demo already it goes on as any run does: what is done stays done.
     """
-    from badcjobs.cli.colour import colour_wanted
+    from badcjobs.cli.demo_job import run_demo
     from badcjobs.cli.merge import files_text
-    from badcjobs.cli.output import print_json, remark, say
+    from badcjobs.cli.output import colour_wanted, print_json, remark, say
     from badcjobs.cli.world import read_world
-    from badcjobs.demo import run_demo
-    from badcjobs.report.as_text import summary_text
-    from badcjobs.report.text_lines import paste_lines
+    from badcjobs.report.text import paste_lines, summary_text
 
     folder = out or _new_folder()
     if folder.exists():

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.exporting import ExportedFile, ExportOrder
-    from badcjobs.exporting_heard import HeardOrder
+    from badcjobs.report.export import ExportOrder
 
 _EXAMPLE = "Example: badcjobs export runs/july --format csv --by-study-area --min-score 0.8 -o july-detections"
 
 
-class Form(str, Enum):
+class ExportForm(str, Enum):
     """In which form the rows are written."""
 
     CSV = "csv"
@@ -36,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
 
 def export(
     source: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A merged run folder, or a database.")],
-    form: Annotated[Form, typer.Option("--format", help="badc: the files that BADC reads.")],
+    form: Annotated[ExportForm, typer.Option("--format", help="badc: the files that BADC reads.")],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="A file (- for stdout), or a folder for several files.")
     ],
@@ -68,43 +67,62 @@ def export(
     TIME is ISO-8601 (naive: UTC) or UTC milliseconds. JSON into a file that ends in .jsonl is an object per line.
     More, with sqlite-utils, Datasette, pandas and DuckDB: badcjobs guide export.
     """
-    from badcjobs.cli.output import log_to_stderr, remark
+    from dataclasses import asdict, replace
+
+    from badcjobs.cli.output import log_to_stderr, print_json, remark, say
     from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
     from badcjobs.errors import BadInput
-    from badcjobs.exporting import ExportOrder
-    from badcjobs.exporting import export as carry_out
-    from badcjobs.store.exports.window import parse_window
+    from badcjobs.report.export import ExportOrder
+    from badcjobs.report.export import export as carry_out
+    from badcjobs.report.words import count
+    from badcjobs.settings import read_name_patterns
+    from badcjobs.store.export_tables import Wanted, parse_window
 
     log_to_stderr(quiet=True)
     to_stdout = is_stdout(output)
     if to_stdout and json_wanted:
         raise BadInput(f"--json and -o {output} both want stdout", fix="-o FILE")
-    instead = f"export.{form.value}" if output.suffix and form is not Form.BADC else "exported"
+    instead = f"export.{form.value}" if output.suffix and form is not ExportForm.BADC else "exported"
     inputs = [source, *sources_of(source), *([] if config is None else [config])]
     refuse_data([Target("-o", output, instead)], inputs)
-    if by_study_area or species is not None or min_score is not None or config is not None:
-        plain = {"--table": table, "--all": everything, "--columns": columns, "--from": from_text, "--to": to_text}
-        heard = _heard_order(source, form, None if to_stdout else output, [name for name in plain if plain[name]],
-                             by_study_area, species, min_score, config, force)  # fmt: skip
-        return _export_heard(heard, json_wanted)
     order = ExportOrder(
-        source, form.value, None if to_stdout else output, tuple(table or ()), everything,
+        source,
+        form.value,
+        None if to_stdout else output,
+        tuple(table or ()),
+        everything,
         None if columns is None else tuple(name.strip() for name in columns.split(",")),
         parse_window(from_text, to_text),
-    )  # fmt: skip
-    with _careful_output(order):
-        notes: list[str] = []
-        exported = carry_out(order, sys.stdout.buffer, _Progress(), notes.append)
+        by_study_area,
+        Wanted(() if species is None else _listed(species), min_score),
+        () if config is None else read_name_patterns(config),
+        config,
+        force,
+    )
+    # What was written of several files before it is stopped is of this export, and may be overwritten.
+    again = replace(order, force=order.force or (order.heard and order.needs_folder))
+    with _careful_output(again):
+        exported = carry_out(order, sys.stdout.buffer, _Progress())
         sys.stdout.flush()
-        if not to_stdout:
-            _tell(form, exported, json_wanted, notes)
-        for note in notes:
+        if json_wanted:
+            heard = {"never_heard": exported.never_heard} if order.heard else {}
+            files = [asdict(file) for file in exported.files]
+            print_json({"format": form.value, "files": files, **heard, "notes": exported.notes})
+        elif not to_stdout:
+            for file in exported.files:
+                say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
+        for note in exported.notes:
             remark(note)
     return 0
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    """Return the words of a list with commas, each once; an empty one where there is none."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) or ("",)
+
+
 @contextmanager
-def _careful_output(order: ExportOrder | HeardOrder) -> Iterator[None]:
+def _careful_output(order: ExportOrder) -> Iterator[None]:
     """Say what is wrong with the output; a reader of stdout who has seen enough (`| head -1`) is no failure."""
     import errno
     from dataclasses import replace
@@ -124,72 +142,6 @@ def _careful_output(order: ExportOrder | HeardOrder) -> Iterator[None]:
         if not isinstance(error, BrokenPipeError):
             fix = larger_files if error.errno == errno.EFBIG else "df -h   (then -o FILE, on a disk with space)"
             raise BadInput("stdout cannot be written", why=error.strerror, fix=fix) from error
-
-
-def _heard_order(
-    source: Path,
-    form: Form,
-    output: Path | None,
-    plain: list[str],
-    by_study_area: bool,
-    species: str | None,
-    min_score: float | None,
-    config: Path | None,
-    force: bool,
-) -> HeardOrder:
-    """Put together what is wanted of what was heard; all mistakes are named at once."""
-    import math
-
-    from badcjobs.config import read_name_patterns
-    from badcjobs.errors import BadInput
-    from badcjobs.exporting_heard import HeardOrder
-    from badcjobs.store.exports.heard import Wanted
-
-    codes = tuple(dict.fromkeys(code.strip() for code in (species or "").split(",") if code.strip()))
-    mistakes = [f"{name} is for tables, not for what was heard in recordings" for name in plain]
-    if form is Form.BADC:
-        mistakes.append("--format badc has files of its own, with everything that was heard")
-    if species is not None and not codes:
-        mistakes.append(f"--species {species!r} names no species")
-    if min_score is not None and not math.isfinite(min_score):
-        mistakes.append(f"--min-score {min_score} is not a number to compare with")
-    if mistakes:
-        raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
-    patterns = () if config is None else read_name_patterns(config)
-    wanted = Wanted(codes, min_score)
-    return HeardOrder(source, form.value, output, by_study_area, wanted, patterns, config, force)
-
-
-def _export_heard(order: HeardOrder, json_wanted: bool) -> int:
-    from dataclasses import asdict, replace
-
-    from badcjobs.cli.output import print_json, remark
-    from badcjobs.exporting_heard import export_heard
-
-    # What it has written of several files before it is stopped is its own, and may be overwritten.
-    with _careful_output(replace(order, force=order.force or order.needs_folder)):
-        exported = export_heard(order, sys.stdout.buffer, _Progress())
-        sys.stdout.flush()
-        if json_wanted:
-            print_json({"format": order.form, **asdict(exported)})
-        elif order.output is not None:
-            _tell(Form(order.form), exported.files, json_wanted, exported.notes)
-        for note in exported.notes:
-            remark(note)
-    return 0
-
-
-def _tell(form: Form, exported: list[ExportedFile], json_wanted: bool, notes: list[str]) -> None:
-    from dataclasses import asdict
-
-    from badcjobs.cli.output import print_json, say
-
-    if json_wanted:
-        print_json({"format": form.value, "files": [asdict(file) for file in exported], "notes": notes})
-        return
-    for file in exported:
-        rows = "1 row" if file.rows == 1 else f"{file.rows:,} rows"
-        say(f"{file.path}: {rows} ({file.table})")
 
 
 class _Progress:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.devices import Listing
-    from badcjobs.free_devices import Wish
+    from badcjobs.devices.free import DeviceWish
+    from badcjobs.devices.listing import Listing
     from badcjobs.model import StandIn
 
 _EXAMPLE = (
@@ -43,9 +43,9 @@ def gpus(
     from pathlib import Path
 
     from badcjobs.cli.output import print_json, say
-    from badcjobs.config import stand_in
     from badcjobs.errors import NotHere
-    from badcjobs.report.devices_text import devices_text
+    from badcjobs.report.text import devices_text
+    from badcjobs.settings import stand_in
 
     wish = _wish(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
@@ -68,9 +68,9 @@ def gpus(
     return 0
 
 
-def _wish(free: int | None, everything: bool, **limits: Any) -> Wish | None:
+def _wish(free: int | None, everything: bool, **limits: Any) -> DeviceWish | None:
+    from badcjobs.devices.free import DeviceWish, check_wish
     from badcjobs.errors import BadInput
-    from badcjobs.free_devices import Wish, check_wish
 
     if free is None:
         given = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
@@ -83,23 +83,23 @@ def _wish(free: int | None, everything: bool, **limits: Any) -> Wish | None:
             why="one shows every card, the other the best ones of ours",
             fix=f"badcjobs gpus --free {free}   (or: badcjobs gpus --all)",
         )
-    wish = Wish(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
+    wish = DeviceWish(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
     check_wish(wish)
     return wish
 
 
-def _find(devices: StandIn, wish: Wish | None, everything: bool) -> Listing:
-    from badcjobs.allocation.slurm_variables import parse_allocation
+def _find(devices: StandIn, wish: DeviceWish | None, everything: bool) -> Listing:
     from badcjobs.cli.output import remark
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
-    from badcjobs.device_locks import LockView, lock_folder
-    from badcjobs.devices import list_granted
-    from badcjobs.free_devices import Waiting, list_free
+    from badcjobs.devices.allocation import parse_allocation
+    from badcjobs.devices.free import Waiting, list_free
+    from badcjobs.devices.listing import list_granted
+    from badcjobs.devices.locks import DeviceLocks, lock_folder
 
     clock, variables = SystemClock(), environ()
     if wish is None:
         return list_granted(variables, clock, stand_in=devices, everything=everything)
     in_slurm = parse_allocation(variables, hostname="", pid=0, started_at_ms=0).in_slurm
-    view = LockView(lock_folder(variables), clock)
+    view = DeviceLocks(lock_folder(variables), clock, None)
     return list_free(variables, devices, wish, view, Waiting(clock, remark), in_slurm=in_slurm)

@@ -18,8 +18,8 @@ def guide(
     topic: Annotated[str | None, typer.Argument(help="Which page; without one, the list of pages.")] = None,
 ) -> int:
     """Show a page of the handbook, or the list of pages."""
+    from badcjobs.cli.handbook import list_topics, read_topic
     from badcjobs.cli.output import hand_out
-    from badcjobs.handbook import list_topics, read_topic
 
     hand_out(list_topics() if topic is None else read_topic(topic))
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.job import FinishedJob
+    from badcjobs.report.job import FinishedJob
 
 _EXAMPLE = "Example: badcjobs merge runs/july"
 
@@ -32,30 +32,24 @@ def merge(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another merge of the same job.")] = True,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML file with what energy and GPU time cost: [report].")
-    ] = None,
 ) -> int:
     """Join all task databases of a run into job.sqlite and say what happened.
 
     Repeatable, in any order; files that have not changed since the last merge are not read again. Exit code 0 when
     every file was read whole, 4 when something was lost (each file is named with its reason).
     """
-    from badcjobs.cli.colour import colour_wanted
-    from badcjobs.cli.output import FileCounter, RowCounter, log_to_stderr, print_json, remark, say
+    from badcjobs.cli.output import FileCounter, RowCounter, colour_wanted, log_to_stderr, print_json, remark, say
     from badcjobs.clock import SystemClock
-    from badcjobs.config import read_factors
     from badcjobs.errors import ExitCode
-    from badcjobs.job import default_target, finish_job, job_title
-    from badcjobs.report.as_text import removal_text, summary_text
-    from badcjobs.store.merging.merge import MergeOrder
+    from badcjobs.report.job import default_target, finish_job, job_title
+    from badcjobs.report.text import removal_text, summary_text
+    from badcjobs.store.merge import MergeOrder
 
     log_to_stderr(quiet=True)
-    factors = None if config is None else read_factors(config)
     counter = FileCounter("task databases merged")
     order = MergeOrder(inputs, output or default_target(inputs), strict, wait, progress=counter, tell=remark)
     reading = RowCounter("rows of the source read")
-    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=reading, factors=factors)
+    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=reading)
     if json_wanted:
         print_json({**job.to_dict(), "why_no_report": job.why_no_report})
     else:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.live_view import View
+    from badcjobs.live.machine_view import MachineView
+    from badcjobs.live.run_view import View
+    from badcjobs.live.ui_state import UiState
     from badcjobs.model import StandIn
-    from badcjobs.monitor.desk import Desk
 
 _EXAMPLE = "Example: badcjobs monitor runs/july   (q quits; or, in a mail: badcjobs monitor runs/july --once)"
 
@@ -51,55 +52,72 @@ def monitor(
     """
     from contextlib import closing
 
-    from badcjobs.cli.live_screen import can_show, print_frame, show, shows_only_ascii
+    from badcjobs.cli.live_screen import can_show, print_snapshot, show, shows_only_ascii
     from badcjobs.cli.output import print_json
-    from badcjobs.config import stand_in
+    from badcjobs.settings import stand_in
 
     view = _open(target, stand_in(Path.cwd(), simulate, simulate_script, replay))
-    desk = _desk(target, devices, sort, show_only)
+    ui = _ui_state(target, devices, sort, show_only)
     ascii_only = shows_only_ascii() if ascii_only is None else ascii_only
     with closing(view):
         if json_wanted:
             print_json(view.look().to_dict())
         elif once or not can_show():
-            print_frame(view.look(), desk, ascii_only=ascii_only)
+            print_snapshot(view.look(), ui, ascii_only=ascii_only)
         else:
-            return show(view, desk, interval_s=interval, ascii_only=ascii_only)
+            return show(view, ui, interval_s=interval, ascii_only=ascii_only)
     return 0
 
 
 def _open(target: Path | None, devices: StandIn) -> View:
+    from badcjobs.clock import SystemClock
+    from badcjobs.live.run_view import open_run_view
+
+    if target is None:
+        return open_machine(devices)
+    refuse_stand_in(target, devices, "monitor")
+    return open_run_view(target, SystemClock())
+
+
+def open_machine(devices: StandIn) -> MachineView:
+    """Look at the devices of this machine, or at those that stand in for them."""
     import socket
 
     from badcjobs.cli.world import environ
     from badcjobs.clock import SystemClock
+    from badcjobs.live.machine_view import open_machine_view
+
+    return open_machine_view(environ(), SystemClock(), devices, hostname=socket.gethostname().split(".")[0])
+
+
+def refuse_stand_in(target: Path, devices: StandIn, command: str) -> None:
+    """Raise BadInput for a run folder together with devices that stand in for this machine's."""
+    import shlex
+
     from badcjobs.errors import BadInput
-    from badcjobs.live_view import open_machine_view, open_run_view
     from badcjobs.model import StandIn
 
-    if target is None:
-        return open_machine_view(environ(), SystemClock(), devices, hostname=socket.gethostname().split(".")[0])
     if devices != StandIn():
+        line = shlex.join(["badcjobs", command, str(target)])
         raise BadInput(
             f"{target} together with devices that stand in for this machine's",
             why="a run folder shows the devices of its tasks",
-            fix=f"badcjobs monitor {target}   (or without it: badcjobs monitor --simulate 4)",
+            fix=f"{line}   (or without it: badcjobs {command} --simulate 4)",
         )
-    return open_run_view(target, SystemClock())
 
 
-def _desk(target: Path | None, devices: bool, order: str, wanted: str) -> Desk:
+def _ui_state(target: Path | None, devices: bool, order: str, wanted: str) -> UiState:
     import shlex
     from dataclasses import replace
 
     from badcjobs.errors import BadInput
-    from badcjobs.monitor.desk import DEVICES, Desk
+    from badcjobs.live.ui_state import DEVICES, UiState
 
-    desk = Desk.at_start(of_run=target is not None)
-    desk = replace(desk, wanted=wanted, page=DEVICES if devices else desk.page)
-    found = next((known for known in desk.orders if known.lower() == order.lower()), None)
+    ui = UiState.at_start(of_run=target is not None)
+    ui = replace(ui, wanted=wanted, page=DEVICES if devices else ui.page)
+    found = next((known for known in ui.orders if known.lower() == order.lower()), None)
     if found is None:
         words = ["badcjobs", "monitor", *([str(target)] if target else []), *(["--devices"] if devices else [])]
         fix = shlex.join([*words, "--sort", "task"])
-        raise BadInput(f"--sort {order} is not known", why="orders are " + ", ".join(desk.orders), fix=fix)
-    return replace(desk, order=found)
+        raise BadInput(f"--sort {order} is not known", why="orders are " + ", ".join(ui.orders), fix=fix)
+    return replace(ui, order=found)

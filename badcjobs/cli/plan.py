@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from badcjobs.plan.wish import Wish
-    from badcjobs.planning import Planned
+    from badcjobs.planning.plan import Planned
+    from badcjobs.planning.plan_tasks import PlanWish
 
 _EXAMPLE = (
     "Example: badcjobs plan july.csv --site sockeye --from runs/first --gpus 40"
@@ -96,10 +96,10 @@ def plan(
     Exit code 0, with notes on what is odd, such as files that will fail because they are empty or break off. 1 where
     the plan has a problem: rows left out, chunks longer than a task can finish, more files than the quota.
     """
-    from badcjobs.cli.held_signals import HeldSignals
+    from badcjobs.cli.job_signals import HeldSignals
     from badcjobs.cli.output import log_to_stderr
     from badcjobs.cli.world import environ
-    from badcjobs.planning import PlanHere, PlanOrder, plan_sources
+    from badcjobs.planning.plan import PlanOrder, plan_sources
 
     log_to_stderr(quiet=True)
     begins = _parse_start(start)
@@ -131,7 +131,7 @@ def plan(
         keys=(*(settings or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)),
     )
     with HeldSignals():  # so that the draft of --write is taken away, whatever ends this
-        planned = plan_sources(order, PlanHere(environ(), Path.cwd(), Pace("chunks read")))
+        planned = plan_sources(order, environ(), Path.cwd(), ReadingPace("chunks read"))
     return _tell(planned, begins, json_wanted)
 
 
@@ -140,9 +140,9 @@ def _tell(planned: Planned, begins: datetime | None, json_wanted: bool) -> int:
 
     from badcjobs.cli.output import print_json, remark, say
     from badcjobs.errors import ExitCode
-    from badcjobs.plan.document import to_dict
-    from badcjobs.plan.remarks import problems
-    from badcjobs.plan_words import plan_text
+    from badcjobs.planning.make_plan import to_dict
+    from badcjobs.planning.plan import plan_text
+    from badcjobs.report.rules import PROBLEM
 
     made, written = planned.plan, planned.written
     running_s = made.waves.running_s
@@ -167,7 +167,8 @@ def _tell(planned: Planned, begins: datetime | None, json_wanted: bool) -> int:
         say(plan_text(made, planned.descriptions, written))
         if ends is not None:
             remark(f"finished on {ends} if the first task starts on {begins:%Y-%m-%dT%H:%M} and nothing ever waits")
-    return int(ExitCode.CHUNKS_FAILED if problems(made.remarks) else ExitCode.DONE)
+    has_problem = any(one.severity == PROBLEM for one in made.remarks)
+    return int(ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE)
 
 
 def _refuse_without_write(write: Path | None, given: dict[str, object]) -> None:
@@ -185,11 +186,10 @@ def _wish(
     gpus: int | None,
     margin: float | None,
     cpus: int | None,
-) -> Wish:
+) -> PlanWish:
+    from badcjobs.cluster.sbatch_options import parse_memory, parse_minutes
     from badcjobs.errors import BadInput
-    from badcjobs.plan.wish import Wish
-    from badcjobs.scheduler.wishes import parse_minutes
-    from badcjobs.script_request import parse_memory_gb
+    from badcjobs.planning.plan_tasks import PlanWish
 
     try:
         time_s = None if time is None else 60 * parse_minutes(time)
@@ -197,10 +197,10 @@ def _wish(
         why = "write minutes, H:M:S or D-H:M:S"
         raise BadInput(f"--time {time} is no time limit", why=why, fix="--time 12:00:00") from error
     try:
-        mem_gb = None if mem is None else parse_memory_gb(mem)
+        mem_gb = None if mem is None else parse_memory(mem) / 1024
     except ValueError as error:
         raise BadInput(f"--mem {mem} is no amount of memory", why=str(error), fix="--mem 16G") from error
-    return Wish(time_s, gpus_per_task, gpus, margin, cpus, mem_gb)
+    return PlanWish(time_s, gpus_per_task, gpus, margin, cpus, mem_gb)
 
 
 def _parse_start(text: str | None) -> datetime | None:
@@ -219,7 +219,7 @@ def _parse_start(text: str | None) -> datetime | None:
         raise BadInput(f"--start {text} is no time", why=str(error), fix="--start 2026-08-01T08:00") from error
 
 
-class Pace:
+class ReadingPace:
     """Says on stderr how far a reading is, every few seconds, and how fast."""
 
     def __init__(self, what: str, every_s: float = 3.0) -> None:

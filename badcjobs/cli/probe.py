@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.probing import ProbeEnd, ProbeOrder
+    from badcjobs.planning.probe import ProbeEnd, ProbeOrder
 
 _EXAMPLE = "Example: badcjobs probe july/GNWT-01.wav --hawkears-root /scratch/lab/hawkears --html probe.html"
 _OWN = ("audio", "max_minutes", "max_length", "start_length", "margin", "tolerance", "trial_seconds", "store", "keep")
@@ -81,10 +81,10 @@ def _refuse_data(store: Path | None, html: Path | None, inputs: list[Path]) -> N
 
 
 def _order(given: dict[str, Any], config: Path | None) -> ProbeOrder:
-    from badcjobs.config import make_settings
     from badcjobs.errors import BadInput
-    from badcjobs.probe.search import Bounds
-    from badcjobs.probing import ProbeOrder
+    from badcjobs.planning.probe import ProbeOrder
+    from badcjobs.planning.probe_search import Bounds
+    from badcjobs.settings import make_settings
 
     mistakes = [
         f"--{name.replace('_', '-')} {given[name]:g} must be {words}" for name, good, words in _rules(given) if not good
@@ -127,13 +127,14 @@ def _probe(order: ProbeOrder, html: Path | None, json_wanted: bool) -> int:
 
     from badcjobs.cli.output import log_to_stderr, print_json, say, shown
     from badcjobs.cli.world import read_world
-    from badcjobs.probed import readers_of
-    from badcjobs.probing import run_probe
-    from badcjobs.report.probe_text import probe_text
+    from badcjobs.planning.probe import run_probe
+    from badcjobs.planning.probe_page import probe_text
+    from badcjobs.workers.probe_results import readers_of
 
     log_to_stderr()
     # A chunk that does not fit is what we are after: no error, and said in a line of our own.
-    logging.getLogger("badcjobs.workers").setLevel(logging.CRITICAL)
+    for noisy in ("supervise", "stream_session"):
+        logging.getLogger(f"badcjobs.workers.{noisy}").setLevel(logging.CRITICAL)
     world = read_world()
     end = run_probe(order, world)
     known = [probed for probed in end.probes if probed.trials]
@@ -175,7 +176,7 @@ def _try_page(path: Path | None) -> None:
     import tempfile
 
     from badcjobs.errors import BadInput
-    from badcjobs.store.exports.fresh_file import cannot_write
+    from badcjobs.store.atomic_write import cannot_write
 
     if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
         return  # a pipe or a device is written as it is
@@ -190,8 +191,8 @@ def _try_page(path: Path | None) -> None:
 
 def _write_page(end: ProbeEnd, path: Path) -> None:
     from badcjobs.errors import BadInput
-    from badcjobs.job import write_whole
-    from badcjobs.report.probe_page import probe_page
+    from badcjobs.planning.probe_page import probe_page
+    from badcjobs.report.job import write_whole
 
     try:
         write_whole(path, probe_page([probed for probed in end.probes if probed.trials], end.notes))

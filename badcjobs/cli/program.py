@@ -115,7 +115,7 @@ def _ignore_signals() -> None:
 
 def _complain(error: BadcjobsError, debug: bool) -> int:
     """Say what went wrong, after the traceback of what is being handled if that is wanted; return the exit code."""
-    from badcjobs.cli.safe_text import safe_error, safe_lines
+    from badcjobs.cli.output import safe_error, safe_lines
 
     if debug:
         print(safe_lines(traceback.format_exc()), file=sys.stderr)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from badcjobs.cli.bar_rows import BarTable
-    from badcjobs.work_now import WorkNow
+    from badcjobs.task.progress import WorkNow
 
 _EVERY_S = 0.5
 _SHARE = 0.01  # of a core, at most; what takes longer is drawn less often

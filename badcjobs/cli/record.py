@@ -40,18 +40,18 @@ def record(
     from badcjobs.cli.output import log_to_stderr, print_json, remark, say
     from badcjobs.cli.targets import Target, refuse_data
     from badcjobs.cli.world import read_world
-    from badcjobs.config import stand_in
-    from badcjobs.watch import WatchSettings, read_alert_settings, watch
+    from badcjobs.settings import stand_in
+    from badcjobs.task.record_command import RecordSettings, read_alert_settings, run_record
 
     log_to_stderr(quiet=True)
     if overwrite:
         refuse_data([Target("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
     world = read_world()
-    settings = WatchSettings(
+    settings = RecordSettings(
         out, interval, duration, tuple(command or ()), stand_in(world.cwd, simulate, simulate_script, replay),
         overwrite, live_mode, *read_alert_settings(config),
     )  # fmt: skip
-    end = watch(settings, world, remark)  # the log, kept to warnings, tells only of their begin
+    end = run_record(settings, world, remark)  # the log, kept to warnings, tells only of their begin
     if json_wanted:
         print_json(asdict(end))
     else:

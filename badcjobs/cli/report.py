@@ -12,7 +12,7 @@ import typer
 from badcjobs.cli.targets import Target, is_stdout
 
 if TYPE_CHECKING:
-    from badcjobs.job import ReportedJob
+    from badcjobs.report.job import ReportedJob
 
 _EXAMPLE = "Example: badcjobs report runs/july --compare runs/june --markdown july.md"
 
@@ -36,21 +36,16 @@ def report(
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no text: only write the files.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML file with what energy and GPU time cost: [report].")
-    ] = None,
 ) -> int:
     """Say what a merged job's numbers mean.
 
     What each number is: badcjobs guide report. Exit code 0 when every file that was merged was read whole, 4 when
     something was lost (each is named).
     """
-    from badcjobs.cli.colour import colour_wanted
-    from badcjobs.cli.output import RowCounter, log_to_stderr, print_json, say
+    from badcjobs.cli.output import RowCounter, colour_wanted, log_to_stderr, print_json, say
     from badcjobs.clock import SystemClock
-    from badcjobs.config import read_factors
     from badcjobs.errors import ExitCode
-    from badcjobs.job import report_job
+    from badcjobs.report.job import report_job
 
     log_to_stderr(quiet=True)
     targets = (
@@ -59,10 +54,9 @@ def report(
         Target("--prometheus", prometheus, "report.prom"),
     )
     to_stdout = _refuse_two_results(job, json_wanted, targets)
-    _refuse_inputs(targets, job, compare, config)
-    factors = None if config is None else read_factors(config)
+    _refuse_inputs(targets, job, compare)
     now_ms = SystemClock().now_ms()
-    found = report_job(job, compare, RowCounter("rows of the source read"), factors, now_ms)
+    found = report_job(job, compare, RowCounter("rows of the source read"), now_ms)
     forms: tuple[Callable[[], str], ...] = (partial(_page, found), found.to_markdown, found.to_prometheus)
     for target, make in zip(targets, forms, strict=True):
         if target.path is not None:
@@ -94,19 +88,19 @@ def _refuse_two_results(job: Path, json_wanted: bool, targets: Sequence[Target])
 
 
 def _page(found: ReportedJob) -> str:
-    from badcjobs.job import job_title
-    from badcjobs.report.as_html import page
-    from badcjobs.store.stretch_reader import read_chart_data
+    from badcjobs.report.job import job_title
+    from badcjobs.report.page import page
+    from badcjobs.store.read_devices import read_chart_data
 
     return page(found.summary, job_title(found.database), read_chart_data(found.database))
 
 
-def _refuse_inputs(targets: Sequence[Target], job: Path, compare: Path | None, config: Path | None) -> None:
+def _refuse_inputs(targets: Sequence[Target], job: Path, compare: Path | None) -> None:
     from badcjobs.cli.targets import refuse_data, sources_of
 
     jobs = [one for one in (job, compare) if one is not None]
     sources = [source for one in jobs for source in sources_of(one)]
-    refuse_data(targets, [*jobs, *sources, *([] if config is None else [config])])
+    refuse_data(targets, [*jobs, *sources])
 
 
 def _write(target: Target, path: Path, text: str, job: Path) -> None:
@@ -116,7 +110,7 @@ def _write(target: Target, path: Path, text: str, job: Path) -> None:
 
     from badcjobs.cli.output import hand_out
     from badcjobs.errors import BadInput
-    from badcjobs.job import write_whole
+    from badcjobs.report.job import write_whole
 
     if is_stdout(path):
         hand_out(text.rstrip("\n"))

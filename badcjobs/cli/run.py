@@ -91,8 +91,9 @@ def run(
             help="Copy audio to the node before it is needed: auto (default: from shared filesystems), always, never."
         ),
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Put a profiler before one worker: nsys or ncu.")] = None,
-    profile_chunks: Annotated[int | None, typer.Option(help="With --profile: for so many chunks; default 20.")] = None,
+    engine_prefix: Annotated[
+        str | None, typer.Option(help="Run the engine under a program: 'nsys profile -o OUT/{worker}', numactl, ….")
+    ] = None,
     emit_gpu_telemetry: Annotated[
         bool | None,
         typer.Option("--emit-gpu-telemetry/--no-emit-gpu-telemetry", help="Record the devices; default: record."),
@@ -115,10 +116,10 @@ def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_want
     from badcjobs.cli.output import log_to_stderr, print_json, say
     from badcjobs.cli.progress_bars import ProgressBars
     from badcjobs.cli.world import read_world
-    from badcjobs.config import make_settings
     from badcjobs.errors import BadInput
-    from badcjobs.report.as_text import task_end_text
-    from badcjobs.task import run_task
+    from badcjobs.report.text import task_end_text
+    from badcjobs.settings import make_settings
+    from badcjobs.task.run_task import run_task
 
     if out is None:
         raise BadInput("--out DIR is missing", fix="badcjobs run SOURCE --out runs/first")

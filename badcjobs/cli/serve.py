@@ -10,9 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from badcjobs.live_source import LiveSource
+    from badcjobs.live.serve import LiveSource, Place
     from badcjobs.model import StandIn
-    from badcjobs.serving import Place
 
 _EXAMPLE = "Example: badcjobs serve runs/july --port 0   (then open the address that it prints; Ctrl-C ends it)"
 _HOST, _PORT, _INTERVAL_S = "127.0.0.1", 8765, 2.0
@@ -56,9 +55,9 @@ def serve(
 
     from badcjobs.cli.output import log_to_stderr
     from badcjobs.clock import SystemClock
-    from badcjobs.config import stand_in
-    from badcjobs.serving import Address, bind, check_installed
-    from badcjobs.serving import serve as serve_view
+    from badcjobs.live.serve import Address, bind, check_installed
+    from badcjobs.live.serve import serve as serve_view
+    from badcjobs.settings import stand_in
 
     check_installed()
     given = {"simulate": simulate, "simulate-script": simulate_script, "replay": replay, "interval": interval}
@@ -93,7 +92,7 @@ def _asked(target: Path | None, named: Mapping[str, object], json_wanted: bool) 
 def _check_token(token: str | None, asked: str) -> None:
     from badcjobs.cli.output import remark
     from badcjobs.errors import BadInput
-    from badcjobs.serving import with_token
+    from badcjobs.live.serve import with_token
 
     if token is None:
         return
@@ -107,25 +106,13 @@ def _check_token(token: str | None, asked: str) -> None:
 
 
 def _open(target: Path | None, devices: StandIn) -> LiveSource:
-    import shlex
-    import socket
-
-    from badcjobs.cli.world import environ
+    from badcjobs.cli.monitor import open_machine, refuse_stand_in
     from badcjobs.clock import SystemClock
-    from badcjobs.errors import BadInput
-    from badcjobs.live_source import LiveSource, open_run
-    from badcjobs.live_view import open_machine_view
-    from badcjobs.model import StandIn
+    from badcjobs.live.serve import LiveSource, open_run
 
     if target is None:
-        hostname = socket.gethostname().split(".")[0]
-        return LiveSource(open_machine_view(environ(), SystemClock(), devices, hostname=hostname))
-    if devices != StandIn():
-        raise BadInput(
-            f"{target} together with devices that stand in for this machine's",
-            why="a run folder shows the devices of its tasks",
-            fix=f"badcjobs serve {shlex.quote(str(target))}   (or without it: badcjobs serve --simulate 4)",
-        )
+        return LiveSource(open_machine(devices))
+    refuse_stand_in(target, devices, "serve")
     return open_run(target, SystemClock())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,33 +104,38 @@ def submit(
     options need --again, too (scancel ends a job that you do not want to wait for).
     """
     from badcjobs.cli.output import log_to_stderr
-    from badcjobs.cli.submit_local import LocalOptions, submit_here, submit_script
-    from badcjobs.cli.submit_slurm import How, submit_to_slurm
+    from badcjobs.cli.submit_job import SubmitFlags, submit_here, submit_script, submit_to_slurm
+    from badcjobs.cluster.array_options import ArrayOptions
+    from badcjobs.cluster.local_array import LocalSettings
+    from badcjobs.cluster.submit import RunCommand
     from badcjobs.errors import BadInput
-    from badcjobs.scheduler.wishes import Wishes
-    from badcjobs.submitting import Command
 
     if cluster not in CLUSTERS:
         fix = f"--cluster {CLUSTERS[0]}   (or {CLUSTERS[1]}, on this machine)"
         raise BadInput(f"--cluster {cluster} is not known", why=f"clusters are {', '.join(CLUSTERS)}", fix=fix)
     log_to_stderr(quiet=True)
-    wishes = Wishes(
+    options = ArrayOptions(
         tasks, array, parallel, gpus_per_task, cpus, mem, time, account, partition, constraint, tuple(sbatch or ()),
         job_name, tuple(setup or ()), requeues, merge_account, merge_mem, merge_time,
     )  # fmt: skip
     given = {"source": source, "workers_per_gpu": workers_per_gpu, **of_run}
     flags = {key: value for key, value in given.items() if value not in (None, [])}
-    local = LocalOptions(share_gpus, 30.0 if kill_wait is None else kill_wait, requeues, again, dry_run, json_wanted)
+    how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
     if cluster != "local":
         _refuse_for_slurm(script, share_gpus=share_gpus, kill_wait=kill_wait)
+    kill_wait = 30.0 if kill_wait is None else kill_wait
+    if not 0 <= kill_wait < math.inf:
+        raise BadInput(f"--kill-wait {kill_wait} is no number of seconds", fix="--kill-wait 30")
+    local = LocalSettings(share_gpus=share_gpus, max_requeues=requeues, kill_wait_s=kill_wait, again=again)
     if script is not None:
-        return submit_script(script, out, {**flags, **({} if config is None else {"config": config})}, wishes, local)
+        given = {**flags, **({} if config is None else {"config": config})}
+        return submit_script(script, out, given, options, local, how)
     if out is None:
         raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
-    command = Command(out, flags, config)
+    command = RunCommand(out, flags, config)
     if cluster == "local":
-        return submit_here(command, wishes, local)
-    return submit_to_slurm(command, wishes, How(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted))
+        return submit_here(command, options, local, how)
+    return submit_to_slurm(command, options, how)
 
 
 def _refuse_for_slurm(script: Path | None, *, share_gpus: bool, kill_wait: float | None) -> None:

@@ -72,8 +72,8 @@ def _why_kept(place: Path, inputs: Iterable[Path]) -> str | None:
 def sources_of(job: Path) -> list[Path]:
     """Return the files that a run takes its chunks from, as far as anybody knows; ``job``: its folder or database."""
     from badcjobs.errors import BadInput
-    from badcjobs.frozen_run import FrozenRun
     from badcjobs.paths import RunFolder, is_there
+    from badcjobs.settings import FrozenRun
 
     folder = job if is_there(job) and job.is_dir() else job.absolute().parent
     run = RunFolder(folder.parent if folder.name == "tasks" else folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from badcjobs.template_shelf import Template
+    from badcjobs.cluster.templates import Template
 
 _EXAMPLE = "Example: badcjobs template sockeye-array --set account=st-pi-1-gpu --set time=12:00:00 -o job.sbatch"
 
@@ -34,8 +34,8 @@ def template(
     """
     from badcjobs.cli.output import hand_out, print_json, remark, say
     from badcjobs.cli.targets import Target, refuse_data
+    from badcjobs.cluster.templates import fill_template, list_templates, write_script
     from badcjobs.errors import BadInput
-    from badcjobs.template_shelf import fill_template, list_templates, write_script
 
     if name is None:
         if settings or output:

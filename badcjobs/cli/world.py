@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 
 from badcjobs.cli.output import RowCounter, log_to_file
 from badcjobs.clock import SystemClock
-from badcjobs.stop import StopRequest
-from badcjobs.world import World
+from badcjobs.task.startup import World
+from badcjobs.task.stop import StopRequest
 
 
 def environ() -> Mapping[str, str]:
@@ -23,14 +22,4 @@ def read_world() -> World:
     clock = SystemClock()
     stop = StopRequest(clock.monotonic_s)
     stop.install()
-    return World(
-        environ=environ(),
-        clock=clock,
-        stop=stop,
-        hostname=socket.gethostname().split(".")[0],
-        pid=os.getpid(),
-        cwd=Path.cwd(),
-        cores=len(os.sched_getaffinity(0)),
-        log_to=log_to_file,
-        progress=RowCounter("chunks listed"),
-    )
+    return replace(World.here(environ(), clock, stop), log_to=log_to_file, progress=RowCounter("chunks listed"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES takes; amdsmi has another
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
@@ -17,7 +16,7 @@ class StandIn:
     simulate: int | None = None
     script: str | None = None  # TOML: how simulated devices behave
     replay: str | None = None  # a task database
-    ledger: str | None = None  # folder: what programs pretend to use of simulated devices (see gpu/ledger.py)
+    ledger: str | None = None  # folder: what programs pretend to use of simulated devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +72,3 @@ class Device:
     def _driver_is_older_than(self, major: int) -> bool:
         number = (self.driver or "").partition(".")[0]
         return number.isdecimal() and int(number) < major
-
-
-@dataclass(frozen=True, slots=True)
-class AlertLimits:
-    """Where alerts begin; the fields are the keys of the table [alerts]."""
-
-    temperature_c: float | None = None  # None: where the device slows down, else 83
-    memory_percent: float = 90.0
-    power_percent: float = 95.0
-    idle_s: float = 300.0  # without work for so long, while work waits
-    energy_percent: float = 5.0  # counter against integrated power
-
-    def problems(self) -> list[str]:
-        """Return what is wrong with these limits, a sentence each."""
-        found = []
-        for name, value in asdict(self).items():
-            if name == "temperature_c" and value is None:
-                continue
-            if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-                found.append(f"{name} = {value!r} must be a number above 0")
-            elif name.endswith("_percent") and value > 100:
-                found.append(f"{name} = {value!r} must be at most 100")
-        return found

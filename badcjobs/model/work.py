@@ -1,11 +1,52 @@
-"""The work: chunks of audio, who does them, and what becomes of each try."""
+"""The work: chunks of audio, who does them, and what becomes of each try; and what a probe finds out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from badcjobs.model.devices import Device
-from badcjobs.model.recordings import AudioHeader
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingName:
+    """What the path of a recording tells; None: it does not."""
+
+    study_area: str | None = None
+    location: str | None = None
+    recorded_at: str | None = (
+        None  # ISO 8601 on the recorder's own clock, which has no zone; a date alone where no time is
+    )
+    pattern: str | None = None  # the pattern that fitted; None: none did, and the built-in rule was used
+
+
+@dataclass(frozen=True, slots=True)
+class NameGaps:
+    """Of how many recordings the paths do not tell enough; the examples are None where there are none."""
+
+    recordings: int
+    undated: int
+    undated_example: str | None
+    no_study_area: int
+    no_study_area_example: str | None
+    no_pattern: int  # fit none; that is no gap where the config has none
+    no_pattern_example: str | None
+    untimed: int = 0  # have a date, but no time
+    untimed_example: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AudioHeader:
+    """What the header of an audio file says; None: it does not, or nobody has read it."""
+
+    duration_s: float | None = None
+    sample_rate_hz: int | None = None
+    channels: int | None = None
+    there_s: float | None = None  # the file breaks off, and so much of duration_s is there; None: all of it
+    unfinished: bool = False  # nobody wrote the sizes into it, so that engines may find no audio where there is some
+    unreadable: str = ""  # why the file could not be read at all, in the system's words
+
+
+# --- work -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +135,62 @@ class ChunkResult:
     @property
     def ok(self) -> bool:
         return self.error_class is None
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+FITS, TOO_LONG, NO_START = "fits", "too long", "no start"  # the last: its models alone fill the device
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Chunks of one length, given to an engine on one device."""
+
+    length_s: float
+    lean: bool  # with one thread, and nothing beside it
+    outcome: str  # FITS, TOO_LONG or NO_START
+    chunks: int = 0  # that were done
+    work_s: float | None = None  # their time without the start of the engine
+    times_real_time: float | None = None
+    peak_bytes: int | None = None  # the most memory of the device in use; None: nobody could read it, or it ran out
+    host_peak_bytes: int | None = None  # the most memory that our processes held on the node
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeKey:
+    """What a probe is about: with anything else here, another length may fit."""
+
+    gpu: str  # the model's name; "cpu" without a device
+    memory_bytes: int | None
+    engine: str
+    engine_version: str
+    settings: str
+    chunks_at_once: int = 1  # in all the threads of all the workers of a device
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What all trials together say; None: not known, or there is none."""
+
+    longest_s: float | None  # that fits
+    too_long_s: float | None  # the shortest that does not; None: all that was tried fits
+    safe_s: float | None  # the longest, less the margin
+    best_s: float | None  # the shortest of those that are about as fast as the fastest
+    times_real_time: float | None  # at the best length
+    peak_bytes: int | None = None  # at the best length
+    lean_longest_s: float | None = None  # with one thread, and nothing beside it; not searched where all fits as usual
+    lean_too_long_s: float | None = None
+    lean_safe_s: float | None = None
+    margin_percent: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe of one model of device; there is a result as soon as the usual way is known."""
+
+    key: ProbeKey
+    trials: tuple[Trial, ...] = ()
+    result: ProbeResult | None = None
+    finished: bool = False
+    at: str | None = None  # when the last trial ended, UTC

@@ -13,14 +13,16 @@ from typing import Any
 import bokeh.models
 import bokeh.plotting
 import numpy as np
+import numpy.typing as npt
 from bokeh.embed import components
 from bokeh.resources import Resources
-
-from badcjobs.report.chart_numbers import STATES, Histogram, Runs
 
 # Bokeh makes its constructors at run time, and says other types for them in every version.
 models: Any = bokeh.models
 Figure = Any
+
+STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
+Whole = npt.NDArray[np.int64]
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
 STATE_COLORS = {
@@ -65,6 +67,18 @@ def time_range(from_ms: float, to_ms: float) -> Any:
     # A narrower view than ten seconds would show less than one sample.
     bounds = (from_ms - spare_ms, to_ms + spare_ms)
     return models.Range1d(*bounds, bounds=bounds, min_interval=10_000, name="time")
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Stretches of one state each, of all devices; ``row`` counts the devices from 0."""
+
+    row: Whole
+    left_ms: Whole
+    right_ms: Whole
+    state: Whole  # place in STATES
+    joined: int  # so many neighbouring stretches were taken together to come to few enough
+    cut: bool = False  # short stretches of several states were cut into these
 
 
 def timeline(runs: Runs, rows: int, times: Any) -> Figure:
@@ -129,6 +143,7 @@ class MetricForm:
     bottom: float
     top: float
     limit: float | None = None  # what the device can have or may use; None: not known, or not the same for all
+    per_unit: float = 1.0  # so much of the column is one of the unit
 
 
 def metric(form: MetricForm, times: Any) -> Figure:
@@ -155,6 +170,15 @@ def metric(form: MetricForm, times: Any) -> Figure:
 
 def _empty(name: str, columns: Iterable[str]) -> Any:
     return models.ColumnDataSource({column: [] for column in columns}, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many chunks took how long."""
+
+    edges_s: Sequence[float]
+    counts: Sequence[int]
+    logarithmic: bool
 
 
 def histogram(found: Histogram) -> Figure:

@@ -1,28 +1,51 @@
-"""The charts of the page: chooses what is drawn, hands it to Bokeh, and says what was left out."""
+"""The charts of the page: which devices are drawn, the numbers behind each chart, and what was left out. Pure.
+
+Imported only where Bokeh is installed, which brings NumPy.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from badcjobs.model import CHARTED, ChartData, Envelope, Stretches
-from badcjobs.report.cards import card, cards, of_tasks
-from badcjobs.report.cut_short import over_time
-from badcjobs.report.states import STATE_WORDS
-from badcjobs.report.summarize import DeviceSummary, Summary
-from badcjobs.report.words import count, natural
+from badcjobs.report import chart_figures as figures
+from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs
+from badcjobs.report.device_summary import STATE_WORDS, DeviceSummary, card, cards, of_tasks
+from badcjobs.report.progress import over_time
+from badcjobs.report.rules import known_texts
+from badcjobs.report.summary import Summary
+from badcjobs.report.words import natural
 
-if TYPE_CHECKING:
-    from badcjobs.report.chart_figures import MetricForm
-    from badcjobs.report.chart_numbers import Histogram, Series
+Numbers = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
 
+_PLACES = {state: place for place, state in enumerate(STATES)}
+_USUAL_ORDER = ("start_up", "waiting", "working", "failed", "lost", "idle")  # of the life of a worker
+MOST_RUNS = 40_000
+_COLUMNS = 400
+_FEWEST_BARS, _MOST_BARS = 8, 60
+_LONG_TAIL = 8  # a longest chunk of so many times the median would squeeze all others into two bars
 MOST_PICTURED = 240
 _FEWEST_TRIES = 5  # fewer are told better in words
 _GIB = 2**30
 _STEPS, _NOTHING = 60_000, 65_535  # a figure is sent as two bytes: finer than a pixel on any screen
-_NAMES = dict(zip(CHARTED, ("Utilization", "Memory in use", "Temperature", "Power"), strict=True))
+_SHORT = ", but one of a second or less shows each of its states for as long as it lasted, in their likely order"
+_NOTES = (  # how the readings and the states were thinned, and what was left out; see rules.say
+    "A device's readings are thinned to at most 120 stretches of equal length; each keeps its smallest, mean and"
+    " largest value, so no peak is lost. In the timeline a stretch has the colour of the state that lasted longest in"
+    " it{short}; the table below counts every second.",
+    "So many devices: {joined} neighbouring stretches are drawn as one in the timeline.",
+    "Nothing is known over time of {unknown:count device}{of_tasks}.",
+    "To be picked one by one below: {shown:whole} of {known:whole} devices of array tasks, namely the least busy, the"
+    " slowest, the hottest, those with the longest gaps, those with failed or lost work, and an even choice of the"
+    " others. The charts of all devices together, the timeline and the tables leave nobody out.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +59,49 @@ class Charts:
     histogram: Histogram | None
     notes: tuple[str, ...]  # how it was thinned, and what was left out
 
-    @staticmethod
-    def heading(metric: str) -> str:
-        """Return what a chart of CHARTED is called."""
-        return _NAMES[metric]
 
-
-def draw(summary: Summary, data: ChartData) -> Charts | None:
-    """Return the charts of a job; None: Bokeh is not installed."""
-    try:
-        from badcjobs.report import chart_figures as figures
-        from badcjobs.report import chart_numbers as numbers
-    except ImportError:
-        return None
+def draw(summary: Summary, data: ChartData) -> Charts:
+    """Return the charts of a job."""
     drawn: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     notes: list[str] = []
-    by_device = over_time(data, summary.task_list, summary.tasks_silent)
+    by_device = over_time(data, summary.facts.tasks, summary.tasks_silent)
     stretches = [by_device.get((device.task, device.token)) for device in summary.devices]
     known = [one for one in stretches if one is not None]
     if known:
         times = figures.time_range(min(one.from_ms[0] for one in known), max(one.to_ms[-1] for one in known))
-        runs = numbers.find_runs(stretches)
+        runs = find_runs(stretches)
         drawn["timeline"] = figures.timeline(runs, len(stretches), times)
-        pictured = numbers.choose(_rankings(summary.devices), len(stretches), MOST_PICTURED)
+        pictured = choose(_rankings(summary.devices), len(stretches), MOST_PICTURED)
         shown = [place for place in pictured if stretches[place] is not None]
-        series = [_all(numbers.over_all(known)), *(_one(stretches[place]) for place in shown)]
-        forms = [form for form in _forms(summary.devices, series[0]) if _is_told(series[0], form.name)]
+        series = [over_all(known)]
+        series += [Series(one.from_ms, one.to_ms, one.metrics) for one in (stretches[place] for place in shown) if one]
+        forms = _forms(summary.devices, series[0])
         drawn.update({form.name: figures.metric(form, times) for form in forms})
-        names = [_all_name(summary.devices), *(_name(summary.devices[place], pictured[place]) for place in shown)]
+        many = cards(summary.devices)
+        names = [f"All {many:,} devices together" if many > 1 else "The device"]
+        for place in shown:
+            device, why = summary.devices[place], pictured[place]
+            names.append(f"{device.task} · device {device.label}" + (f" ({why})" if why else ""))
         sent = {
             "rows": _row_names(summary.devices),
             "cards": _cards(summary.devices),
-            "states": {state: STATE_WORDS[state] for state in numbers.STATES},
+            "states": {state: STATE_WORDS[state] for state in STATES},
             "forms": {form.name: [form.bottom, form.top] for form in forms},
             "series": [_packed(name, one, forms) for name, one in zip(names, series, strict=True)],
         }
-        notes = [_thinned(cut=runs.cut), *_notes(runs.joined, len(shown), len(known), summary.devices)]
+        unknown = len(stretches) - len(known)
+        about = {
+            "short": _SHORT if runs.cut else "",
+            "joined": runs.joined if runs.joined > 1 else None,
+            "unknown": unknown or None,
+            "of_tasks": of_tasks(summary.devices),
+            "shown": len(shown) if len(shown) < len(known) else None,
+            "known": len(known),
+        }
+        notes = list(known_texts(_NOTES, about))
     many = sum(data.durations.values())
-    found = numbers.make_histogram(data.durations) if many >= _FEWEST_TRIES else None
+    found = make_histogram(data.durations) if many >= _FEWEST_TRIES else None
     if found is not None:
         drawn["histogram"] = figures.histogram(found)
     if not drawn:
@@ -83,55 +110,18 @@ def draw(summary: Summary, data: ChartData) -> Charts | None:
     return Charts(figures.chart_code(), script, places, sent, found, tuple(notes))
 
 
-def _thinned(*, cut: bool) -> str:
-    """Return how the readings and the states were thinned; ``cut``: short stretches show all their states."""
-    words = (
-        "A device's readings are thinned to at most 120 stretches of equal length; each keeps its smallest, mean and "
-        "largest value, so no peak is lost. In the timeline a stretch has the colour of the state that lasted longest "
-        "in it"
-    )
-    short = ", but one of a second or less shows each of its states for as long as it lasted, in their likely order"
-    return f"{words}{short if cut else ''}; the table below counts every second."
-
-
-def _notes(joined: int, shown: int, known: int, devices: Sequence[DeviceSummary]) -> list[str]:
-    notes = []
-    if joined > 1:
-        notes.append(f"So many devices: {joined} neighbouring stretches are drawn as one in the timeline.")
-    if known < len(devices):
-        notes.append(f"Nothing is known over time of {count(len(devices) - known, 'device')}{of_tasks(devices)}.")
-    if shown < known:
-        notes.append(
-            f"To be picked one by one below: {shown:,} of {known:,} devices of array tasks, namely the least busy, the "
-            "slowest, the hottest, those with the longest gaps, those with failed or lost work, and an even choice of "
-            "the others. The charts of all devices together, the timeline and the tables leave nobody out."
-        )
-    return notes
-
-
 def _rankings(devices: Sequence[DeviceSummary]) -> dict[str, list[int]]:
     """Return which devices somebody would want to look at, by reason, the worst first."""
-    from badcjobs.report.chart_numbers import worst_first
-
-    many = MOST_PICTURED
     bad_s = [d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0) for d in devices]
     idle = [None if d.busy_mean_percent is None else 100 - d.busy_mean_percent for d in devices]
-    return {
-        "failed or lost work": worst_first(bad_s, many, least=0.0),
-        "least busy": worst_first(idle, many, least=0.0),
-        "slowest": worst_first([d.chunk_p50_s for d in devices], many, least=0.0),
-        "hottest": worst_first([d.temperature_max_c for d in devices], many, least=0.0),
-        "longest gaps": worst_first([d.gap_s for d in devices], many, least=0.0),
+    values: Mapping[str, Sequence[float | None]] = {
+        "failed or lost work": bad_s,
+        "least busy": idle,
+        "slowest": [d.work.chunk_p50_s for d in devices],
+        "hottest": [d.temperature_max_c for d in devices],
+        "longest gaps": [d.gap_s for d in devices],
     }
-
-
-def _all_name(devices: Sequence[DeviceSummary]) -> str:
-    many = cards(devices)
-    return f"All {many:,} devices together" if many > 1 else "The device"
-
-
-def _name(device: DeviceSummary, why: str) -> str:
-    return f"{device.task} · device {device.label}" + (f" ({why})" if why else "")
+    return {why: worst_first(those, MOST_PICTURED, least=0.0) for why, those in values.items()}
 
 
 def _row_names(devices: Sequence[DeviceSummary]) -> list[list[str]]:
@@ -150,24 +140,23 @@ def _cards(devices: Sequence[DeviceSummary]) -> dict[str, Any]:
 
 
 def _forms(devices: Sequence[DeviceSummary], series: Series) -> list[MetricForm]:
-    from badcjobs.report.chart_figures import MetricForm
-
+    """Return how each metric is drawn that any device has told."""
     memory_gib = _same(None if d.memory_total_bytes is None else d.memory_total_bytes / _GIB for d in devices)
     power_w = _same(d.power_limit_w for d in devices)
-    tops = {name: _largest(series.metrics[name].high) for name in CHARTED}
-    coolest = _smallest(series.metrics["temperature_c"].low)
-    return [
+    lows = {name: [value for value in series.metrics[name].low if value == value] for name in CHARTED}
+    tops = {name: max((value for value in series.metrics[name].high if value == value), default=1.0) or 1.0
+            for name in CHARTED}  # fmt: skip
+    most_gib, hottest = tops["memory_used_bytes"] / _GIB, tops["temperature_c"]
+    coolest = min(lows["temperature_c"], default=0.0)
+    forms = [
         MetricForm("utilization_percent", "%", "0", 0, 102),
         MetricForm(
-            "memory_used_bytes", "GiB", "0.0", 0, 1.05 * max(tops["memory_used_bytes"], memory_gib or 0), memory_gib
+            "memory_used_bytes", "GiB", "0.0", 0, 1.05 * max(most_gib, memory_gib or 0), memory_gib, per_unit=_GIB
         ),
-        MetricForm("temperature_c", "°C", "0", max(0, coolest - 6), tops["temperature_c"] + 6),
+        MetricForm("temperature_c", "°C", "0", max(0, coolest - 6), hottest + 6),
         MetricForm("power_w", "W", "0", 0, 1.05 * max(tops["power_w"], power_w or 0), power_w),
     ]
-
-
-def _is_told(series: Series, metric: str) -> bool:
-    return any(value == value for value in series.metrics[metric].mean)
+    return [form for form in forms if lows[form.name]]
 
 
 def _same(values: Iterable[float | None]) -> float | None:
@@ -176,45 +165,15 @@ def _same(values: Iterable[float | None]) -> float | None:
     return known.pop() if len(known) == 1 else None
 
 
-def _largest(values: Sequence[float]) -> float:
-    return max((value for value in values if value == value), default=1.0) or 1.0
-
-
-def _smallest(values: Sequence[float]) -> float:
-    return min((value for value in values if value == value), default=0.0)
-
-
-def _one(device: Stretches | None) -> Series:
-    from badcjobs.report.chart_numbers import Series
-
-    assert device is not None
-    return _all(Series(device.from_ms, device.to_ms, device.metrics))
-
-
-def _all(series: Series) -> Series:
-    """Return the series with memory in GiB, as it is drawn."""
-    from badcjobs.report.chart_numbers import Series
-
-    memory = series.metrics["memory_used_bytes"]
-    in_gib = Envelope(*([value / _GIB for value in part] for part in (memory.low, memory.mean, memory.high)))
-    metrics, inner = {**series.metrics, "memory_used_bytes": in_gib}, dict(series.inner)
-    if inner:
-        low, high = inner["memory_used_bytes"]
-        inner["memory_used_bytes"] = ([value / _GIB for value in low], [value / _GIB for value in high])
-    return Series(series.from_ms, series.to_ms, metrics, inner)
-
-
 def _packed(name: str, series: Series, forms: Sequence[MetricForm]) -> dict[str, Any]:
     """Return a series as the page carries it: times in ms from its start, figures as shares of their axis."""
-    import numpy as np
-
     begin_ms = int(series.from_ms[0])
     edges = np.append(np.asarray(series.from_ms), series.to_ms[-1]) - begin_ms
     figures = {}
     for form in forms:
         envelope = series.metrics[form.name]
         parts = (envelope.low, envelope.mean, envelope.high, *series.inner.get(form.name, ()))
-        values = np.concatenate([np.asarray(part) for part in parts])
+        values = np.concatenate([np.asarray(part) for part in parts]) / form.per_unit
         steps = np.rint((values - form.bottom) / (form.top - form.bottom) * _STEPS)
         figures[form.name] = _text(np.where(np.isnan(steps), _NOTHING, np.clip(steps, 0, _STEPS)).astype("<u2"))
     return {"name": name, "begin": begin_ms, "edges": _text(edges.astype("<u4")), "figures": figures}
@@ -222,3 +181,198 @@ def _packed(name: str, series: Series, forms: Sequence[MetricForm]) -> dict[str,
 
 def _text(values: Any) -> str:
     return base64.b64encode(values.tobytes()).decode("ascii")
+
+
+# --- what the devices did: runs of states -----------------------------------------------------------------------------
+
+
+def find_runs(devices: Sequence[Stretches | None]) -> Runs:
+    """Return what the devices did: each stretch by the state that lasted longest in it, equal neighbours joined.
+
+    A short stretch of several states is cut into them, as long as that does not make too many.
+    """
+    rows = [(row, device) for row, device in enumerate(devices) if device is not None]
+    if any(device.mixed for _, device in rows):
+        runs = _join([_runs_of(row, cut_mixed(device), 1) for row, device in rows])
+        if len(runs.row) <= MOST_RUNS:
+            return replace(runs, cut=True)
+    joined = 1
+    while True:
+        runs = _join([_runs_of(row, device, joined) for row, device in rows])
+        if len(runs.row) <= MOST_RUNS or joined >= 64:
+            return replace(runs, joined=joined)
+        joined *= 2
+
+
+def cut_mixed(device: Stretches) -> Stretches:
+    """Return the stretches with the short ones of several states cut into these, each as long as it lasted.
+
+    Their order is not known: what the neighbours do comes next to them, else it is that of the life of a worker.
+    """
+    if not device.mixed:
+        return device
+    from_ms: list[int] = []
+    to_ms: list[int] = []
+    states: list[str] = []
+    for place, (begin_ms, end_ms) in enumerate(zip(device.from_ms, device.to_ms, strict=True)):
+        parts = device.mixed.get(place, {device.states[place]: 1.0})
+        before = device.states[place - 1] if place else None
+        after = device.states[place + 1] if place + 1 < len(device.states) else None
+        order = _in_order(parts, before, after)
+        spent_s, total_s = 0.0, sum(parts.values())
+        for state in order:
+            from_ms.append(begin_ms + round((end_ms - begin_ms) * spent_s / total_s))
+            spent_s += parts[state]
+            to_ms.append(begin_ms + round((end_ms - begin_ms) * spent_s / total_s))
+            states.append(state)
+    return Stretches(from_ms, to_ms, states, {})
+
+
+def _in_order(parts: Iterable[str], before: str | None, after: str | None) -> list[str]:
+    def rank(state: str) -> int:
+        return -1 if state == before else len(STATES) if state == after else _USUAL_ORDER.index(state)
+
+    return sorted(parts, key=rank)
+
+
+def _runs_of(row: int, device: Stretches, joined: int) -> Runs:
+    state = np.array([_PLACES[state] for state in device.states])
+    from_ms, to_ms = np.asarray(device.from_ms), np.asarray(device.to_ms)
+    if joined > 1:
+        starts = np.arange(0, len(state), joined)
+        lasting_ms = (state == np.arange(len(STATES))[:, None]) * (to_ms - from_ms)
+        state = np.argmax(np.add.reduceat(lasting_ms, starts, axis=1), axis=0)
+        from_ms, to_ms = from_ms[starts], to_ms[np.append(starts[1:], len(to_ms)) - 1]
+    firsts = np.flatnonzero(np.diff(state, prepend=-1))
+    left_ms, right_ms = from_ms[firsts], to_ms[np.append(firsts[1:], len(to_ms)) - 1]
+    return Runs(np.full(len(firsts), row), left_ms, right_ms, state[firsts], joined)
+
+
+def _join(parts: Sequence[Runs]) -> Runs:
+    nothing = np.array([], dtype=np.int64)
+    columns = [
+        np.concatenate([nothing, *(getattr(part, name) for part in parts)])
+        for name in ("row", "left_ms", "right_ms", "state")
+    ]
+    return Runs(columns[0], columns[1], columns[2], columns[3], 1)
+
+
+# --- readings over time -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line with its envelope for each metric, on one axis of time."""
+
+    from_ms: Sequence[int]
+    to_ms: Sequence[int]
+    metrics: Mapping[str, Envelope]
+    inner: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)  # see _middle
+
+
+def over_all(devices: Sequence[Stretches]) -> Series:
+    """Return the smallest, mean and largest reading of all devices together, in columns of equal width."""
+    from_ms = np.concatenate([np.asarray(device.from_ms) for device in devices])
+    to_ms = np.concatenate([np.asarray(device.to_ms) for device in devices])
+    edges = np.linspace(from_ms.min(), to_ms.max(), _COLUMNS + 1)
+    width = edges[1] - edges[0]
+    first = np.clip(((from_ms - edges[0]) // width).astype(np.int64), 0, _COLUMNS - 1)
+    last = np.clip(np.ceil((to_ms - edges[0]) / width).astype(np.int64) - 1, first, _COLUMNS - 1)
+    places, column = _spread(first, last)
+    inside_ms = np.minimum(to_ms[places], edges[column + 1]) - np.maximum(from_ms[places], edges[column])
+    envelopes, inner = {}, {}
+    for metric in CHARTED:
+        low, mean, high = (
+            np.concatenate([np.asarray(getattr(device.metrics[metric], part)) for device in devices])[places]
+            for part in ("low", "mean", "high")
+        )
+        envelopes[metric] = _envelope(column, inside_ms, low, mean, high)
+        inner[metric] = _middle(column, mean)
+    return Series(edges[:-1].astype(np.int64).tolist(), edges[1:].astype(np.int64).tolist(), envelopes, inner)
+
+
+def _spread(first: Whole, last: Whole) -> tuple[Whole, Whole]:
+    """Return for every column that a stretch touches the stretch's place and the column."""
+    many = last - first + 1
+    places = np.repeat(np.arange(len(first)), many)
+    within = np.arange(len(places)) - np.repeat(np.cumsum(many) - many, many)
+    return places, first[places] + within
+
+
+def _envelope(column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> Envelope:
+    known = np.isfinite(mean) & (weight > 0)
+    column, weight = column[known], weight[known]
+    lows, highs = np.full(_COLUMNS, np.inf), np.full(_COLUMNS, -np.inf)
+    np.minimum.at(lows, column, low[known])
+    np.maximum.at(highs, column, high[known])
+    weights = np.bincount(column, weight, _COLUMNS)
+    empty = weights == 0
+    means = np.bincount(column, weight * mean[known], _COLUMNS) / np.where(empty, np.nan, weights)
+    lows[empty] = highs[empty] = np.nan
+    return Envelope(lows.tolist(), means.tolist(), highs.tolist())
+
+
+def _middle(column: Whole, mean: Numbers) -> tuple[list[float], list[float]]:
+    """Return between which values four in five of the devices' means lie, column by column (nearest rank)."""
+    known = np.isfinite(mean)
+    order = np.lexsort((mean[known], column[known]))
+    values, columns = mean[known][order], column[known][order]
+    many = np.bincount(columns, minlength=_COLUMNS)
+    first = np.cumsum(many) - many
+    found = []
+    for share in (0.1, 0.9):
+        place = np.clip(first + np.rint(share * (many - 1)).astype(np.int64), 0, max(0, len(values) - 1))
+        picked = values[place] if len(values) else np.full(_COLUMNS, np.nan)
+        found.append(np.where(many > 0, picked, np.nan).tolist())
+    return found[0], found[1]
+
+
+def choose(rankings: Mapping[str, Sequence[int]], everything: int, most: int) -> dict[int, str]:
+    """Return which devices are pictured one by one, and why: all, or in turn the worst of each ranking and a spread."""
+    if everything <= most:
+        return dict.fromkeys(range(everything), "")
+    chosen: dict[int, str] = {}
+    deepest = max((len(ranking) for ranking in rankings.values()), default=0)
+    for depth in range(deepest):
+        for why, ranking in rankings.items():
+            if depth < len(ranking) and len(chosen) < most // 2:
+                chosen.setdefault(ranking[depth], why)
+    step = everything / (most - len(chosen))
+    for number in range(most - len(chosen)):
+        chosen.setdefault(int(number * step), "")
+    return dict(sorted(chosen.items()))
+
+
+def make_histogram(durations_ms: Mapping[int, int]) -> Histogram | None:
+    """Return the histogram of durations; with a long tail its bars are of equal width on a logarithmic scale."""
+    if not durations_ms:
+        return None
+    seconds = np.maximum(np.array(sorted(durations_ms)), 1) / 1000
+    many = np.array([durations_ms[key] for key in sorted(durations_ms)])
+    median_s = seconds[np.searchsorted(np.cumsum(many), many.sum() / 2)]
+    shortest_s, longest_s = float(seconds[0]), float(seconds[-1])
+    bars = int(np.clip(2 * np.sqrt(many.sum()), _FEWEST_BARS, _MOST_BARS))
+    tail = longest_s > _LONG_TAIL * float(median_s)
+    if tail:
+        edges = np.geomspace(shortest_s, longest_s * 1.0001, bars + 1)
+    else:
+        edges = _round_edges(shortest_s, longest_s, bars)
+    # An edge may lie a rounding error beyond the value it was made from.
+    counts, _ = np.histogram(np.clip(seconds, edges[0], edges[-1]), edges, weights=many)
+    return Histogram(edges.tolist(), counts.astype(int).tolist(), tail)
+
+
+def _round_edges(low: float, high: float, bars: int) -> Numbers:
+    """Return edges that people would choose: a width of 1, 2 or 5 times a power of ten."""
+    rough = max((high - low) / bars, 1e-3)
+    power = 10.0 ** np.floor(np.log10(rough))
+    width = float(next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999))
+    first, last = np.floor(low / width), np.floor(high / width) + 1
+    edges: Numbers = np.arange(first, last + 0.5) * width
+    return edges
+
+
+def worst_first(values: Iterable[float | None], many: int, *, least: float) -> list[int]:
+    """Return the places of the largest values above ``least``, the largest first."""
+    known = [(value, -place) for place, value in enumerate(values) if value is not None and value > least]
+    return [-place for _, place in sorted(known, reverse=True)[:many]]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from badcjobs.model import Freshness
-from badcjobs.report.compared_figures import KINDS, MUCH, Kind, at_least
+from badcjobs.report.device_summary import NEARLY_ALL, STATE_WORDS
 from badcjobs.report.headlines import news_words
-from badcjobs.report.states import NEARLY_ALL, STATE_WORDS
-from badcjobs.report.summarize import Summary, finite
-from badcjobs.report.words import UNKNOWN, count, moment, number, share_words
+from badcjobs.report.summary import Summary, finite, ratio
+from badcjobs.report.tables import Heading, Table, ending
+from badcjobs.report.words import UNKNOWN, count, duration, energy, moment, number, share_words
+from badcjobs.store.read_model import Freshness
 
 COMPARISON_VERSION = 1
 _SAME = 0.005  # less than this is no difference
@@ -22,6 +23,99 @@ _ENOUGH = 90.0  # percent: of what was measured for less of the time, nobody can
 _UP_TO_DATE = "up to date"
 INCOMPARABLE = "cannot be compared"
 _OF_ONE_RUN = ("out", "source", "root", "shard")  # of course these differ
+
+
+# How the figures of two jobs are compared: 2 × as …, 12 % …, 12 % …
+MUCH = ("much", "more", "less")
+MANY = ("many", "more", "fewer")
+FAST = ("fast", "faster", "slower")
+LONG = ("long", "longer", "shorter")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One figure of the comparison: how to find it, say it, and judge it."""
+
+    key: str
+    name: str
+    find: Callable[[Summary], float | None]
+    say: Callable[[float], str]
+    words: tuple[str, str, str] = MUCH
+    better: int = 0  # 1: more is better; -1: less is; 0: neither
+    alike: Callable[[Summary], float | None] | None = None  # what must agree before anything is better or worse
+    measured: Callable[[Summary], float | None] | None = None  # percent of the whole that was measured
+    at_least: bool = False  # what was not measured would come on top
+    points: bool = False  # it is a percentage: the difference is said in points
+    of_work: bool = False  # not compared, or of a percentage not judged, where one of the jobs has analysed nothing
+
+
+def _busy(summary: Summary) -> float | None:
+    known = [(d.busy_mean_percent, d.samples) for d in summary.devices if d.busy_mean_percent is not None]
+    return ratio(sum(percent * many for percent, many in known), sum(many for _, many in known))
+
+
+def _audio_per_chunk(summary: Summary) -> float | None:
+    return ratio(summary.audio_hours * 3600, summary.done - summary.facts.done_of_unknown_length)
+
+
+def _chunks(summary: Summary) -> float:
+    return summary.chunks
+
+
+def at_least(words: str) -> str:
+    """Return a figure of which a part was not measured; at least under 0.01 would be nonsense."""
+    return f"measured: {words}" if words.startswith("under ") else f"at least {words}"
+
+
+def _energy_measured(summary: Summary) -> float | None:
+    return summary.energy_measured_percent
+
+
+def _rate_measured(summary: Summary) -> float | None:
+    """Return for how much of their time those devices were measured that said anything: the rate is theirs alone."""
+    known = [device for device in summary.devices if device.energy_j is not None]
+    share = ratio(sum(device.energy_measured_s for device in known), sum(sum(d.state_s.values()) for d in known))
+    return None if share is None else 100 * share
+
+
+def _tries_measured(summary: Summary) -> float | None:
+    share = ratio(summary.chunk_cost.energy_tries, summary.chunk_cost.tries)
+    return None if share is None else 100 * share
+
+
+def _plain(digits: int, unit: str = "") -> Callable[[float], str]:
+    return lambda value: number(value, digits) + (f" {unit}" if unit else "")
+
+
+KINDS = (
+    Kind("times_real_time", "speed (× real time)", lambda s: s.times_real_time, _plain(1), FAST, 1, of_work=True),
+    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", lambda s: s.audio_hours_per_gpu_hour, _plain(1),
+          MUCH, 1, of_work=True),
+    Kind("devices_at_once", "GPUs at once, on average", lambda s: s.devices_at_once, _plain(1), MANY),
+    Kind("tasks", "task attempts", lambda s: s.tasks, _plain(0), MANY),
+    Kind("chunks_done", "chunks done", lambda s: s.done, _plain(0), MANY),
+    Kind("chunks_failed", "chunks failed", lambda s: s.failed, _plain(0), MANY, -1, alike=_chunks),
+    Kind("tries_per_chunk", "tries per chunk done", lambda s: ratio(s.facts.tries, s.done), _plain(2), MANY, -1),
+    Kind("audio_hours", "audio-hours", lambda s: s.audio_hours, _plain(2)),
+    Kind("wall_s", "running time", lambda s: s.wall_s, duration, LONG),
+    Kind("gpu_hours", "GPU-hours", lambda s: s.gpu_hours, _plain(2)),
+    Kind("busy_mean_percent", "busy, mean of all devices", _busy, _plain(0, "%"), MUCH, 1, points=True, of_work=True),
+    Kind("audio_s_per_chunk", "seconds of audio per chunk", _audio_per_chunk, _plain(1), LONG),
+    Kind("chunk_p50_s", "seconds per chunk, p50", lambda s: s.chunk_s.p50 if s.chunk_s else None, _plain(2), LONG, -1,
+          alike=_audio_per_chunk),
+    Kind("chunk_p95_s", "seconds per chunk, p95", lambda s: s.chunk_s.p95 if s.chunk_s else None, _plain(2), LONG, -1,
+          alike=_audio_per_chunk),
+    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", lambda s: s.chunk_cost.gpu_s_mean, _plain(2), MUCH, -1,
+          alike=_audio_per_chunk),
+    Kind("energy_j_per_chunk", "joules per chunk", lambda s: s.chunk_cost.energy_j_mean, _plain(1), MUCH, -1,
+          alike=_audio_per_chunk, measured=_tries_measured),
+    Kind("energy_wh", "energy", lambda s: s.energy_wh, energy, measured=_energy_measured, at_least=True),
+    Kind("energy_measured_percent", "GPU time with known energy", _energy_measured, share_words, points=True),
+    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", lambda s: s.kwh_per_1000_audio_hours, _plain(2),
+          MUCH, -1, measured=_rate_measured, at_least=True),
+    Kind("detections_per_audio_hour", "detections per audio-hour", lambda s: ratio(s.detections, s.audio_hours),
+          _plain(1), MANY),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +162,13 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
         figures=shown,
         states=tuple(_share(state, this, other) for state in STATE_WORDS if state in {**this.states, **other.states}),
         settings=_differences(this, other),
-        settings_known=bool(this.settings and other.settings),
+        settings_known=bool(this.facts.last_settings and other.facts.last_settings),
     )
 
 
 def _about(summary: Summary, title: str) -> dict[str, Any]:
     models = sorted({device.name for device in summary.devices if device.name})
-    engines = sorted({task.engine for task in summary.task_list if task.engine})
+    engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
     started = {"started_at_ms": summary.started_at_ms, "last_sign_ms": summary.last_sign_ms}
     found = {"models": models, "engines": engines, "merged": asdict(summary.merged)}
     cut_short = None if summary.cut_short is None else asdict(summary.cut_short)
@@ -113,6 +207,33 @@ def _described(about: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def figure_tables(comparison: Comparison, head: Sequence[str], about: Sequence[tuple[str, str, str]]) -> list[Table]:
+    """Return what the jobs are and their figures side by side and, where that is known, the share of each state."""
+
+    def beside(name: str, heading: str, figures: Sequence[Figure], first: Sequence[tuple[str, ...]] = ()) -> Table:
+        rows = [*first, *((f.name, f.this_words, f.other_words, f.change) for f in figures)]
+        columns = (Heading(heading, "text"), *map(Heading, head), Heading("", "text"))
+        return Table(name, "Both jobs", columns, rows)
+
+    tables = [beside("figures", "", comparison.figures, [(*row, "") for row in about])]
+    return tables + ([beside("states", "share of the GPU time", comparison.states)] if comparison.states else [])
+
+
+def setting_table(comparison: Comparison, head: Sequence[str], longest: int | None = None) -> Table | str:
+    """Return the settings that differ, cut to ``longest`` letters each, or a sentence that there are none."""
+    if not comparison.settings:
+        return "no setting differs" if comparison.settings_known else "the settings of one of them are not known"
+    rows = [(key, _setting(pair["this"]), _setting(pair["other"])) for key, pair in comparison.settings.items()]
+    if longest is not None:
+        rows = [(ending(key, longest), ending(this, longest), ending(other, longest)) for key, this, other in rows]
+    columns = (Heading("settings that differ", "text"), *map(Heading, head))
+    return Table("settings", "Settings that differ", columns, rows)
+
+
+def _setting(value: Any) -> str:
+    return UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
     a, b = kind.find(this), kind.find(other)
     words = [_said(kind, one, value) for one, value in ((this, a), (other, b))]
@@ -136,9 +257,8 @@ def _change(kind: Kind, this: Summary, other: Summary, words: list[str]) -> str:
     """Return what became of a figure; better or worse only where both jobs measured it whole, over like chunks."""
     a, b = kind.find(this), kind.find(other)
     measured = min(_measured(kind, this), _measured(kind, other))
-    alike = kind.parts is None or kind.parts(this) == kind.parts(other)
     idle = kind.of_work and not (this.times_real_time and other.times_real_time)
-    if a is not None and b is not None and (measured < _ENOUGH or not alike or (idle and not kind.points)):
+    if a is not None and b is not None and (measured < _ENOUGH or (idle and not kind.points)):
         return INCOMPARABLE
     if UNKNOWN not in words and words[0] == words[1]:
         return "the same"  # what nobody can see is no difference
@@ -199,31 +319,23 @@ def _conclude(figures: tuple[Figure, ...], this: str, other: str) -> str:
     if idle or speed.ratio is None:
         who = f"{idle[0]} has" if len(idle) == 1 else "both have"
         return f"The speed of {this} and {other} cannot be compared: {who} analysed nothing."
-    words = f"{this} is {_as(speed.ratio)} {other}{_with_devices(devices, other)}"
-    if rate.ratio is not None:
-        words += f"; a GPU-hour of it gives {number(rate.ratio, 2)} × the audio"
-    return words + "."
-
-
-def _as(ratio: float) -> str:
-    return "as fast as" if abs(ratio - 1) < _SAME else f"{number(ratio, 2)} × as fast as"
-
-
-def _with_devices(devices: Figure, other: str) -> str:
-    """Say how many GPUs it took, where both are known."""
-    if devices.this is None or devices.other is None:
-        return ""
-    if not devices.this:
-        return ", without a GPU" if devices.other else "; both without a GPU"
-    if devices.ratio is None:
-        return f", with {number(devices.this)} GPUs at once, where {other} had none"
-    same = abs(devices.ratio - 1) < _SAME
-    return ", with as many GPUs at once" if same else f", with {number(devices.ratio, 2)} × the GPUs at once"
+    faster = "as fast as" if abs(speed.ratio - 1) < _SAME else f"{number(speed.ratio, 2)} × as fast as"
+    gpus = ""  # how many GPUs it took, where both are known
+    if devices.this is not None and devices.other is not None:
+        if not devices.this:
+            gpus = ", without a GPU" if devices.other else "; both without a GPU"
+        elif devices.ratio is None:
+            gpus = f", with {number(devices.this)} GPUs at once, where {other} had none"
+        else:
+            same = abs(devices.ratio - 1) < _SAME
+            gpus = f", with {'as many' if same else f'{number(devices.ratio, 2)} × the'} GPUs at once"
+    audio = "" if rate.ratio is None else f"; a GPU-hour of it gives {number(rate.ratio, 2)} × the audio"
+    return f"{this} is {faster} {other}{gpus}{audio}."
 
 
 def _differences(this: Summary, other: Summary) -> dict[str, dict[str, Any]]:
     """Return settings that differ; one that a job does not know (an earlier version ran it) is no difference."""
-    ours, theirs = _flat(this.settings), _flat(other.settings)
+    ours, theirs = _flat(this.facts.last_settings), _flat(other.facts.last_settings)
     keys = [key for key in ours if key in theirs and key not in _OF_ONE_RUN]
     return {key: {"this": ours[key], "other": theirs[key]} for key in sorted(keys) if ours[key] != theirs[key]}
 

@@ -1,18 +1,17 @@
-"""The headline numbers of a job in words, shared by the text, the page and the notebook."""
+"""The headline numbers of a job in words, shared by the text, the page and the notebook: rows of templates."""
 
 from __future__ import annotations
 
-from badcjobs.model import Completeness, Freshness, NameGaps
-from badcjobs.report.alert_words import alerts_in_short, any_critical
-from badcjobs.report.cards import rows_words
-from badcjobs.report.compared_figures import at_least, cost_measured
-from badcjobs.report.factors import Bill
-from badcjobs.report.finding_rules.low_busy import LEAST_S
-from badcjobs.report.outlook import Outlook
-from badcjobs.report.states import NEARLY_ALL
-from badcjobs.report.summarize import Summary
-from badcjobs.report.task_states import RUNNING
-from badcjobs.report.words import UNKNOWN, count, duration, energy, indices, mass, moment, money, number, share_words
+from collections.abc import Sequence
+from typing import Any
+
+from badcjobs.report.device_summary import NEARLY_ALL, rows_words
+from badcjobs.report.progress import RUNNING, Outlook
+from badcjobs.report.rules import known_texts
+from badcjobs.report.rules_waiting import LEAST_S
+from badcjobs.report.summary import Summary
+from badcjobs.report.words import UNKNOWN, count, duration, energy, indices, moment, number, share_words
+from badcjobs.store.read_model import AlertFacts, Completeness, Freshness
 
 _FEW_S = 600.0  # of GPU time: in hours it would be hard to read
 VERDICTS = {
@@ -20,71 +19,189 @@ VERDICTS = {
     "failed": "finished; some chunks failed for good",
     "stopped": "not finished: there is work left",
 }
+# Name → what is said; a part is left out where one of its figures is None (or, with '?', 0), a headline where all are.
+HEADLINES = (
+    ("tasks", (
+        "{s.tasks:whole} ({verdicts})",
+        "; last word of a silent one: {heard:moment}",
+        "; array index {not_begun:indices} not begun, perhaps still in the queue",
+        "; no word from array index {no_word:indices}{see}",
+    )),
+    ("merged", ("{news}",)),
+    ("submit", ("{cut_short.what}",)),
+    ("chunks", (
+        "{s.done:whole} done, {s.failed:whole} failed, {s.left:whole} left of {s.chunks:whole}",
+        ", {s.skipped:whole?} done elsewhere",
+        "; {s.facts.conflicts:whole?} done more than once, the last one counts",
+        " ({s.facts.tries:count try tries})",
+    )),
+    ("complete", (
+        "not known: {unproved.why_unknown}",
+        "{complete.done:whole} of {complete.expected:count row} of the source are done",
+        "no: {partly.done:whole} of {partly.expected:count row} done",
+        ", {partly.failed:whole?} failed",
+        ", {partly.poison:whole?} poison",
+        ", {partly.pending:whole?} pending",
+        ", {partly.elsewhere:whole?} done elsewhere",
+        "; {partly.not_listed:count row?} {where}",
+        "; {proof.strangers:count row?} more that the source does not have",
+    )),
+    ("audio", (
+        "{s.audio_hours:two} hours analysed in {s.wall_s:duration}",
+        "; {s.facts.cpu_tries:count chunk?} on the CPU ({s.audio_hours_on_cpu:two} hours)",
+        "; the length of {s.facts.done_of_unknown_length:count more_chunk?} is not known",
+    )),
+    ("recordings", ("{names}",)),
+    ("speed", ("{s.times_real_time:one} × real time",)),
+    ("GPU time", (
+        "{no_gpu}",
+        "{few_s:duration}, ",
+        "{s.gpu_hours:two?} GPU-hours; {s.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour",
+    )),
+    ("left", (
+        "{left.chunks:count chunk}{listed}",
+        "; {not_known}",
+        ", about {known_left.audio_hours:one} audio-hours",
+        " and {known_left.gpu_hours:one?} GPU-hours",
+        "; done at about {known_left.end_at_ms:moment?} if the tasks that run go on like this",
+        "; about {left_s:duration} at the speed so far",
+    )),
+    ("energy", ("{energy}", ", {measured}", "; {least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours")),
+    ("per chunk", (
+        "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
+        " max {cost.gpu_s_max:two})",
+        "; {cost.energy_j_mean:one?} J{some_tries} (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
+        " max {cost.energy_j_max:one})",
+    )),
+    ("detections", ("{s.detections:whole}",)),
+    ("telemetry", (
+        "{samples:count sample}, {gaps}",
+        "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
+    )),
+)  # fmt: skip
+
+
+def headlines(summary: Summary) -> list[tuple[str, str]]:
+    """Return (name, words) in the order they are shown."""
+    figures = {
+        "s": summary,
+        "news": news_words(summary.merged) or None,
+        "cut_short": summary.cut_short,
+        "names": _name_gaps(summary),
+        **_task_figures(summary),
+        **_proof_figures(summary.completeness),
+        **_left_figures(summary.outlook),
+        **_device_figures(summary),
+    }
+    said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
+    return [(name, words) for name, words in said if words]
+
+
+def _task_figures(summary: Summary) -> dict[str, Any]:
+    missing, logs = summary.tasks_missing or None, summary.completeness.missing_logs if summary.completeness else ()
+    silent, running = frozenset(summary.tasks_silent), summary.tasks_by_verdict.get(RUNNING)
+    heard_ms = [task.heard_at_ms or 0 for task in summary.facts.tasks if task.name in silent]
+    return {
+        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
+        "heard": max(heard_ms, default=None),
+        "not_begun": missing if running else None,
+        "no_word": None if running else missing,
+        "see": f" (see {logs[0]})" if logs else "",
+    }
+
+
+def _proof_figures(proof: Completeness | None) -> dict[str, Any]:
+    """Return how far the job has got with its source: not known, whole, or partly."""
+    known = proof is not None and proof.expected is not None
+    partly = proof if known and proof is not None and not proof.complete else None
+    where = "in no task"
+    if partly is not None and (partly.missing_indices or partly.unmerged_indices) and not partly.not_listed_examples:
+        begun = "not begun" if partly.missing_indices else ""
+        merged = "not merged yet" if partly.unmerged_indices else ""
+        those = sorted((*partly.missing_indices, *partly.unmerged_indices))
+        where = f"of array index {indices(those)} {', or '.join(filter(None, (begun, merged)))}"
+    return {
+        "proof": proof if known else None,
+        "unproved": None if known else proof,
+        "complete": proof if known and partly is None else None,
+        "partly": partly,
+        "where": where,
+    }
+
+
+def _name_gaps(summary: Summary) -> str | None:
+    """Return how many paths do not tell what those of other recordings tell; None: none or all do."""
+    gaps = summary.facts.recording_names
+    if gaps is None:
+        return None
+    kinds = [
+        (gaps.undated, gaps.recordings, "no date in the name", gaps.undated_example),
+        (gaps.untimed, gaps.recordings - gaps.undated, "a date but no time in the name", gaps.untimed_example),
+        (gaps.no_study_area, gaps.recordings, "no study area in the path", gaps.no_study_area_example),
+    ]
+    said = [
+        f"{many:,} of {gaps.recordings:,} {'has' if many == 1 else 'have'} {what} (the first: {example})"
+        for many, most, what, example in kinds
+        if 0 < many < most
+    ]
+    return "; ".join(said) or None
+
+
+def _left_figures(left: Outlook | None) -> dict[str, Any]:
+    """Return what is left and when it will be done, as far as that is known."""
+    known = left if left is not None and left.audio_hours is not None else None
+    return {
+        "left": left,
+        "listed": "" if left is None or left.whole_source else " that tasks have listed",
+        "not_known": None if left is None or known else "how long they will take is not known yet",
+        "known_left": known,
+        "left_s": known.wall_s if known is not None and known.end_at_ms is None else None,
+    }
+
+
+def _device_figures(summary: Summary) -> dict[str, Any]:
+    gpu_s, cost, told = summary.gpu_hours * 3600, summary.chunk_cost, summary.energy_devices
+    partly = "" if told == len(summary.devices) else f" (known for {told:,} of {rows_words(summary.devices)})"
+    known = [device for device in summary.devices if device.energy_j is not None]
+    had_s = sum(sum(device.state_s.values()) for device in known)
+    missing = sum(device.energy_measured_s for device in known) < NEARLY_ALL / 100 * had_s
+    samples = sum(device.samples for device in summary.devices)
+    gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
+    many = f"{count(sum(gap.gaps for gap in gaps), 'gap')} of {duration(sum(gap.seconds for gap in gaps))} in all"
+    # A short try may fall between two readings of power.
+    some = f" where it was measured, in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
+    return {
+        "no_gpu": None if gpu_s else "none: no GPU was used",
+        "few_s": gpu_s if 0 < gpu_s < _FEW_S else None,
+        "energy": f"{UNKNOWN} (no device said)" if summary.energy_wh is None else energy(summary.energy_wh) + partly,
+        "measured": measured_words(summary),
+        "least": "at least " if missing else "",  # devices used energy before and after their readings
+        "cost": cost if cost.tries else None,
+        "some_tries": some if cost.energy_tries < cost.tries else "",
+        "samples": samples,
+        "gaps": many if gaps else "no gaps" if samples else "so no gaps are known",
+    }
+
+
+def measured_words(summary: Summary) -> str | None:
+    """Return for how much of the GPU time the energy was measured; None: for all of it, or there is none."""
+    percent = summary.energy_measured_percent
+    return None if percent is None or percent >= NEARLY_ALL else f"measured for {share_words(percent)} of the GPU time"
+
+
+# --- the verdict, what is new, and what to do -------------------------------------------------------------------------
 
 
 def verdict_words(summary: Summary) -> str:
     """Return the verdict; of what is left or has failed only as of the merge, where there is news since."""
     if summary.verdict != "done" and (summary.merged.new or summary.merged.changed):
-        return (
-            "not finished when it was merged" if summary.verdict == "stopped" else "some had failed when it was merged"
-        )
+        stopped = summary.verdict == "stopped"
+        return "not finished when it was merged" if stopped else "some had failed when it was merged"
     return VERDICTS[summary.verdict]
 
 
-def headlines(summary: Summary) -> list[tuple[str, str]]:
-    """Return (name, words) in the order they are shown."""
-    return [
-        ("tasks", _tasks(summary)),
-        *([("merged", news)] if (news := news_words(summary.merged)) else []),
-        *([("submit", summary.cut_short.what)] if summary.cut_short else []),
-        ("chunks", f"{_chunks(summary)} ({count(summary.tries, 'try', 'tries')})"),
-        *([("complete", complete_words(summary.completeness))] if summary.completeness else []),
-        ("audio", _audio(summary)),
-        *([("recordings", names)] if (names := name_words(summary.recording_names)) else []),
-        ("speed", f"{number(summary.times_real_time)} × real time"),
-        ("GPU time", _gpu_time(summary)),
-        *([("left", left_words(summary.outlook))] if summary.outlook else []),
-        ("energy", _energy(summary)),
-        *([("per chunk", _per_chunk(summary))] if summary.chunk_cost.tries else []),
-        *([("cost", bill_words(summary.bill, summary.energy_measured_percent))] if summary.bill else []),
-        ("detections", f"{summary.detections:,}"),
-        ("telemetry", _telemetry(summary)),
-    ]
-
-
-def well_words(summary: Summary) -> str:
-    """Return what to say where there is no finding."""
-    gpu_s, alerts = summary.gpu_hours * 3600, alerts_in_short(summary.alerts)
-    see = f"; {alerts}, see below." if alerts else "."
-    if any_critical(summary.alerts):
-        return f"No check found anything to change, but not all is well: {alerts}, see below."
-    if summary.verdict == "done" and 0 < gpu_s < LEAST_S:
-        return f"Nothing went wrong; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were kept{see}"
-    if summary.verdict == "done":
-        return f"All is well: no check found anything to change{see}"
-    return f"No check found anything to change, besides the chunks that are left or have failed{see}"
-
-
-def _tasks(summary: Summary) -> str:
-    verdicts = ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items()))
-    logs = summary.completeness.missing_logs if summary.completeness else ()
-    see = f" (see {logs[0]})" if logs else ""
-    silent, missing = _last_heard(summary), indices(summary.tasks_missing) if summary.tasks_missing else ""
-    if missing and summary.tasks_by_verdict.get(RUNNING):
-        missing = f"; array index {missing} not begun, perhaps still in the queue"
-    elif missing:
-        missing = f"; no word from array index {missing}{see}"
-    return f"{summary.tasks:,} ({verdicts}){silent}{missing}"
-
-
-def _last_heard(summary: Summary) -> str:
-    silent = frozenset(summary.tasks_silent)
-    heard_ms = [task.heard_at_ms for task in summary.task_list if task.name in silent and task.heard_at_ms is not None]
-    return f"; last word of a silent one: {moment(max(heard_ms))}" if heard_ms else ""
-
-
 def news_words(merged: Freshness) -> str:
-    """Return how old this is, where there is news since the merge or nobody can look; else nothing."""
+    """Return how old this is, where there is news since the merge or the files cannot be looked at; else nothing."""
     said = []
     if merged.changed:
         said.append(f"{count(merged.changed, 'task database has', 'task databases have')} changed since")
@@ -99,37 +216,20 @@ def news_words(merged: Freshness) -> str:
     return "; ".join([*as_of, *said]) if said else ""
 
 
-def _chunks(summary: Summary) -> str:
-    words = f"{summary.done:,} done, {summary.failed:,} failed, {summary.left:,} left of {summary.chunks:,}"
-    words += f", {summary.skipped:,} done elsewhere" if summary.skipped else ""
-    return words + (f"; {summary.conflicts:,} done more than once, the last one counts" if summary.conflicts else "")
-
-
-def complete_words(proof: Completeness) -> str:
-    """Return how far the job has got with its source."""
-    if proof.expected is None:
-        return f"not known: {proof.why_unknown}"
-    strangers = f"; {count(proof.strangers, 'row')} more that the source does not have" if proof.strangers else ""
-    if proof.complete:
-        return f"{proof.done:,} of {count(proof.expected, 'row')} of the source are done{strangers}"
-    states = {
-        "failed": proof.failed, "poison": proof.poison, "pending": proof.pending, "done elsewhere": proof.elsewhere,
-    }  # fmt: skip
-    others = "".join(f", {many:,} {state}" for state, many in states.items() if many)
-    return f"no: {proof.done:,} of {count(proof.expected, 'row')} done{others}{_not_begun(proof)}{strangers}"
-
-
-def _not_begun(proof: Completeness) -> str:
-    if not proof.not_listed:
-        return ""
-    rows = count(proof.not_listed, "row")
-    missing, unmerged = proof.missing_indices, proof.unmerged_indices
-    if (missing or unmerged) and not proof.not_listed_examples:
-        state = (
-            "not begun, or not merged yet" if missing and unmerged else "not merged yet" if unmerged else "not begun"
-        )
-        return f"; {rows} of array index {indices(sorted((*missing, *unmerged)))} {state}"
-    return f"; {rows} in no task"
+def well_words(summary: Summary) -> str:
+    """Return what to say where there is no finding."""
+    gpu_s = summary.gpu_hours * 3600
+    critical = sum(alert.alerts for alert in summary.alerts if alert.severity == "critical")
+    others = sum(alert.alerts for alert in summary.alerts) - critical
+    if critical:
+        alerts = count(critical, "critical alert") + (f" and {count(others, 'other')}" if others else "")
+        return f"No check found anything to change, but not all is well: {alerts}, see below."
+    see = f"; {count(others, 'alert')}, see below." if others else "."
+    if summary.verdict == "done" and 0 < gpu_s < LEAST_S:
+        return f"Nothing went wrong; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were kept{see}"
+    if summary.verdict == "done":
+        return f"All is well: no check found anything to change{see}"
+    return f"No check found anything to change, besides the chunks that are left or have failed{see}"
 
 
 def finish_words(summary: Summary) -> list[tuple[str, str]]:
@@ -156,120 +256,18 @@ def finish_words(summary: Summary) -> list[tuple[str, str]]:
     return [*merge, *words, (last, here)]
 
 
-def _audio(summary: Summary) -> str:
-    unknown = summary.chunks_of_unknown_length
-    words = f"{number(summary.audio_hours, 2)} hours analysed in {duration(summary.wall_s)}"
-    if summary.tries_on_cpu:
-        words += f"; {count(summary.tries_on_cpu, 'chunk')} on the CPU ({number(summary.audio_hours_on_cpu, 2)} hours)"
-    return words + (f"; the length of {count(unknown, 'more chunk')} is not known" if unknown else "")
+_UNITS = {"thermal": "°C", "memory": "%", "power": "%", "idle": "s", "energy": "%"}  # of peak and limit
 
 
-def name_words(gaps: NameGaps | None) -> str:
-    """Return how many paths do not tell what those of other recordings tell; nothing to say where none or all do."""
-    if gaps is None:
-        return ""
-    undated, untimed, nowhere = gaps.undated, gaps.untimed, gaps.no_study_area
-    kinds = [
-        (undated, gaps.recordings, "no date in the name", gaps.undated_example),
-        (untimed, gaps.recordings - undated, "a date but no time in the name", gaps.untimed_example),
-        (nowhere, gaps.recordings, "no study area in the path", gaps.no_study_area_example),
-    ]
-    said = [
-        f"{many:,} of {gaps.recordings:,} {'has' if many == 1 else 'have'} {what} (the first: {example})"
-        for many, most, what, example in kinds
-        if 0 < many < most
-    ]
-    return "; ".join(said)
-
-
-def _gpu_time(summary: Summary) -> str:
-    if not summary.gpu_hours:
-        return "none: no GPU was used"
-    rate, few_s = summary.audio_hours_per_gpu_hour, summary.gpu_hours * 3600
-    spent = f"{duration(few_s)}, {number(summary.gpu_hours, 2)} GPU-hours" if few_s < _FEW_S else (
-        f"{number(summary.gpu_hours, 2)} GPU-hours"
-    )  # fmt: skip
-    return f"{spent}; {number(rate)} audio-hours per GPU-hour"
-
-
-def left_words(left: Outlook) -> str:
-    """Return what is left and when it will be done, as far as anybody can say."""
-    chunks = count(left.chunks, "chunk") + ("" if left.whole_source else " that tasks have listed")
-    if left.audio_hours is None:
-        return f"{chunks}; how long they will take is not known yet"
-    words = f"{chunks}, about {number(left.audio_hours)} audio-hours"
-    if left.gpu_hours is not None:
-        words += f" and {number(left.gpu_hours)} GPU-hours"
-    if left.end_at_ms is not None:
-        return f"{words}; done at about {moment(left.end_at_ms)} if the tasks that run go on like this"
-    return words + ("" if left.wall_s is None else f"; about {duration(left.wall_s)} at the speed so far")
-
-
-def _energy(summary: Summary) -> str:
-    if summary.energy_wh is None:
-        return f"{UNKNOWN} (no device said)"
-    known, rate = summary.energy_devices, summary.kwh_per_1000_audio_hours
-    partly = "" if known == len(summary.devices) else f" (known for {known:,} of {rows_words(summary.devices)})"
-    measured = measured_words(summary)
-    least = "at least " if _some_is_missing(summary) else ""
-    per_hours = "" if rate is None else f"; {least}{number(rate, 2)} kWh per 1,000 audio-hours"
-    return energy(summary.energy_wh) + partly + (f", {measured}" if measured else "") + per_hours
-
-
-def measured_words(summary: Summary) -> str:
-    """Return for how much of the GPU time the energy was measured; nothing to say where that is all of it."""
-    percent = summary.energy_measured_percent
-    return "" if percent is None or percent >= NEARLY_ALL else f"measured for {share_words(percent)} of the GPU time"
-
-
-def _some_is_missing(summary: Summary) -> bool:
-    """Say whether devices that told their energy used more than they told: before and after their readings."""
-    known = [device for device in summary.devices if device.energy_j is not None]
-    had_s = sum(sum(device.state_s.values()) for device in known)
-    return sum(device.energy_measured_s for device in known) < NEARLY_ALL / 100 * had_s
-
-
-def _per_chunk(summary: Summary) -> str:
-    cost = summary.chunk_cost
-    ranks = [number(value, 2) for value in (cost.gpu_s_p50, cost.gpu_s_p95, cost.gpu_s_max)]
-    words = f"{number(cost.gpu_s_mean, 2)} GPU-seconds (p50 {ranks[0]}, p95 {ranks[1]}, max {ranks[2]})"
-    if cost.energy_j_mean is None:
-        return words
-    ranks = [number(value) for value in (cost.energy_j_p50, cost.energy_j_p95, cost.energy_j_max)]
-    # A short try may fall between two readings of power.
-    some = f" where it was measured, in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
-    some = some if cost.energy_tries < cost.tries else ""
-    return f"{words}; {number(cost.energy_j_mean)} J{some} (p50 {ranks[0]}, p95 {ranks[1]}, max {ranks[2]})"
-
-
-def bill_words(bill: Bill, measured_percent: float | None = 100.0) -> str:
-    """Return what the job cost by the user's factors; of energy that was measured in part it is at least that."""
-    unit = f" {bill.currency}" if bill.currency else ""
-    parts = [
-        f"{name} {money(part)}"
-        for name, part in (("energy", bill.energy), ("GPU time", bill.gpu_time))
-        if part is not None
-    ]
-    words = []
-    if bill.total is not None:
-        partly = cost_measured(bill, measured_percent) < NEARLY_ALL
-        total = at_least(money(bill.total)) if partly else money(bill.total)
-        words.append(f"{total}{unit} ({', '.join(parts)})")
-    if bill.co2_kg is not None:
-        partly = (measured_percent or 0.0) < NEARLY_ALL
-        words.append(f"{at_least(mass(bill.co2_kg)) if partly else mass(bill.co2_kg)} of CO₂")
-    return "; ".join(words)
-
-
-def _telemetry(summary: Summary) -> str:
-    samples = sum(device.samples for device in summary.devices)
-    gaps = [gap for gap in summary.gaps if gap.metric is None]
-    words = f"{count(samples, 'sample')}, " + (
-        f"{count(sum(gap.gaps for gap in gaps), 'gap')} of {duration(sum(gap.seconds for gap in gaps))} in all"
-        if gaps
-        else "no gaps"
-        if samples
-        else "so no gaps are known"
-    )
-    off = summary.tasks_without_telemetry
-    return words + (f"; off in {count(off, 'task')} (--no-emit-gpu-telemetry)" if off else "")
+def alert_lines(alerts: Sequence[AlertFacts]) -> list[str]:
+    """Return a line for each kind of alert, the critical ones first."""
+    lines = []
+    for alert in sorted(alerts, key=lambda alert: alert.severity != "critical"):
+        words = f"{alert.kind} ({alert.severity}): {count(alert.alerts, 'alert')} on {count(alert.devices, 'device')}"
+        unit = _UNITS.get(alert.kind)
+        if unit and alert.peak is not None and alert.threshold is not None:
+            words += f"; {number(alert.peak, 0)} {unit} at worst, the limit is {number(alert.threshold, 0)} {unit}"
+        words += f"; {duration(alert.longest_s)} at longest" if alert.longest_s else ""
+        words += f"; {alert.still_open:,} still open" if alert.still_open else ""
+        lines.append(words if unit else f"{words}; for example: {alert.example}")
+    return lines

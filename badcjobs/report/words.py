@@ -91,16 +91,6 @@ def energies(many_wh: Sequence[float | None]) -> list[str]:
     ]  # fmt: skip
 
 
-def money(value: float) -> str:
-    """Return an amount of money."""
-    return "under 0.01" if 0 < value < 0.01 else f"{value:,.2f}"
-
-
-def mass(kilograms: float) -> str:
-    """Return a mass as kg or g."""
-    return f"{kilograms:,.1f} kg" if kilograms >= 1 else f"{number(kilograms * 1000)} g"
-
-
 def three(p50: float | None, p95: float | None, maximum: float | None, digits: int = 0) -> str:
     """Return p50, p95 and maximum in one cell."""
     if p50 is None or p95 is None or maximum is None:

@@ -35,7 +35,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class WorkerLife:
     """One worker on the device; ``began_ms``: when it began its first chunk; None: never."""
 
     from_ms: int
@@ -57,7 +57,7 @@ class Span:
         return (self.to_ms - self.from_ms) / 1000
 
 
-def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[Life]) -> Iterator[Span]:
+def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[WorkerLife]) -> Iterator[Span]:
     """Yield what the device did from one moment to another, without a hole and without an overlap."""
     flying: dict[int, str] = {}
     presence: Counter[str] = Counter()
@@ -88,7 +88,7 @@ def _state(flying: dict[int, str], presence: Counter[str]) -> str:
 _Event = tuple[int, bool, str, int | None]  # when, whether it begins, what, which try
 
 
-def _events(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[Life]) -> list[_Event]:
+def _events(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[WorkerLife]) -> list[_Event]:
     """Return what begins and ends, in order of time; at one moment ends come first."""
     stretches: list[tuple[int, int, str, int | None]] = [(t.from_ms, t.to_ms, t.state, t.attempt_id) for t in tries]
     for life in lives:
@@ -114,6 +114,11 @@ class Cumulated:
         self._steps = steps
         self._totals = [0.0, *accumulate(step[2] for step in steps)]
         self._measured_ms = [0, *accumulate(step[1] - step[0] for step in steps)]
+
+    @property
+    def total(self) -> float | None:
+        """How much there was in the end; None: nothing was measured."""
+        return self._totals[-1] if self._steps else None
 
     def until(self, at_ms: int) -> tuple[float, float]:
         """Return how much there was by then, and how many milliseconds were measured by then."""

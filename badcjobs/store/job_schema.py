@@ -1,16 +1,242 @@
-"""The job database: the tables of all tasks together, kept in the order in which they are read, and what merge adds."""
+"""The job database, as data: the tables of all tasks together, what merge adds, and views for common questions."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs import __version__
-from badcjobs.store.connect import create_tables, file_uri
-from badcjobs.store.schema import TABLE_BY_NAME, TABLES, Column, Table
-from badcjobs.store.views import VIEWS, View
+from badcjobs.store.connect import file_uri, with_tool
+from badcjobs.store.schema import TABLE_BY_NAME, TABLES, Column, TableDef, ddl_script
+
+_COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
+
+# A joint is there for two chunks that follow each other and share something; not where one lies within the other.
+_MEET_BEFORE = """lag(start_ms) OVER around < start_ms AND lag(end_ms) OVER around < end_ms
+                    AND lag(end_ms) OVER around > start_ms"""
+_MEET_AFTER = """lead(start_ms) OVER around > start_ms AND lead(end_ms) OVER around > end_ms
+                    AND lead(start_ms) OVER around < end_ms"""
+
+JOINED = f"""WITH RECURSIVE
+    -- Every chunk that is done, and the joints with the chunks before and after it (NULL: they share nothing).
+    placed AS MATERIALIZED (
+        SELECT task_id, recording_id, chunk_id, start_ms,
+            CASE WHEN {_MEET_BEFORE}
+                THEN (lag(end_ms) OVER around + start_ms) / 2 END AS joint_before_ms,
+            CASE WHEN {_MEET_AFTER}
+                THEN (end_ms + lead(start_ms) OVER around) / 2 END AS joint_after_ms
+        FROM (SELECT task_id, recording_id, chunk_id, start_ms,
+                  coalesce(end_ms, start_ms + CAST(audio_s * 1000 AS INTEGER)) AS end_ms
+              FROM chunk WHERE status = 'done')
+        WINDOW around AS (PARTITION BY recording_id ORDER BY start_ms, end_ms, chunk_id)
+    ),
+    -- What was heard, on the recording's clock; what lies beyond a joint is left to the neighbour.
+    heard AS NOT MATERIALIZED (
+        SELECT d.rowid AS heard_id, p.task_id, d.recording_id, d.chunk_id, p.start_ms + d.start_ms AS start_ms,
+            p.start_ms + d.end_ms AS end_ms, d.label, d.label_name, d.score,
+            CASE WHEN p.start_ms + d.start_ms < p.joint_before_ms THEN p.joint_before_ms END AS across_before_ms,
+            CASE WHEN p.start_ms + d.end_ms > p.joint_after_ms THEN p.joint_after_ms END AS across_after_ms
+        FROM placed p JOIN detection d ON d.recording_id = p.recording_id AND d.chunk_id = p.chunk_id
+        WHERE (p.joint_before_ms IS NULL OR p.start_ms + d.end_ms > p.joint_before_ms)
+          AND (p.joint_after_ms IS NULL OR p.start_ms + d.start_ms < p.joint_after_ms
+               OR p.start_ms + d.end_ms <= p.joint_after_ms)
+    ),
+    -- The few that reach across a joint.
+    across AS MATERIALIZED (
+        SELECT * FROM heard WHERE across_before_ms IS NOT NULL OR across_after_ms IS NOT NULL
+    ),
+    -- Those of the later chunk choose their twins in the earlier one in turn.
+    late AS MATERIALIZED (
+        SELECT *, row_number() OVER (
+            PARTITION BY recording_id, across_before_ms, label ORDER BY start_ms, end_ms, heard_id) AS turn
+        FROM across WHERE across_before_ms IS NOT NULL
+    ),
+    choice (recording_id, joint_ms, label, turn, late_id, end_ms, label_name, score, early_id, taken) AS (
+        SELECT recording_id, across_before_ms, label, 0, NULL, NULL, NULL, NULL, NULL, ',' FROM late WHERE turn = 1
+        UNION ALL
+        SELECT c.recording_id, c.joint_ms, c.label, l.turn, l.heard_id, l.end_ms, l.label_name, l.score,
+            (SELECT heard_id FROM (
+                SELECT e.heard_id, e.start_ms, e.end_ms,
+                    abs(e.start_ms - l.start_ms) + abs(e.end_ms - l.end_ms) AS apart_ms
+                FROM across e
+                WHERE e.recording_id = l.recording_id AND e.across_after_ms = l.across_before_ms
+                  AND e.label = l.label
+                  AND instr(c.taken || coalesce(c.early_id || ',', ''), ',' || e.heard_id || ',') = 0)
+             ORDER BY apart_ms, start_ms, end_ms, heard_id LIMIT 1),
+            c.taken || coalesce(c.early_id || ',', '')
+        FROM choice c JOIN late l ON l.recording_id = c.recording_id AND l.across_before_ms = c.joint_ms
+            AND l.label = c.label AND l.turn = c.turn + 1
+    ),
+    twins AS MATERIALIZED (
+        SELECT CAST(early_id AS INTEGER) AS early_id, CAST(late_id AS INTEGER) AS late_id, end_ms, label_name, score
+        FROM choice WHERE early_id IS NOT NULL
+    ),
+    -- A sound may go on through several chunks: from twin to twin, as far as it goes.
+    grown (last_id, {_COLUMNS}) AS (
+        SELECT heard_id, {_COLUMNS} FROM across WHERE heard_id NOT IN (SELECT late_id FROM twins)
+        UNION ALL
+        SELECT t.late_id, g.task_id, g.recording_id, g.chunk_id, g.start_ms, t.end_ms, g.label,
+            CASE WHEN coalesce(t.score > g.score, t.score IS NOT NULL) THEN t.label_name ELSE g.label_name END,
+            CASE WHEN coalesce(t.score > g.score, t.score IS NOT NULL) THEN t.score ELSE g.score END
+        FROM grown g JOIN twins t ON t.early_id = g.last_id
+    ),
+    joined AS NOT MATERIALIZED (
+        SELECT {_COLUMNS} FROM heard WHERE across_before_ms IS NULL AND across_after_ms IS NULL
+        UNION ALL
+        SELECT {_COLUMNS} FROM grown WHERE last_id NOT IN (SELECT early_id FROM twins)
+    )
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDef:
+    """One view and what a row of it is; each column's SQL is an expression over ``source``."""
+
+    name: str
+    help: str
+    columns: tuple[Column, ...]
+    source: str
+    before: str = ""  # what SQL calls common table expressions: steps on the way, each with a name
+
+    def select(self) -> str:
+        """Return the SELECT statement behind it."""
+        lines = [f"    {column.sql} AS {column.name}" for column in self.columns]
+        tail = f"\n{self.source}" if self.source else ""
+        return f"{self.before}SELECT\n" + ",\n".join(lines) + tail
+
+
+def _from(table: str, alias: str, *names: str) -> tuple[Column, ...]:
+    """Return columns taken over from a table, with their meaning there."""
+    known = {column.name: column for column in TABLE_BY_NAME[table].columns}
+    return tuple(Column(name, f"{alias}.{name}", known[name].help) for name in names)
+
+
+def _chunks(which: str) -> str:
+    return f"(SELECT count(*) FROM chunk c WHERE c.task_id = t.task_id AND c.status {which})"
+
+
+def _of_job(what: str, which: str) -> str:
+    return f"(SELECT {what} FROM chunk WHERE status {which})"
+
+
+def _metric(alias: str, metric: str) -> str:
+    return f"""LEFT JOIN metric_summary {alias}
+    ON {alias}.task_id = d.task_id AND {alias}.device_id = d.device_id AND {alias}.metric = '{metric}'"""
+
+
+# When a task ended, or (killed, or still running) the last moment anything was heard of it.
+_LAST_SIGN = """coalesce(t.ended_at_ms, max(
+        t.started_at_ms,
+        coalesce((SELECT max(to_ms) FROM gap g WHERE g.task_id = t.task_id), 0),
+        coalesce((SELECT max(at_ms) FROM host_sample h WHERE h.task_id = t.task_id), 0),
+        coalesce((SELECT max(ended_at_ms) FROM attempt a WHERE a.task_id = t.task_id), 0)))"""
+_GAPS = """(SELECT sum(g.to_ms - g.from_ms) / 1000.0 FROM gap g
+      WHERE g.task_id = d.task_id AND g.metric IS NULL AND (g.device_id = d.device_id OR g.device_id IS NULL))"""
+
+VIEWS = (
+    ViewDef(
+        "task_summary",
+        "One row per array task attempt: how long it lived and what became of its chunks.",
+        (
+            *_from("task", "t", "task_id", "name", "job_id", "array_index", "restart", "node", "shard_count"),
+            *_from("task", "t", "verdict", "exit_code", "telemetry", "devices", "started_at_ms"),
+            Column("last_sign_ms", _LAST_SIGN, "when it ended; of a killed or running one, when it was last heard of"),
+            Column("wall_s", f"({_LAST_SIGN} - t.started_at_ms) / 1000.0", "from its start to its last sign"),
+            Column("done", _chunks("= 'done'"), "chunks whose final state, done, is this task's"),
+            Column("failed", _chunks("IN ('failed', 'poison')"), "likewise, failed or poison"),
+            Column("pending", _chunks("= 'pending'"), "likewise, not begun or not finished"),
+            Column(
+                "audio_s",
+                "(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')",
+                "length of the chunks that are done",
+            ),
+            *_from("task", "t", "slurm_state", "slurm_exit_code"),
+        ),
+        "FROM task t",
+    ),
+    ViewDef(
+        "device_summary",
+        "One row per device of a task attempt: what was measured on it.",
+        (
+            *_from("device", "d", "device_id", "task_id", "uuid", "device_index", "name", "memory_total_bytes"),
+            *_from("device", "d", "backend"),
+            Column("samples", "t.samples", "how many readings there are"),
+            Column("utilization_mean_percent", "u.mean", "mean of utilization_percent over them"),
+            Column("utilization_p50_percent", "u.p50", "its median, by nearest rank"),
+            Column("utilization_p95_percent", "u.p95", "its 95th percentile, by nearest rank"),
+            Column("utilization_max_percent", "u.maximum", "its maximum"),
+            Column("busy_mean_percent", "b.mean", "mean of busy_percent: the best figure there is; see metric_source"),
+            Column("memory_peak_bytes", "CAST(m.maximum AS INTEGER)", "most memory in use in any reading, by anybody"),
+            Column("temperature_max_c", "CAST(c.maximum AS INTEGER)", "highest temperature"),
+            Column("power_mean_w", "p.mean", "mean power draw"),
+            Column("energy_j", "t.energy_counter_j", "what the energy counter counted"),
+            Column("energy_span_s", "t.energy_counter_span_s", "from its first to its last reading"),
+            Column("energy_integrated_j", "t.energy_integrated_j", "power integrated over the readings"),
+            Column("span_s", "(t.last_at_ms - t.first_at_ms) / 1000.0", "from the first reading to the last"),
+            Column("gap_s", _GAPS, "time without any reading, from `gap`"),
+        ),
+        "\n".join(
+            [
+                "FROM device d",
+                "JOIN device_total t USING (device_id)",
+                _metric("u", "utilization_percent"),
+                _metric("b", "busy_percent"),
+                _metric("m", "memory_used_bytes"),
+                _metric("c", "temperature_c"),
+                _metric("p", "power_w"),
+            ]
+        ),
+    ),
+    ViewDef(
+        "chunk_summary",
+        "How many chunks are in each state, and why.",
+        (
+            *_from("chunk", "c", "status", "error_class"),
+            Column("chunks", "count(*)", "how many"),
+            Column("audio_s", "sum(c.audio_s)", "their length together"),
+            Column("detections", "sum(c.detections)", "what was heard in them"),
+        ),
+        "FROM chunk c GROUP BY c.status, c.error_class",
+    ),
+    ViewDef(
+        "recording_detection",
+        "What was heard in each recording, on its own clock; what chunks that overlap both heard is there once.",
+        (
+            *_from("recording", "r", "study_area", "location", "recorded_at"),
+            Column("recording_id", "j.recording_id", "the recording, as the source names it"),
+            Column("chunk_id", "j.chunk_id", "the chunk that heard it, or its begin"),
+            Column("task_id", "j.task_id", "the task that analysed that chunk: task.task_id"),
+            Column("start_ms", "j.start_ms", "from the recording's start"),
+            Column("end_ms", "j.end_ms", "from the recording's start"),
+            *_from("detection", "j", "label", "label_name", "score"),
+        ),
+        "FROM joined j LEFT JOIN recording r ON r.task_id = j.task_id AND r.recording_id = j.recording_id",
+        before=JOINED,
+    ),
+    ViewDef(
+        "job_summary",
+        "The whole job in one row.",
+        (
+            Column("tasks", "(SELECT count(*) FROM task)", "array task attempts"),
+            Column("chunks", "(SELECT count(*) FROM chunk)", "chunks that any task knew of"),
+            Column("done", _of_job("count(*)", "= 'done'"), "chunks done"),
+            Column("failed", _of_job("count(*)", "IN ('failed', 'poison')"), "chunks failed or poison"),
+            Column("pending", _of_job("count(*)", "= 'pending'"), "chunks not begun or not finished"),
+            Column("skipped", _of_job("count(*)", "= 'skipped'"), "chunks that were left out"),
+            Column("audio_hours", _of_job("sum(audio_s)", "= 'done'") + " / 3600.0", "length of the chunks done"),
+            Column(
+                "gpu_hours",
+                "(SELECT sum(wall_s * devices) FROM task_summary) / 3600.0",
+                "for each task, its wall time × the devices it was granted",
+            ),
+            Column("detections", "(SELECT count(*) FROM detection)", "what was heard"),
+        ),
+        "",
+    ),
+)
+
 
 # Read by task and time: these rows lie in that order, so that a task's are neighbours. Samples are neighbours too,
 # because a task's are copied in one piece, device by device; without a key of their own SQLite copies them as they are.
@@ -32,12 +258,12 @@ SORT_CACHE_KIB = 32_000
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 
 ADDED_TABLES = (
-    Table(
+    TableDef(
         "source_file",
         "What merge found: one row per file, read or not.",
         (
             Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
-            Column("task_id", "INTEGER REFERENCES task", "the task in it; NULL: none of its rows are here"),
+            Column("task_id", "INTEGER REFERENCES task (task_id)", "the task in it; NULL: none of its rows are here"),
             Column("status", "TEXT NOT NULL", "merged, recovered, salvaged, copy, kept or skipped"),
             Column("reason", "TEXT", "why it was not simply merged"),
             Column("size_bytes", "INTEGER", "its size when it was read"),
@@ -49,11 +275,11 @@ ADDED_TABLES = (
         ),
         key="path",
     ),
-    Table(
+    TableDef(
         "task_meta",
         "What `meta` says in each task's own file: the settings it ran with, its environment, where it wrote.",
         (
-            Column("task_id", "INTEGER NOT NULL REFERENCES task", "task.task_id"),
+            Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "task.task_id"),
             Column("key", "TEXT NOT NULL", "name"),
             Column("value", "TEXT", "value; structured ones are JSON"),
         ),
@@ -74,7 +300,7 @@ ADDED_TABLES = (
 )
 JOB_TABLES = (*TABLES, *ADDED_TABLES)
 
-_HELP = View(
+_HELP = ViewDef(
     "column_help",
     "What every column of every table and view means.",
     (
@@ -88,13 +314,13 @@ JOB_VIEWS = (*VIEWS, _HELP)
 
 # Made after the rows of a new database are in: sorting once is cheaper than keeping an index in order.
 INDEXES = {
-    "chunk_by_task": "chunk (task_id, status, audio_s)",
-    "detection_by_chunk": "detection (recording_id, chunk_id)",
-    "attempt_by_chunk": "attempt (recording_id, chunk_id)",
-    "rival_chunk_by_task": "rival_chunk (task_id)",
-    "sample_by_time": "sample (task_id, device_id, at_ms)",
+    "chunk_by_task": ("chunk", ("task_id", "status", "audio_s")),
+    "detection_by_chunk": ("detection", ("recording_id", "chunk_id")),
+    "attempt_by_chunk": ("attempt", ("recording_id", "chunk_id")),
+    "rival_chunk_by_task": ("rival_chunk", ("task_id",)),
+    "sample_by_time": ("sample", ("task_id", "device_id", "at_ms")),
     **{
-        f"{table}_by_task": f"{table} (task_id)"
+        f"{table}_by_task": (table, ("task_id",))
         for table in ("device", "gap", "worker", "alert", "detection", "rival_detection", "device_total", "mark")
     },
 }
@@ -114,18 +340,21 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     db.execute("PRAGMA secure_delete = OFF")  # nothing secret here; some builds of SQLite zero every page they free
     if new:
-        create_tables(db, JOB_TABLES, ordered_by=ORDERED_BY)
-        for view in (*(view.ddl() for view in VIEWS), _column_help()):
-            db.execute(view)
-        db.execute("INSERT INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
+        tool = with_tool(db)
+        tool.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
+        for view in (*VIEWS, _column_help()):
+            tool.create_view(view.name, view.select())
+        tool.table("meta").insert({"key": "made_by", "value": f"badcjobs {__version__}"})
     return db
 
 
 def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXES)) -> None:
     """Create the indexes of the job database that are not there yet."""
     db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
+    tool = with_tool(db)
     for name in names:
-        db.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {INDEXES[name]}")
+        table, columns = INDEXES[name]
+        tool.table(table).create_index(columns, name, if_not_exists=True)
 
 
 def index_samples(db: sqlite3.Connection) -> None:
@@ -133,14 +362,8 @@ def index_samples(db: sqlite3.Connection) -> None:
     create_indexes(db, ("sample_by_time",))
 
 
-def is_job_database(db: sqlite3.Connection, attached_as: str = "main") -> bool:
-    """Tell a job database from a task database."""
-    found = db.execute(f"SELECT 1 FROM {attached_as}.sqlite_master WHERE name = 'source_file'").fetchone()
-    return found is not None
-
-
-def _column_help() -> str:
+def _column_help() -> ViewDef:
     """Return the view that says what every column means; a view, because every table carries ``task_id``."""
     helps = [(t.name, column.name, column.help) for t in (*JOB_TABLES, *JOB_VIEWS) for column in t.columns]
     lines = ("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in helps)
-    return replace(_HELP, source="FROM (VALUES\n" + ",\n".join(lines) + ")").ddl()
+    return replace(_HELP, source="FROM (VALUES\n" + ",\n".join(lines) + ")")

@@ -2,17 +2,18 @@
 
 Every table except ``meta`` carries ``task_id``; a value that was not given is NULL, never 0; times are UTC ms.
 
-A change here is a new SCHEMA_VERSION. Files are never changed in place: what an older version wrote is read column by
-column, so a new column must allow NULL or have a DEFAULT, comes last, and no column may change its meaning.
+A change here is a new SCHEMA_VERSION; files of another version are refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from badcjobs.store.accounting import STATES
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 1
 APPLICATION_ID = 0x42414443  # "BADC": tells our files from other people's SQLite files
 
 
@@ -26,7 +27,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableDef:
     """One table and what a row of it is."""
 
     name: str
@@ -47,7 +48,8 @@ class Table:
         return f"CREATE TABLE {self.name} (\n" + ",\n".join(lines) + f"\n) {kind}"
 
 
-_TASK_ID = Column("task_id", "INTEGER NOT NULL REFERENCES task", "the array task attempt it belongs to: task.task_id")
+_TASK_ID = Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "the task it belongs to: task.task_id")
+_DEVICE_ID = Column("device_id", "INTEGER NOT NULL REFERENCES device (device_id)", "device.device_id")
 _CHUNK = (
     Column("recording_id", "TEXT NOT NULL", "the recording, as the source names it"),
     Column("chunk_id", "TEXT NOT NULL", "the chunk; unique together with recording_id"),
@@ -56,13 +58,13 @@ _CHUNK = (
 _OF_A_CHUNK = "(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)"
 
 TABLES = (
-    Table(
+    TableDef(
         "meta",
         "Facts about this file: versions, the settings of the run, the environment of the task.",
         (Column("key", "TEXT NOT NULL", "name"), Column("value", "TEXT", "value; structured ones are JSON")),
         key="key",
     ),
-    Table(
+    TableDef(
         "task",
         "One attempt of one array task.",
         (
@@ -95,7 +97,7 @@ TABLES = (
             Column("time_limit_s", "REAL", "from its start to the end of its time; NULL: no end is known"),
         ),
     ),
-    Table(
+    TableDef(
         "device",
         "One device granted to a task.",
         (
@@ -116,12 +118,12 @@ TABLES = (
             Column("parent_uuid", "TEXT", "the card that this slice (MIG) is a part of; NULL: it is a card"),
         ),
     ),
-    Table(
+    TableDef(
         "sample",
         "One reading of one device at one instant.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("at_ms", "INTEGER NOT NULL", "when it was read"),
             Column("utilization_percent", "INTEGER", "share of the last moments in which a kernel ran"),
             Column("memory_utilization_percent", "INTEGER", "share in which device memory was read or written"),
@@ -147,7 +149,7 @@ TABLES = (
             Column("ecc_errors", "INTEGER", "uncorrected memory errors since the driver was loaded"),
         ),
     ),
-    Table(
+    TableDef(
         "host_sample",
         "The machine around the devices at one instant.",
         (
@@ -158,7 +160,7 @@ TABLES = (
             Column("memory_total_bytes", "INTEGER", "memory of the machine"),
         ),
     ),
-    Table(
+    TableDef(
         "usage_sample",
         "What the task's own processes used at one instant: the wrapper, its workers, and what those have started.",
         (
@@ -175,25 +177,25 @@ TABLES = (
             Column("source", "TEXT NOT NULL", "where its memory is from: pss (shared pages counted once) or rss"),
         ),
     ),
-    Table(
+    TableDef(
         "gap",
         "A stretch without readings, and why.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER REFERENCES device", "device.device_id; NULL: all devices of the task"),
+            Column("device_id", "INTEGER REFERENCES device (device_id)", "device.device_id; NULL: all devices"),
             Column("metric", "TEXT", "the column that is missing; NULL: all of them"),
             Column("from_ms", "INTEGER NOT NULL", "the last reading before it"),
             Column("to_ms", "INTEGER NOT NULL", "the first reading after it, or the last moment known without one"),
             Column("reason", "TEXT NOT NULL", "why, in words"),
         ),
     ),
-    Table(
+    TableDef(
         "worker",
         "One engine process (or, for engines that start one per chunk, one place for them).",
         (
             Column("worker_id", "INTEGER PRIMARY KEY", "a number made from task and sequence; the same in every file"),
             _TASK_ID,
-            Column("device_id", "INTEGER REFERENCES device", "device.device_id; NULL: on the CPU"),
+            Column("device_id", "INTEGER REFERENCES device (device_id)", "device.device_id; NULL: on the CPU"),
             Column("pid", "INTEGER", "process id; NULL: a new process for each chunk"),
             Column("engine", "TEXT NOT NULL", "which engine"),
             Column("started_at_ms", "INTEGER NOT NULL", "when it was started"),
@@ -201,7 +203,7 @@ TABLES = (
             Column("exit_code", "INTEGER", "its exit code, negative: the signal that ended it; NULL: not known"),
         ),
     ),
-    Table(
+    TableDef(
         "chunk",
         "One row of the source and its final state.",
         (
@@ -213,8 +215,8 @@ TABLES = (
             Column("end_ms", "INTEGER", "where it ends in the recording; NULL: not known"),
             Column("status", "TEXT NOT NULL", "done, failed, poison, pending or skipped (settled elsewhere)"),
             Column("attempts", "INTEGER NOT NULL", "tries so far in this task"),
-            Column("device_id", "INTEGER REFERENCES device", "where the last try ran"),
-            Column("worker_id", "INTEGER REFERENCES worker", "which worker made the last try"),
+            Column("device_id", "INTEGER REFERENCES device (device_id)", "where the last try ran"),
+            Column("worker_id", "INTEGER REFERENCES worker (worker_id)", "which worker made the last try"),
             Column("started_at_ms", "INTEGER", "when the last try started"),
             Column("ended_at_ms", "INTEGER", "when the last try ended"),
             Column("audio_s", "REAL", "seconds of audio; NULL: not known"),
@@ -228,7 +230,7 @@ TABLES = (
         ),
         key="recording_id, chunk_id",
     ),
-    Table(
+    TableDef(
         "recording",
         "One recording of the task's part of the source: what its path says, and its header where that was read.",
         (
@@ -247,7 +249,7 @@ TABLES = (
         ),
         key="task_id, recording_id",
     ),
-    Table(
+    TableDef(
         "attempt",
         "One try of one chunk.",
         (
@@ -255,8 +257,8 @@ TABLES = (
             Column("attempt_id", "INTEGER NOT NULL", "number of the try within its task"),
             *_CHUNK,
             Column("try_number", "INTEGER NOT NULL", "1 for the first try of this chunk in this task"),
-            Column("worker_id", "INTEGER REFERENCES worker", "worker.worker_id"),
-            Column("device_id", "INTEGER REFERENCES device", "device.device_id"),
+            Column("worker_id", "INTEGER REFERENCES worker (worker_id)", "worker.worker_id"),
+            Column("device_id", "INTEGER REFERENCES device (device_id)", "device.device_id"),
             Column("started_at_ms", "INTEGER NOT NULL", "when it started"),
             Column("ended_at_ms", "INTEGER", "when it ended; NULL: it never did"),
             Column("outcome", "TEXT", "done, failed or lost (with its batch); NULL: cut short"),
@@ -268,7 +270,7 @@ TABLES = (
         key="task_id, attempt_id",
         parent=_OF_A_CHUNK,
     ),
-    Table(
+    TableDef(
         "decision",
         "Something that the wrapper decided by itself, and why.",
         (
@@ -280,7 +282,7 @@ TABLES = (
             Column("reason", "TEXT NOT NULL", "why, in words, with the figures it was judged by"),
         ),
     ),
-    Table(
+    TableDef(
         "detection",
         "Something heard in a chunk that is done; times count from the chunk's start.",
         (
@@ -294,12 +296,12 @@ TABLES = (
         ),
         parent=_OF_A_CHUNK,
     ),
-    Table(
+    TableDef(
         "alert",
         "A threshold crossed, with begin, end and peak.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER REFERENCES device", "device.device_id"),
+            Column("device_id", "INTEGER REFERENCES device (device_id)", "device.device_id"),
             Column("kind", "TEXT NOT NULL", "what crossed"),
             Column("severity", "TEXT NOT NULL", "warning or critical"),
             Column("started_at_ms", "INTEGER NOT NULL", "when it began"),
@@ -309,12 +311,12 @@ TABLES = (
             Column("message", "TEXT NOT NULL", "in words"),
         ),
     ),
-    Table(
+    TableDef(
         "process",
         "One process that was seen on a device, ours or somebody else's.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("pid", "INTEGER NOT NULL", "process id on the host"),
             Column("name", "TEXT", "name of the program; NULL: not to be seen from here"),
             Column("user", "TEXT", "whose it is; NULL: not to be seen from here"),
@@ -327,19 +329,19 @@ TABLES = (
         ),
         key="task_id, device_id, pid, first_at_ms",
     ),
-    Table(
+    TableDef(
         "metric_source",
         "Where a metric of a device was read from, for those with several ways.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("metric", "TEXT NOT NULL", "the column of `sample`"),
             Column("source", "TEXT NOT NULL", "gpm, processes, utilization, dcgmi, …"),
             Column("from_ms", "INTEGER NOT NULL", "since when"),
         ),
         key="task_id, device_id, metric, from_ms",
     ),
-    Table(
+    TableDef(
         "recorder",
         "One life of the recorder, and what it cost.",
         (
@@ -358,7 +360,7 @@ TABLES = (
         ),
         key="task_id, started_at_ms, pid",
     ),
-    Table(
+    TableDef(
         "mark",
         "A stretch that a program named, with Recorder.mark(name).",
         (
@@ -368,23 +370,23 @@ TABLES = (
             Column("ended_at_ms", "INTEGER", "when it ended; NULL: it had not"),
         ),
     ),
-    Table(
+    TableDef(
         "process_sample",
         "One process on one device at one instant.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("at_ms", "INTEGER NOT NULL", "when it was read"),
             Column("pid", "INTEGER NOT NULL", "process id on the host"),
             Column("memory_used_bytes", "INTEGER", "device memory it held"),
             Column("sm_percent", "INTEGER", "its share of the multiprocessors"),
         ),
     ),
-    Table(
+    TableDef(
         "device_total",
         "The samples of one device, added up at publication.",
         (
-            Column("device_id", "INTEGER PRIMARY KEY REFERENCES device", "device.device_id"),
+            Column("device_id", "INTEGER PRIMARY KEY REFERENCES device (device_id)", "device.device_id"),
             _TASK_ID,
             Column("samples", "INTEGER NOT NULL", "how many there are"),
             Column("first_at_ms", "INTEGER", "the first of them"),
@@ -394,12 +396,12 @@ TABLES = (
             Column("energy_integrated_j", "REAL", "power integrated over the samples, never across a hole of 15 s"),
         ),
     ),
-    Table(
+    TableDef(
         "metric_summary",
         "One metric of one device over all its samples.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("metric", "TEXT NOT NULL", "the column of `sample`"),
             Column("samples", "INTEGER NOT NULL", "how many had a value"),
             Column("minimum", "REAL NOT NULL", "the smallest"),
@@ -409,34 +411,34 @@ TABLES = (
             Column("maximum", "REAL NOT NULL", "the largest"),
         ),
     ),
-    Table(
+    TableDef(
         "utilization_count",
         "How many samples of a device showed each utilization; percentiles over any set of devices follow from it.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("utilization_percent", "INTEGER NOT NULL", "as in `sample`"),
             Column("samples", "INTEGER NOT NULL", "how many"),
         ),
     ),
-    Table(
+    TableDef(
         "throttle_count",
         "How many samples of a device showed each reason for a lowered clock; one sample may show several.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column(
                 "reason", "TEXT NOT NULL", "NVML's name of the bit in sample.throttle_reasons; gpu_idle slows nobody"
             ),
             Column("samples", "INTEGER NOT NULL", "how many"),
         ),
     ),
-    Table(
+    TableDef(
         "device_time",
         "What a device did with the time of its task; the states of one device add up to that time.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("state", "TEXT NOT NULL", "working, failed, lost, start_up, waiting or idle; see guide report"),
             Column("total_s", "REAL NOT NULL", "how long"),
             Column("measured_s", "REAL NOT NULL", "for so many of them its power is known"),
@@ -444,7 +446,7 @@ TABLES = (
             Column("energy_j", "REAL", "power integrated over it; NULL: not measured"),
         ),
     ),
-    Table(
+    TableDef(
         "attempt_cost",
         "What one try of one chunk cost; tries that ran at the same time on one device share it equally.",
         (
@@ -459,12 +461,12 @@ TABLES = (
         ),
         key="task_id, attempt_id",
     ),
-    Table(
+    TableDef(
         "device_stretch",
         "The samples of a device, thinned to at most 120 stretches of equal length, and its states in each.",
         (
             _TASK_ID,
-            Column("device_id", "INTEGER NOT NULL REFERENCES device", "device.device_id"),
+            _DEVICE_ID,
             Column("from_ms", "INTEGER NOT NULL", "where it begins"),
             Column("to_ms", "INTEGER NOT NULL", "where it ends"),
             Column("state", "TEXT NOT NULL", "the state, as in device_time, that lasted longest in it"),
@@ -482,11 +484,11 @@ TABLES = (
             *(Column(f"{state}_s", "REAL NOT NULL", f"seconds of it in the state {state}") for state in STATES),
         ),
     ),
-    Table(
+    TableDef(
         "task_total",
         "What a task's own processes and its machine used, added up at publication.",
         (
-            Column("task_id", "INTEGER PRIMARY KEY REFERENCES task", "task.task_id"),
+            Column("task_id", "INTEGER PRIMARY KEY REFERENCES task (task_id)", "task.task_id"),
             Column("usage_samples", "INTEGER NOT NULL", "how many rows of `usage_sample` there are"),
             Column("cpu_mean_cores", "REAL", "mean of cpu_cores while chunks were worked on"),
             Column("memory_peak_bytes", "INTEGER", "most memory its processes held"),
@@ -509,12 +511,21 @@ DERIVED = (
     "task_total",
 )
 
-# How many columns tables had in earlier versions: a row that salvage finds may be of one of them.
-EARLIER_WIDTHS = {"attempt": (12,), "chunk": (17, 20), "device": (12,), "sample": (14,), "task": (20, 23)}
-
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 
 
 def columns_of(name: str) -> tuple[str, ...]:
     """Return the column names of one table of a task database, in order."""
     return tuple(column.name for column in TABLE_BY_NAME[name].columns)
+
+
+def insert_sql(name: str) -> str:
+    """Return the statement that adds a whole row to one table of a task database."""
+    return f"INSERT INTO {name} VALUES ({', '.join('?' * len(columns_of(name)))})"
+
+
+def ddl_script(tables: Sequence[TableDef] = TABLES, ordered_by: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the SQL that makes the tables of a task database, or those given, in one transaction."""
+    creations = [f"{table.ddl(ordered_by.get(table.name))};" for table in tables]
+    marks = [f"PRAGMA application_id = {APPLICATION_ID};", f"PRAGMA user_version = {SCHEMA_VERSION};"]
+    return "\n".join(["BEGIN;", *creations, *marks, "COMMIT;"])

@@ -1,35 +1,148 @@
-"""The program that is run when an alert begins or ends: its input, its variables, and its end in any case."""
+"""The alert command: a program that is run when an alert begins or ends."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
+import queue
+import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from badcjobs.telemetry.alert_hooks import TIMEOUT_S, News, variables_of
+from badcjobs.model import AlertHooks
+from badcjobs.processes import die_with_parent
+from badcjobs.seams import Clock
+from badcjobs.telemetry.alerts import Alert
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_S = 10.0  # of each call
+News = Mapping[str, object]
+
+_MOST_PER_HOUR = 20
+_HOUR_S = 3600.0
+_MOST_WAITING = 20
+_PATIENCE_S = 1.75  # at the end of a task
+_KILLED_S = 0.25
 _DYING_S = 0.5
 _LOOK_S = 0.02
-_HEARD_AT_ONCE = 65536  # at each look: one that shouts without end costs us next to nothing
-_KEPT = 4096  # the last words are enough
+_READ_AT_ONCE = 65536  # at each look: a program that prints without end costs us next to nothing
+_KEPT = 4096  # the last lines are enough
 _LONGEST_COMPLAINT = 200
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_CHAT_SIGNS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # in a chat they would be links and mentions
+_VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshold", "state")
 
 
-class Command:
+class HookCalls:
+    """Runs the command for one alert after the other; calls that are left out are counted in the next one."""
+
+    def __init__(self, hooks: AlertHooks, task: str, clock: Clock, environ: Mapping[str, str], cwd: Path) -> None:
+        self._task = task
+        self._clock = clock
+        self._budget = CallBudget(hooks.min_interval_s)
+        self._command = AlertCommand(shlex.split(hooks.command or ""), environ, cwd)
+        self._waiting: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._held_back = 0
+        self._failed = False  # a failure is logged once
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, alert: Alert) -> None:
+        """Call for this alert soon, unless that would be too often; never waits."""
+        full = self._waiting.qsize() >= _MOST_WAITING
+        if full or not self._budget.allows(alert, self._clock.monotonic_s()):
+            self._held_back += 1
+            return
+        self._waiting.put(news_of(alert, self._task, self._held_back))
+        self._held_back = 0
+        if self._thread is None:  # most tasks never have an alert
+            self._thread = threading.Thread(target=self._call_each, name="badcjobs alerts", daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait a moment for what is due; then nothing of it goes on."""
+        if self._thread is None:
+            return
+        self._waiting.put(None)
+        self._thread.join(_PATIENCE_S)
+        self._over.set()
+        if self._thread.is_alive():
+            log.warning("calls about alerts were still under way at the end: they are given up")
+            self._command.stop()
+            self._thread.join(_KILLED_S)
+
+    def _call_each(self) -> None:
+        while (news := self._waiting.get()) is not None and not self._over.is_set():
+            try:
+                trouble = self._command.run(news)
+            except Exception as error:  # broad: the next alert may succeed
+                trouble = f"it could not be called: {type(error).__name__}"
+            if trouble is not None and not self._failed and not self._over.is_set():
+                self._failed = True
+                log.warning("[alerts] command: %s; this is said once, the work goes on", trouble)
+
+
+class CallBudget:
+    """Limits the calls: people who are called too often stop listening."""
+
+    def __init__(self, min_interval_s: float) -> None:
+        self._min_interval_s = min_interval_s
+        self._last_begin_s: dict[tuple[int, str], float] = {}
+        self._told: set[tuple[int, str, int, str]] = set()
+        self._calls_s: deque[float] = deque()
+
+    def allows(self, alert: Alert, at_s: float) -> bool:
+        """Return whether to call for this begin or end, and count it; an end is told only if its begin was."""
+        name, place = (alert.device_id, alert.kind, alert.started_at_ms, alert.message), (alert.device_id, alert.kind)
+        last_s = self._last_begin_s.get(place)
+        is_wanted = name in self._told if alert.over else last_s is None or at_s - last_s >= self._min_interval_s
+        self._told.discard(name)
+        while self._calls_s and at_s - self._calls_s[0] >= _HOUR_S:
+            self._calls_s.popleft()
+        if not is_wanted or len(self._calls_s) >= _MOST_PER_HOUR:
+            return False
+        self._calls_s.append(at_s)
+        if not alert.over:
+            self._told.add(name)
+            self._last_begin_s[place] = at_s
+        return True
+
+
+def news_of(alert: Alert, task: str, held_back: int) -> dict[str, object]:
+    """Return the JSON document of a call; ``held_back``: how many calls were not made since the last one."""
+    more = f" ({held_back} more were held back)" if held_back else ""
+    return {
+        "text": f"badcjobs {task}: {alert.severity} {alert.words}{more}".translate(_CHAT_SIGNS),
+        "state": "end" if alert.over else "begin",
+        "kind": alert.kind,
+        "severity": alert.severity,
+        "device": alert.device_uuid if alert.device_index is None else alert.device_index,
+        "uuid": alert.device_uuid,
+        "task": task,
+        "message": alert.message,
+        "peak": alert.peak,
+        "threshold": alert.threshold,
+        "started_at_ms": alert.started_at_ms,
+        "ended_at_ms": alert.ended_at_ms,
+        "held_back": held_back,
+    }
+
+
+def variables_of(news: News) -> dict[str, str]:
+    """Return the same as variables of an environment; what is not known is empty."""
+    told = {name: "" if news[name] is None else str(news[name]) for name in _VARIABLES}
+    return {f"BADCJOBS_ALERT_{name.upper()}": value.replace("\0", "") for name, value in told.items()}
+
+
+class AlertCommand:
     """A program that gets the news as JSON on its input, and as variables; without a shell."""
-
-    name = "command"
 
     def __init__(self, words: list[str], environ: Mapping[str, str], cwd: Path) -> None:
         self._words = words
@@ -40,8 +153,8 @@ class Command:
         if shutil.which(cwd / words[0] if os.sep in words[0] else words[0], path=environ.get("PATH")) is None:
             log.warning("[alerts] command: there is no program %s here, so alerts are not told to it", words[0])
 
-    def tell(self, news: News) -> str | None:
-        """Run it to its end, or for as long as we wait for anybody."""
+    def run(self, news: News) -> str | None:
+        """Run it to its end, or for TIMEOUT_S; return what went wrong."""
         try:
             process = subprocess.Popen(
                 self._words,
@@ -51,14 +164,19 @@ class Command:
                 env={**self._environ, **variables_of(news)},
                 cwd=self._cwd,
                 start_new_session=True,  # a Ctrl-C is not meant for it, and all it starts can be ended with it
-                preexec_fn=_die_with_us,  # no locks
+                preexec_fn=die_with_parent,  # no locks
             )
         except (OSError, ValueError) as error:
             return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
         self._process = process
         if self._stopped:
             self.stop()
-        _hand_over(process, json.dumps(news).encode())
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(news).encode())  # far shorter than a pipe holds: this never waits
+            process.stdin.close()
+        except OSError:
+            pass  # it does not read its input
         said = _listen(process, time.monotonic() + TIMEOUT_S)
         return self._end(process, said)
 
@@ -71,7 +189,7 @@ class Command:
 
     def _end(self, process: subprocess.Popen[bytes], said: bytes) -> str | None:
         ended = _has_ended(process)
-        _kill_group(process.pid)  # before it is waited for: until then nobody else gets its number
+        _kill_group(process.pid)  # before it is waited for: until then its number is not given to another process
         self._process = None
         try:
             process.wait(_DYING_S)
@@ -86,25 +204,17 @@ class Command:
         return None if code == 0 else ": ".join([f"it ended with {code}", *(w[:_LONGEST_COMPLAINT] for w in words)])
 
 
-def _hand_over(process: subprocess.Popen[bytes], news: bytes) -> None:
-    """Write the news; they are far shorter than a pipe holds, so nobody waits for somebody to read them."""
-    assert process.stdin is not None
-    try:
-        process.stdin.write(news)
-        process.stdin.close()
-    except OSError:
-        pass  # it does not want to know
-
-
 def _listen(process: subprocess.Popen[bytes], until_s: float) -> bytes:
-    """Return the last words of a program that has ended, or whose time is over, whoever still holds its output."""
+    """Return the last output of a program that has ended, or whose time is over, even if its pipe is still open."""
     assert process.stderr is not None
     os.set_blocking(process.stderr.fileno(), False)
     heard = b""
     while True:
-        over = _has_ended(process) or time.monotonic() >= until_s  # asked first: then nothing is said any more
+        over = (
+            _has_ended(process) or time.monotonic() >= until_s
+        )  # asked first: after its end nothing is printed any more
         try:
-            heard = (heard + os.read(process.stderr.fileno(), _HEARD_AT_ONCE))[-_KEPT:]
+            heard = (heard + os.read(process.stderr.fileno(), _READ_AT_ONCE))[-_KEPT:]
         except BlockingIOError:
             pass
         if over:
@@ -113,20 +223,15 @@ def _listen(process: subprocess.Popen[bytes], until_s: float) -> bytes:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Say whether it has, and leave its number to it."""
+    """Say whether it has, without giving its process number free."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        return True  # somebody who waits for every child was quicker
-
-
-def _die_with_us() -> None:
-    """Die with the thread that started us, even by SIGKILL."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        return True  # code that waits for every child was quicker
 
 
 def _kill_group(leader: int) -> None:
     try:
         os.killpg(leader, signal.SIGKILL)
     except OSError:
-        pass  # nobody is left
+        pass  # it is gone

@@ -1,20 +1,46 @@
-"""Alerts: trouble on a device from its begin to its end, told once each, not once per sample.
+"""Alerts: trouble on a device, with a begin and an end, reported once each and not once per sample.
 
-What counts as trouble is signs.py. An alert that has not ended when the recorder stops has no end.
-"""
+An alert that has not ended when the recorder stops has no end."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Protocol
 
 from badcjobs.model import AlertLimits, Reading
-from badcjobs.telemetry.followed import Followed
-from badcjobs.telemetry.signs import CRITICAL, DeviceSigns, Sign
+from badcjobs.telemetry.recorder import Book, Followed
 
+WARNING, CRITICAL = "warning", "critical"
+
+# NVML's clock event reasons. The others are normal (idle, a clock that was set) or reported elsewhere.
+SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
+_REASONS = {
+    HW_THERMAL: "too hot, the hardware slows down",
+    SW_THERMAL: "too hot, the driver slows down",
+    HW_POWER_BRAKE: "the power supply asks to slow down",
+    HW_SLOWDOWN: "the hardware slows down",
+    SW_POWER_CAP: "at its power limit",
+}
+# The messages of values that should stay below a limit.
+_LEVELS = {
+    "thermal": "{device} is at {value} °C; the limit is {limit:g} °C",
+    "memory": "{device} uses {value} % of its memory; from {limit:g} % on it may run out",
+    "power": "{device} draws {value} % of its power limit of {power_limit_w} W",
+    "energy": "{device}: its energy counter and its power added up differ by {value} %; up to {limit:g} % is normal",
+}
+_HOT_C = 83.0
+_CAPPED_S = 10.0  # a big card under full load touches its power limit all the time
+_FLICKER_S = 10.0
+_STORM_S = 60.0  # errors that follow each other so closely are one alert
+_IDLE_BELOW_PERCENT = 1.0
+_MOST_FAULTS = 50  # of different texts: a driver that puts an address into each would fill the log
 _LONGEST_MESSAGE = 500  # it travels through a pipe, in one piece
+_SHORTEST_ENERGY_MS = 60_000  # below this, when a reading is taken matters more than what it says
+_LONGEST_STEP_MS = 15_000  # as in the summary: power is never added up across a hole
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,64 +90,8 @@ class AlertWriter(Protocol):
     def open_alerts(self) -> Sequence[Mapping[str, object]]: ...
 
 
-class Course:
-    """One kind of trouble on one device: none, waiting to be worth an alert, an alert, or one that is fading."""
-
-    def __init__(self, device: Followed, alert: Alert | None = None) -> None:
-        self._device = device
-        self.alert = alert
-        self._since_ms: int | None = None
-        self._off_since_ms: int | None = None
-
-    def take(self, at_ms: int, sign: Sign) -> Alert | None:
-        """Take the next sign; return the alert if it begins, gets worse or ends with it."""
-        if sign.on is None:
-            return None
-        if not sign.on:
-            return self._fade(at_ms, sign.quiet_s)
-        self._off_since_ms = None
-        self._since_ms = self._since_ms or sign.since_ms or at_ms
-        if self.alert is not None:
-            return self._worsen(self.alert, sign)
-        if at_ms - self._since_ms < 1000 * sign.after_s:
-            return None
-        self.alert = self._begin(self._since_ms, sign)
-        return self.alert
-
-    def finish(self) -> Alert | None:
-        """Return the alert if it was over already, and only waited to be sure."""
-        return None if self._off_since_ms is None else self._fade(self._off_since_ms, 0.0)
-
-    def _begin(self, since_ms: int, sign: Sign) -> Alert:
-        device = self._device
-        return Alert(
-            sign.kind, sign.severity, device.device_id, device.device_index, device.uuid, since_ms, None, sign.value,
-            sign.threshold, sign.message[:_LONGEST_MESSAGE],
-        )  # fmt: skip
-
-    def _worsen(self, alert: Alert, sign: Sign) -> Alert | None:
-        worse = alert
-        if sign.value is not None and (alert.peak is None or sign.value > alert.peak):
-            worse = replace(worse, peak=sign.value)
-        if sign.severity == CRITICAL != alert.severity:
-            worse = replace(worse, severity=CRITICAL)
-        if worse is alert:
-            return None
-        self.alert = worse
-        return worse
-
-    def _fade(self, at_ms: int, quiet_s: float) -> Alert | None:
-        self._since_ms = None
-        self._off_since_ms = self._off_since_ms or at_ms
-        if self.alert is None or at_ms - self._off_since_ms < 1000 * quiet_s:
-            return None
-        ended = replace(self.alert, ended_at_ms=max(self._off_since_ms, self.alert.started_at_ms))
-        self.alert = self._off_since_ms = None
-        return ended
-
-
-class AlertBook:
-    """Keeps the course of every trouble of a task's devices, and writes alerts with the instant they belong to."""
+class AlertBook(Book):
+    """Follows every trouble of a task's devices, and writes alerts with the instant they belong to."""
 
     def __init__(
         self,
@@ -133,9 +103,9 @@ class AlertBook:
         self.work_waits = False
         self._writer = writer
         self._devices = {device.device_id: device for device in devices}
-        self._signs = {device.device_id: DeviceSigns(device, limits) for device in devices}
-        self._courses: dict[tuple[int, str, str], Course] = {}
-        self._tell = tell  # told of each begin and each end
+        self._conditions = {device.device_id: DeviceConditions(device, limits) for device in devices}
+        self._states: dict[tuple[int, str, str], AlertState] = {}
+        self._tell = tell  # called at each begin and each end
         self._unwritten: dict[tuple[tuple[int, str, str], int], Alert] = {}
 
     def resume(self) -> None:
@@ -145,38 +115,40 @@ class AlertBook:
             if device is not None:
                 alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)  # type: ignore[arg-type]
                 place = _place(alert.device_id, alert.kind, alert.message)
-                if alert.kind == "fault":  # nobody knows of it any more; it was a moment
+                if alert.kind == "fault":  # it was a moment
                     self._unwritten[place, alert.started_at_ms] = replace(alert, ended_at_ms=alert.started_at_ms)
                 else:
-                    self._courses[place] = Course(device, alert)
+                    self._states[place] = AlertState(device, alert)
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
         """Judge one instant and write what has changed."""
         for device_id, reading in readings:
-            self._judge(at_ms, device_id, self._signs[device_id].of_reading(at_ms, reading, work_waits=self.work_waits))
+            self._judge(
+                at_ms, device_id, self._conditions[device_id].of_reading(at_ms, reading, work_waits=self.work_waits)
+            )
         for device_id, reason in unreadable.items():
-            self._judge(at_ms, device_id, self._signs[device_id].of_silence(reason))
+            self._judge(at_ms, device_id, self._conditions[device_id].of_silence(reason))
         self._write_changes()
 
     def finish(self) -> None:
         """End what was over already; the rest has not ended."""
-        for course in self._courses.values():
-            self._note(course.finish(), news=True)
+        for state in self._states.values():
+            self._note(state.finish(), news=True)
         self._write_changes()
 
     def written(self) -> None:
         """Forget what the disk has taken; an instant that it refuses leaves its changes for the next."""
         self._unwritten.clear()
 
-    def _judge(self, at_ms: int, device_id: int, signs: Iterable[Sign]) -> None:
-        for sign in signs:
-            place = _place(device_id, sign.kind, sign.message)
-            if place not in self._courses:
-                self._courses[place] = Course(self._devices[device_id])
-            course = self._courses[place]
-            was_on = course.alert is not None
-            changed = course.take(at_ms, sign)
-            self._note(changed, news=not was_on or course.alert is None)
+    def _judge(self, at_ms: int, device_id: int, conditions: Iterable[Condition]) -> None:
+        for condition in conditions:
+            place = _place(device_id, condition.kind, condition.message)
+            if place not in self._states:
+                self._states[place] = AlertState(self._devices[device_id])
+            state = self._states[place]
+            was_on = state.alert is not None
+            changed = state.take(at_ms, condition)
+            self._note(changed, news=not was_on or state.alert is None)
 
     def _note(self, alert: Alert | None, *, news: bool) -> None:
         if alert is None:
@@ -193,5 +165,240 @@ class AlertBook:
 
 
 def _place(device_id: int, kind: str, message: str) -> tuple[int, str, str]:
-    """Return whose course it is: each fault that a device reports has one of its own."""
+    """Return the key of a state: each fault that a device reports has one of its own."""
     return device_id, kind, message[:_LONGEST_MESSAGE] if kind == "fault" else ""
+
+
+class AlertState:
+    """One kind of trouble on one device: none, waiting to be worth an alert, an alert, or one that is fading."""
+
+    def __init__(self, device: Followed, alert: Alert | None = None) -> None:
+        self._device = device
+        self.alert = alert
+        self._since_ms: int | None = None
+        self._off_since_ms: int | None = None
+
+    def take(self, at_ms: int, condition: Condition) -> Alert | None:
+        """Take the next condition; return the alert if it begins, gets worse or ends with it."""
+        if condition.on is None:
+            return None
+        if not condition.on:
+            return self._fade(at_ms, condition.quiet_s)
+        self._off_since_ms = None
+        self._since_ms = self._since_ms or condition.since_ms or at_ms
+        if self.alert is not None:
+            return self._worsen(self.alert, condition)
+        if at_ms - self._since_ms < 1000 * condition.after_s:
+            return None
+        self.alert = Alert(
+            kind=condition.kind,
+            severity=condition.severity,
+            device_id=self._device.device_id,
+            device_index=self._device.device_index,
+            device_uuid=self._device.uuid,
+            started_at_ms=self._since_ms,
+            ended_at_ms=None,
+            peak=condition.value,
+            threshold=condition.threshold,
+            message=condition.message[:_LONGEST_MESSAGE],
+        )
+        return self.alert
+
+    def finish(self) -> Alert | None:
+        """Return the alert if it was over already, and only waited to be sure."""
+        return None if self._off_since_ms is None else self._fade(self._off_since_ms, 0.0)
+
+    def _worsen(self, alert: Alert, condition: Condition) -> Alert | None:
+        worse = alert
+        if condition.value is not None and (alert.peak is None or condition.value > alert.peak):
+            worse = replace(worse, peak=condition.value)
+        if condition.severity == CRITICAL != alert.severity:
+            worse = replace(worse, severity=CRITICAL)
+        if worse is alert:
+            return None
+        self.alert = worse
+        return worse
+
+    def _fade(self, at_ms: int, quiet_s: float) -> Alert | None:
+        self._since_ms = None
+        self._off_since_ms = self._off_since_ms or at_ms
+        if self.alert is None or at_ms - self._off_since_ms < 1000 * quiet_s:
+            return None
+        ended = replace(self.alert, ended_at_ms=max(self._off_since_ms, self.alert.started_at_ms))
+        self.alert = self._off_since_ms = None
+        return ended
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is known now about one kind of trouble on one device."""
+
+    kind: str
+    on: bool | None  # None: undecided
+    message: str = ""
+    value: float | None = None
+    threshold: float | None = None
+    severity: str = WARNING
+    since_ms: int | None = None  # since when, if that is before this reading
+    after_s: float = 0.0  # no alert before it has lasted so long
+    quiet_s: float = 0.0  # over only when it has been off for so long
+
+
+class DeviceConditions:
+    """Finds the conditions of one device; remembers what only a second reading can tell."""
+
+    def __init__(self, device: Followed, limits: AlertLimits) -> None:
+        self._device = device
+        self._limits = limits
+        self._label = device.label
+        self._energy = EnergyCheck()
+        self._ecc_before: int | None = None
+        self._ecc_new = 0
+        self._idle_since_ms: int | None = None
+        self._faults: Counter[str] = Counter()
+        self._was_read = False
+
+    def of_reading(self, at_ms: int, reading: Reading, *, work_waits: bool) -> list[Condition]:
+        """Return the conditions of a device that answered."""
+        self._was_read = True
+        device, limits = self._device, self._limits
+        hot_c = limits.temperature_c or device.slowdown_c or _HOT_C
+        why_hot = ", where it slows down" if hot_c == device.slowdown_c else ""
+        memory_percent = _share(reading.memory_used_bytes, device.memory_total_bytes)
+        power_percent = _share(reading.power_w, device.power_limit_w)
+        energy_percent = self._energy.take(at_ms, reading.power_w, reading.energy_j)
+        return [
+            _off("lost"),
+            self._level("thermal", reading.temperature_c, hot_c, 3.0, more=why_hot),
+            self._level("memory", memory_percent, limits.memory_percent, 2.0),
+            self._level("power", power_percent, limits.power_percent, 5.0, quiet_s=_FLICKER_S),
+            *_throttling(self._label, reading.throttle_reasons),
+            self._idle(at_ms, reading, work_waits),
+            *self._reported(reading.faults),
+            self._ecc(reading.ecc_errors),
+            self._level("energy", energy_percent, limits.energy_percent, 0.2 * limits.energy_percent),
+        ]
+
+    def of_silence(self, reason: str) -> list[Condition]:
+        """Return the conditions of a device that did not answer; one that never did is a gap, not a loss."""
+        self._idle_since_ms = None
+        if not self._was_read and "lost" not in reason.lower():
+            return []
+        return [Condition("lost", True, f"{self._label} cannot be read any more: {reason}", severity=CRITICAL)]
+
+    def _level(
+        self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
+    ) -> Condition:
+        """Compare a value with its limit; the trouble is over only when the value is ``back`` below it."""
+        if value is None:
+            return Condition(kind, None)
+        if value < limit - back:
+            return _off(kind, quiet_s)
+        power_limit_w = self._device.power_limit_w
+        message = _LEVELS[kind].format(device=self._label, value=value, limit=limit, power_limit_w=power_limit_w)
+        return Condition(kind, True if value >= limit else None, message + more, value, limit, quiet_s=quiet_s)
+
+    def _idle(self, at_ms: int, reading: Reading, work_waits: bool) -> Condition:
+        """Judge by every number there is: the plain utilization reads 0 at 5 % load."""
+        shares = (reading.utilization_percent, reading.busy_percent, reading.sm_activity_percent)
+        known = [share for share in (*shares, *(p.sm_percent for p in reading.processes or ())) if share is not None]
+        if not known and work_waits:
+            return Condition("idle", None)
+        if not work_waits or max(known) >= _IDLE_BELOW_PERCENT:
+            self._idle_since_ms = None
+            return _off("idle")
+        self._idle_since_ms = self._idle_since_ms or at_ms
+        idle_s, limit_s = (at_ms - self._idle_since_ms) / 1000, self._limits.idle_s
+        words = f"{self._label} has had nothing to do for {limit_s:g} s, while work waits"
+        return Condition(
+            "idle", True if idle_s >= limit_s else None, words, idle_s, limit_s, since_ms=self._idle_since_ms
+        )
+
+    def _reported(self, faults: Sequence[str]) -> list[Condition]:
+        """Return a condition for each fault that there ever was; its value is how often."""
+        self._faults.update(fault for fault in faults if fault in self._faults or len(self._faults) < _MOST_FAULTS)
+        return [
+            Condition(
+                "fault", fault in faults, f"{self._label} reports {fault}", many, severity=CRITICAL, quiet_s=_STORM_S
+            )
+            for fault, many in self._faults.items()
+        ]
+
+    def _ecc(self, errors: int | None) -> Condition:
+        """Errors of former times are in the counter already; news are those that come."""
+        if errors is None:
+            return Condition("ecc", None)
+        new = errors - (errors if self._ecc_before is None else self._ecc_before)
+        self._ecc_before = errors
+        if new <= 0:
+            return _off("ecc", _STORM_S)
+        self._ecc_new += max(0, new)
+        words = f"{self._label} has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
+        return Condition("ecc", True, words, float(self._ecc_new), severity=CRITICAL, quiet_s=_STORM_S)
+
+
+@cache
+def _off(kind: str, quiet_s: float = 0.0) -> Condition:
+    """Return the condition of no trouble: the same object every second, to save time."""
+    return Condition(kind, False, quiet_s=quiet_s)
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else round(100 * part / whole, 1)
+
+
+def _throttling(label: str, mask: int | None) -> list[Condition]:
+    """Return the conditions of clocks lowered by heat and by power."""
+    if mask is None:
+        return []
+    hot = mask & (HW_THERMAL | SW_THERMAL)
+    # HW_SLOWDOWN stands beside the reason that it has; alone it is a board that protects its power supply.
+    hungry = mask & (HW_POWER_BRAKE | SW_POWER_CAP | (0 if mask & HW_THERMAL else HW_SLOWDOWN))
+    at_once = hungry & ~SW_POWER_CAP
+    return [
+        _lowered("throttle_thermal", label, hot, CRITICAL if hot & HW_THERMAL else WARNING),
+        _lowered("throttle_power", label, hungry, CRITICAL if at_once else WARNING, 0.0 if at_once else _CAPPED_S),
+    ]
+
+
+def _lowered(kind: str, label: str, mask: int, severity: str, after_s: float = 0.0) -> Condition:
+    if not mask:
+        return _off(kind, _FLICKER_S)
+    reasons = ", ".join(words for bit, words in _REASONS.items() if mask & bit)
+    words = f"{label} has lowered its clock: {reasons}"
+    return Condition(kind, True, words, float(mask), None, severity, after_s=after_s, quiet_s=_FLICKER_S)
+
+
+class EnergyCheck:
+    """Both since the last hole, so that chance evens out the longer it lasts."""
+
+    def __init__(self) -> None:
+        self._counter: tuple[int, float] | None = None  # where the comparison starts
+        self._power: tuple[int, float] | None = None  # the last reading
+        self._joules = 0.0
+
+    def take(self, at_ms: int, power_w: float | None, energy_j: float | None) -> float | None:
+        """Take a reading; return the difference in percent of the counter, None where that cannot be told now."""
+        if power_w is None:
+            return None
+        self._add_up(at_ms, power_w)
+        if energy_j is None:
+            return None
+        if self._counter is None or energy_j < self._counter[1]:  # the driver was loaded anew
+            self._counter, self._joules = (at_ms, energy_j), 0.0
+            return None
+        if at_ms - self._counter[0] < _SHORTEST_ENERGY_MS:
+            return None
+        counted = energy_j - self._counter[1]
+        if counted > 0:
+            return round(100 * abs(counted - self._joules) / counted, 1)
+        return 100.0 if self._joules > 0 else None  # a counter that stands still, under a device that draws power
+
+    def _add_up(self, at_ms: int, power_w: float) -> None:
+        if self._power is not None:
+            before_ms, before_w = self._power
+            if at_ms - before_ms > _LONGEST_STEP_MS:
+                self._counter = None
+            else:
+                self._joules += (power_w + before_w) * (at_ms - before_ms) / 2000
+        self._power = (at_ms, power_w)

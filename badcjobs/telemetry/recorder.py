@@ -1,77 +1,123 @@
-"""The recorder's loop: a sample at every point of a fixed grid, and a gap where a point was missed."""
+"""The recorder's loop: a sample of every device at each point of a fixed grid, and a gap where there is none."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
-from badcjobs.model import HostReading, Reading
-from badcjobs.seams import Clock
-from badcjobs.telemetry.cost import Effort
-from badcjobs.telemetry.gaps import GapWriter
-from badcjobs.telemetry.unwritten import Unwritten
+from badcjobs.model import METRICS, HostReading, Reading
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 log = logging.getLogger(__name__)
 
 _SLOW_START_S = 1.5
+# What a device never gives is a gap of every metric concerned: not worth a write each, every second.
+_STRETCH_EVERY_MS = 10_000
+_ASKED_FOR = (*METRICS, "processes")
+_values_of = attrgetter(*_ASKED_FOR)
+
+_Place = tuple[int, str | None]  # device, metric (None: all of them)
 
 
-class SampleWriter(GapWriter, Protocol):
-    """Where samples are written: the recorder's own file."""
+class Followed(NamedTuple):
+    """A device that is recorded; a tuple, so that it travels as a short list in the recorder's order."""
 
-    def batch(self) -> AbstractContextManager[object]: ...
-
-    def last_sample_ms(self) -> int | None: ...
-
-    def write_tick(self, at_ms: int, readings: Sequence[tuple[int, Reading]], host: HostReading | None) -> None: ...
-
-
-class Devices(Protocol):
-    """What is sampled."""
+    device_id: int
+    uuid: str | None  # None: nothing here can read it
+    device_index: int | None = None
+    memory_total_bytes: int | None = None
+    power_limit_w: float | None = None
+    slowdown_c: float | None = None
 
     @property
-    def unreadable(self) -> Mapping[int, str]: ...
-
-    def hurry(self) -> None: ...
-
-    def remember_gaps(self) -> None: ...
-
-    def sample(self, at_ms: int) -> list[tuple[int, Reading]]: ...
-
-    def forget_gaps(self) -> None: ...
+    def label(self) -> str:
+        """The device in a sentence."""
+        return f"device {self.device_id if self.device_index is None else self.device_index}"
 
 
-class Notes(Protocol):
-    """What is written beside the samples, in the same transaction."""
+@dataclass(slots=True)
+class Effort:
+    """What the loop knows about its own cost; it adds to this as it goes."""
 
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None: ...
+    ticks: int = 0
+    worst_late_s: float = 0.0  # how long after its point on the grid a sample was taken
+    reading_s: float = 0.0
 
-    def finish(self) -> None: ...
 
-    def written(self) -> None: ...
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """How much the disk refused, why, and since when it still does (None: it takes readings again)."""
+
+    lost_s: float = 0.0
+    reason: str = ""
+    since_ms: int | None = None
+
+    @property
+    def words(self) -> str | None:
+        """The loss in words; None: there is none."""
+        if self.lost_s == 0 and self.since_ms is None:
+            return None
+        return f"{self.lost_s:.1f} s of readings could not be written: {self.reason}"
+
+    def gaps(self, to_ms: int) -> list[tuple[int, int, str]]:
+        """Return the gap that is in no file yet, as (from, to, reason)."""
+        if self.since_ms is None:
+            return []
+        return [(self.since_ms, max(to_ms, self.since_ms), f"could not be written: {self.reason}")]
+
+    def to_json(self) -> str:
+        """Return one line for the wrapper."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Unwritten:
+        """Read the recorder's line; an empty one means no loss."""
+        return cls(**json.loads(text)) if text else cls()
+
+
+class Book:
+    """Rows that are written beside the samples, in the same transaction: alerts, processes, sources, the cost."""
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        """Write what is new at one instant."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Write what is left, in the last transaction; most books have nothing to add."""
+
+    def written(self) -> None:
+        """Take note that the disk has taken the instant; most books write a refused row anew by themselves."""
 
 
 class Recorder:
-    """Samples on the grid start, start + interval, start + 2 × interval, … whatever a tick costs."""
+    """Samples on the grid start, start + interval, start + 2 × interval, … whatever a tick costs.
+
+    A sample is worth more than what the books add: a book that fails is reported once, and tried again at the next
+    instant.
+    """
 
     def __init__(
         self,
-        devices: Devices,
+        sampler: Sampler,
         read_host: Callable[[], HostReading | None],
-        writer: SampleWriter,
+        writer: TelemetryWriter,
         *,
         clock: Clock,
         interval_s: float,
         since_ms: int | None = None,
         again: bool = False,
         refused: Callable[[str], None] = lambda reason: None,
-        notes: Notes | None = None,
+        books: Sequence[Book] = (),
+        trouble: Callable[[str], None] = lambda text: None,
         effort: Effort | None = None,
     ) -> None:
-        self._devices = devices
+        self._sampler = sampler
         self._read_host = read_host
         self._writer = writer
         self._clock = clock
@@ -79,11 +125,13 @@ class Recorder:
         self._since_ms = since_ms  # when recording was asked for
         self._again = again  # whether a recorder before us has died
         self._last_ms: int | None = None
-        self._refused = refused  # told once per stretch in which the disk refuses
+        self._refused = refused  # called once per stretch in which the disk refuses
         self._unwritten: tuple[int, str] | None = None  # since when, and why
         self._lost_ms = 0
         self._lost_why = ""
-        self._notes = notes
+        self._books = books
+        self._failed_books: set[str] = set()
+        self._trouble = trouble
         self._effort = effort or Effort()
 
     def run(self, wait: Callable[[float], bool]) -> None:
@@ -93,12 +141,13 @@ class Recorder:
         over = False
         while not over:
             now_s = self._clock.monotonic_s()
-            self._effort.note_lateness(now_s - start_s - expected * self._interval_s)
+            late_s = now_s - start_s - expected * self._interval_s
+            self._effort.worst_late_s = max(self._effort.worst_late_s, late_s)
             expected = max(number, int((now_s - start_s) / self._interval_s)) + 1
             self.tick()
             number = max(expected, int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1)
             over = wait(start_s + number * self._interval_s - self._clock.monotonic_s())
-        self._devices.hurry()
+        self._sampler.force_full_read()
         self.tick(last=True)
 
     def tick(self, *, last: bool = False) -> None:
@@ -106,7 +155,7 @@ class Recorder:
         at_ms = self._clock.now_ms()
         if self._last_ms is not None:
             at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow a tick at once; no two share an instant
-        self._devices.remember_gaps()
+        self._sampler.gaps.save()
         hole = self._hole_before(at_ms)
         try:
             with self._writer.batch():
@@ -114,26 +163,15 @@ class Recorder:
                     self._writer.open_gap(None, None, hole[0], at_ms, hole[1])
                 self._write(at_ms, last)
         except sqlite3.Error as error:
-            self._devices.forget_gaps()  # rolled back with the rest
+            self._sampler.gaps.restore()  # rolled back with the rest
             self._note_refusal(hole[0] if hole else self._last_ms or at_ms, str(error))
             return
         if self._unwritten is not None:
             self._lost_ms += at_ms - self._unwritten[0]
             self._unwritten = None
         self._last_ms = at_ms
-        if self._notes is not None:
-            self._notes.written()
-
-    def _write(self, at_ms: int, last: bool) -> None:
-        begun_s = self._clock.monotonic_s()
-        readings = self._devices.sample(at_ms)
-        self._effort.reading_s += self._clock.monotonic_s() - begun_s
-        self._effort.ticks += 1
-        self._writer.write_tick(at_ms, readings, self._read_host())
-        if self._notes is not None:
-            self._notes.write(at_ms, readings, self._devices.unreadable)
-            if last:
-                self._notes.finish()
+        for book in self._books:
+            book.written()
 
     @property
     def unwritten(self) -> Unwritten:
@@ -141,6 +179,30 @@ class Recorder:
         since_ms = None if self._unwritten is None else self._unwritten[0]
         lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self._clock.now_ms() - since_ms))
         return Unwritten(lost_ms / 1000, self._lost_why, since_ms)
+
+    def _write(self, at_ms: int, last: bool) -> None:
+        begun_s = self._clock.monotonic_s()
+        readings = self._sampler.sample(at_ms)
+        self._effort.reading_s += self._clock.monotonic_s() - begun_s
+        self._effort.ticks += 1
+        self._writer.write_tick(at_ms, readings, self._read_host())
+        for book in self._books:
+            self._write_book(book, lambda book=book: book.write(at_ms, readings, self._sampler.unreadable))  # type: ignore[misc]
+        for book in self._books if last else ():
+            self._write_book(book, book.finish)
+
+    def _write_book(self, book: Book, write: Callable[[], None]) -> None:
+        try:
+            with self._writer.aside():
+                write()
+        except sqlite3.OperationalError:
+            raise  # the disk: the whole instant is refused, and will be a gap
+        except Exception as error:  # broad: whatever goes wrong in here, the samples are worth more
+            name = type(book).__name__
+            if name not in self._failed_books:
+                self._failed_books.add(name)
+                log.exception("%s cannot write", name)
+                self._trouble(f"the recorder's {name} has failed and may be incomplete: {error!r}")
 
     def _note_refusal(self, since_ms: int, reason: str) -> None:
         if self._unwritten is None:
@@ -155,7 +217,7 @@ class Recorder:
             return self._unwritten[0], f"could not be written: {self._unwritten[1]}"
         if self._last_ms is None:
             return self._hole_at_start(at_ms)
-        if not self._is_hole(self._last_ms, at_ms):
+        if at_ms - self._last_ms <= 1500 * self._interval_s:  # half an interval late is still on the grid
             return None
         missed = round((at_ms - self._last_ms) / 1000 / self._interval_s) - 1
         log.warning("the recorder was late and missed %d readings", missed)
@@ -170,5 +232,136 @@ class Recorder:
             return self._since_ms, "the recorder was slow to start"
         return None
 
-    def _is_hole(self, from_ms: int, to_ms: int) -> bool:
-        return to_ms - from_ms > 1500 * self._interval_s  # half an interval late is still on the grid
+
+class Sampler:
+    """Reads devices by UUID; what gives no reading becomes a gap."""
+
+    def __init__(self, reader: GpuReader, devices: Sequence[Followed], gaps: Gaps) -> None:
+        self._reader = reader
+        self._devices = devices
+        self.gaps = gaps
+        self.unreadable: Mapping[int, str] = {}  # the devices that gave no reading at the last instant, and why
+        self._no_uuid = _why_nothing(reader) if any(device.uuid is None for device in devices) else ""
+
+    def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
+        """Read all devices; what cannot be read becomes a gap, never an exception and never a zero."""
+        readings, unreadable = [], {}
+        for device in self._devices:
+            try:
+                if device.uuid is None:
+                    raise DeviceUnreadable(self._no_uuid)
+                reading = self._reader.read(device.uuid)
+            except DeviceUnreadable as error:
+                unreadable[device.device_id] = str(error)
+                if self.gaps.missing(device.device_id, None, at_ms, str(error)):
+                    log.warning("%s (%s) cannot be read: %s", device.label, device.uuid, error)
+            else:
+                self.gaps.good(device.device_id, None, at_ms)
+                self._note_metrics(device.device_id, reading, at_ms)
+                readings.append((device.device_id, reading))
+        self.unreadable = unreadable
+        return readings
+
+    def force_full_read(self) -> None:
+        """Let the next instant, the last one, leave nothing out."""
+        self._reader.force_full_read()
+        self.gaps.stretch_all()
+
+    def _note_metrics(self, device_id: int, reading: Reading, at_ms: int) -> None:
+        for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
+            if metric in reading.missing:
+                if self.gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
+                    log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
+            elif value is not None:  # None: not asked this time
+                self.gaps.good(device_id, metric, at_ms)
+
+
+def _why_nothing(reader: GpuReader) -> str:
+    """Return why devices were granted that nothing here can read: a container without its driver library, say."""
+    try:
+        reader.inventory()
+    except ReaderUnavailable as error:
+        return f"no driver library to read it with: {error}"
+    return "no driver library to read it with"
+
+
+class Gaps:
+    """The gaps that are open now: one row per stretch and reason, stretched while it lasts."""
+
+    def __init__(self, writer: TelemetryWriter, started_at_ms: int) -> None:
+        self._writer = writer
+        self._started_at_ms = started_at_ms
+        self._last_good_ms: dict[_Place, int] = {}
+        self._open: dict[_Place, tuple[int, str]] = {}  # row, reason
+        self._next_stretch_ms: dict[_Place, int] = {}
+        self.save()
+
+    def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
+        """Take note of a reading: an open gap ends with it."""
+        place = (device_id, metric)
+        if place in self._open:
+            self._writer.stretch_gap(self._open.pop(place)[0], at_ms)
+            if metric is None:  # it is back: the gaps of its metrics go on from this instant
+                self._next_stretch_ms = {p: ms for p, ms in self._next_stretch_ms.items() if p[0] != device_id}
+        self._last_good_ms[place] = at_ms
+
+    def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
+        """Take note that nothing was read; return whether this is news."""
+        place = (device_id, metric)
+        if place in self._open:
+            row, known_reason = self._open[place]
+            if known_reason == reason and metric is not None and at_ms < self._next_stretch_ms.get(place, 0):
+                return False
+            self._next_stretch_ms[place] = at_ms + _STRETCH_EVERY_MS
+            self._writer.stretch_gap(row, at_ms)
+            if known_reason == reason:
+                return False
+        if metric is None:
+            self._bring_up_metrics(device_id)
+        # A metric that never came is missing since its device was first read.
+        since_ms = self._last_good_ms.get(place, self._started_at_ms)
+        from_ms = at_ms if place in self._open else since_ms
+        self._open[place] = (self._writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
+        return True
+
+    def stretch_all(self) -> None:
+        """Stretch every gap that goes on at the next instant: it is the last one."""
+        self._next_stretch_ms.clear()
+
+    def save(self) -> None:
+        """Keep the state of this moment, for ``restore``."""
+        self._saved = (dict(self._last_good_ms), dict(self._open), dict(self._next_stretch_ms))
+
+    def restore(self) -> None:
+        """Go back to the saved state: the writer has rolled back what came after it."""
+        self._last_good_ms, self._open, self._next_stretch_ms = self._saved
+
+    def _bring_up_metrics(self, device_id: int) -> None:
+        """Let the gaps of a device's metrics reach its last reading: they are not stretched while it is silent."""
+        last_ms = self._last_good_ms.get((device_id, None))
+        for (device, metric), (row, _) in self._open.items():
+            if device == device_id and metric is not None and last_ms is not None:
+                self._writer.stretch_gap(row, last_ms)
+
+
+class SourceBook(Book):
+    """Writes where each metric of each device is read from, when that changes."""
+
+    def __init__(self, writer: TelemetryWriter) -> None:
+        self._writer = writer
+        self._written: dict[tuple[int, str], str] = {}
+        self._news: dict[tuple[int, str], str] = {}  # what the disk may yet refuse
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        """Write what is new in these readings."""
+        self._news.clear()
+        for device_id, reading in readings:
+            for metric, source in reading.sources.items():
+                if self._written.get((device_id, metric)) != source:
+                    self._writer.write_source(device_id, metric, source, at_ms)
+                    self._news[device_id, metric] = source
+
+    def written(self) -> None:
+        """Remember what the disk has taken."""
+        self._written.update(self._news)
+        self._news.clear()

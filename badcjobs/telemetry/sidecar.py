@@ -1,7 +1,4 @@
-"""The wrapper's hand on its recorder: starts it as a process of its own, restarts it once, stops it in order.
-
-The words in which they talk stand in order.py.
-"""
+"""The wrapper's side of the recorder: starts it as a process of its own, restarts it once, stops it in order."""
 
 from __future__ import annotations
 
@@ -13,10 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
+from badcjobs.seams import Clock
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.order import (
+from badcjobs.telemetry.pipe_protocol import (
     AGAIN,
     ALERT,
     COST,
@@ -32,11 +33,12 @@ from badcjobs.telemetry.order import (
     WORK_WAITS,
     SidecarOrder,
 )
-from badcjobs.telemetry.unwritten import Unwritten
+from badcjobs.telemetry.recorder import Unwritten
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+_ORPHAN_POLL_S = 0.1
 _DYING_S = 2.0
 _FULL_PIPE_S = 1.0
 _SMALLEST_FILE = 65536
@@ -57,7 +59,7 @@ class Sidecar:
         self._restarts_left = 1
         self.failure: str | None = None
         self.unwritten = Unwritten()
-        self.over = False  # nobody writes the recorder's file any more
+        self.over = False  # the recorder's file is not written any more
         self._process: subprocess.Popen[bytes] | None = None
         self._log_before = 0  # how much of the log an earlier recorder has written
         self._heard = b""
@@ -107,10 +109,10 @@ class Sidecar:
         if self.failure is None and self._is_alive():
             self._say(STOP if last_copy is None else f"{STOP} {last_copy}")
             answer = self._hear(STOPPED, timeout_s)
-            if answer is None:
-                self._give_up(
-                    f"the recorder did not answer in {timeout_s:.0f} s" if self._is_alive() else self._obituary()
-                )
+            if answer is None and self._is_alive():
+                self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
+            elif answer is None:
+                self._give_up(self._obituary())
             else:
                 self.unwritten = Unwritten.from_json(answer)
                 log.info("recorder: %s", self._answers.get(COST, "its cost is not known"))
@@ -119,7 +121,7 @@ class Sidecar:
         self.over = True
 
     def release(self, timeout_s: float) -> None:
-        """Tell the recorder that everything is published, and see it off."""
+        """Tell the recorder that everything is published, and wait for its end."""
         if self._process is None:
             return
         self._say(PUBLISHED)
@@ -128,12 +130,9 @@ class Sidecar:
         except subprocess.TimeoutExpired:
             log.warning("the recorder did not end in %.0f s: killing it", timeout_s)
             self._kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass  # it died with our word unread
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+            with suppress(OSError):  # it died with our word unread
+                pipe.close()
 
     def _start(self, *options: str) -> None:
         try:
@@ -164,10 +163,8 @@ class Sidecar:
         if self._process is None:
             return
         self._process.kill()
-        try:
+        with suppress(subprocess.TimeoutExpired):  # deep in a driver: it cannot even die, but writes no more
             self._process.wait(_DYING_S)
-        except subprocess.TimeoutExpired:
-            pass  # deep in a driver: it cannot even die, but writes no more
 
     def _say(self, word: str) -> None:
         try:
@@ -227,25 +224,16 @@ class Sidecar:
             log.exception("on_alert failed; the recording goes on")
 
     def _obituary(self) -> str:
-        code = None if self._process is None else self._process.returncode
-        return f"the recorder ended with {code}: {self._last_words()}"
-
-    def _last_words(self) -> str:
-        try:
+        """Return why it ended, from its exit code and its log."""
+        said, is_full = b"", False
+        with suppress(OSError):  # our folder was removed
             said = self._log_file.read_bytes()[self._log_before :]
-        except OSError:
-            said = b""  # somebody has tidied up our folder
-        if not said and _is_full(self._log_file.parent):
-            return "there is no space left on its disk, not even for last words"
-        return parse_last_words(said.decode(errors="replace"))
-
-
-def _is_full(folder: Path) -> bool:
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < _SMALLEST_FILE
+            disk = os.statvfs(self._log_file.parent)
+            is_full = disk.f_bavail * disk.f_frsize < _SMALLEST_FILE
+        why = parse_last_words(said.decode(errors="replace"))
+        if is_full and not said:
+            why = "there is no space left on its disk, not even for last words"
+        return f"the recorder ended with {self._process and self._process.returncode}: {why}"
 
 
 def parse_last_words(text: str) -> str:
@@ -270,3 +258,28 @@ def _state_of(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def wait_for_orphans(tasks_folder: Path, clock: Clock, timeout_s: float) -> None:
+    """Wait until no orphaned recorder of this machine is about to publish into the folder."""
+    deadline_s = clock.monotonic_s() + timeout_s
+    announced = False
+    while _orphan_in(tasks_folder) and clock.monotonic_s() < deadline_s:
+        if not announced:
+            log.info("an earlier task was killed; waiting for its recorder to publish what it had done")
+            announced = True
+        clock.sleep(_ORPHAN_POLL_S)
+
+
+def _orphan_in(tasks_folder: Path) -> bool:
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if MODULE not in words:
+            continue
+        try:
+            order = SidecarOrder.read(Path(words[-1]))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # its folder is gone: it has published
+        if Path(order.publish_to).parent == tasks_folder and not psutil.pid_exists(order.wrapper_pid):
+            return True
+    return False

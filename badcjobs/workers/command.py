@@ -7,32 +7,23 @@ path per line, and a folder for one CSV per path, named after it: ``/data/a.wav`
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import shlex
 import shutil
 import string
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
-from badcjobs.seams import Clock, Launcher, More, Session, SessionBroken, nothing_more
-from badcjobs.workers.detections import parse_detections_csv
-from badcjobs.workers.failures import (
-    BAD_AUDIO,
-    BAD_OUTPUT,
-    CONFIGURATION,
-    EXIT_CODE,
-    GPU_LOST,
-    NO_OUTPUT,
-    TERMINATED,
-    classify,
-    signal_name,
-    signal_of,
-)
-from badcjobs.workers.fingerprints import fingerprint_of
-from badcjobs.workers.launch import last_lines, worker_environment
-from badcjobs.workers.patience import Patience
-from badcjobs.workers.program_run import ProgramRunner
+from badcjobs.processes import fingerprint_of, last_lines, worker_environment
+from badcjobs.seams import Clock, Launcher, More, Process, SessionBroken, nothing_more
+from badcjobs.workers import retry
+from badcjobs.workers.stream_session import Patience
 
 PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", "chunk_id", "recording_id")
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
@@ -88,174 +79,330 @@ def parse_batch_size(args: Sequence[str]) -> int:
     return size
 
 
-def read_table(path: Path) -> tuple[tuple[Detection, ...], str, str]:
-    """Return the detections in a program's output, or the class and the story of what is wrong with it."""
-    try:
-        return tuple(parse_detections_csv(path.read_text(encoding="utf-8"))), "", ""
-    except FileNotFoundError:
-        return (), NO_OUTPUT, f"the program ended with 0 but wrote no {{output}} ({path.name})"
-    except (ValueError, OSError) as error:
-        return (), BAD_OUTPUT, f"{{output}} cannot be read: {error}"
-
-
 class CommandEngine:
     """Runs the user's program, for each chunk or for each batch."""
 
     name = "command"
+    knows_hawkears = False  # a program that we do not know may mean anything by HawkEars' words
 
     def __init__(
         self, template: str, *, environ: Mapping[str, str], launcher: Launcher, clock: Clock, args: Sequence[str] = ()
     ) -> None:
-        self._words = parse_command(template)
-        self._args = list(args)
-        self._environ = environ
-        self._launcher = launcher
-        self._clock = clock
-        # Nobody knows this program: only a silence that is absurd is a hang.
-        self._patience = Patience(least_s=900.0, slowest=20.0)
+        self.environ, self.launcher, self.clock, self.args = environ, launcher, clock, args
+        self._template = parse_command(template)
+        # How fast the program is, is not known: only a silence that is absurd is a hang.
+        self.patience = Patience(least_s=900.0, slowest=20.0)
 
     @property
     def wants(self) -> int:
         """One chunk, or a batch."""
-        return parse_batch_size(self._args) if is_per_batch(self._words) else 1
+        return parse_batch_size(self.args) if is_per_batch(self._template) else 1
 
     @property
     def version(self) -> str | None:
         """The files that the command names: a program that was changed is another one."""
-        found = [shutil.which(self._words[0], path=self._environ.get("PATH")), *self._words[1:]]
+        found = [shutil.which(self._template[0], path=self.environ.get("PATH")), *self._template[1:]]
         files = [Path(word) for word in found if word and Path(word).is_file()]
         return " ".join([*(path.name for path in files), fingerprint_of(files) or ""]) if files else None
 
     def check(self) -> None:
         """Look for the program now, not once per chunk."""
-        parse_batch_size(self._args)
-        program = self._words[0]
-        if "{" not in program and shutil.which(program, path=self._environ.get("PATH")) is None:
+        parse_batch_size(self.args)
+        program = self._template[0]
+        may_be_elsewhere = "{" in program or self.launcher.prefix_for("")  # in a container
+        if not may_be_elsewhere and shutil.which(program, path=self.environ.get("PATH")) is None:
             raise NotHere(
                 f"the program {program!r} of --command was not found",
                 why="it is neither a file that can be run nor on PATH",
                 fix=f"command -v {shlex.quote(program)}   (on the compute node: load its module first)",
             )
 
-    def open(self, plan: WorkerPlan, scratch: Path) -> Session:
+    def words(self, plan: WorkerPlan) -> list[str]:
+        """Return the words of the command for one worker."""
+        return self._template
+
+    def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
+        """Return the environment of one worker's programs."""
+        env = worker_environment(self.environ, plan)
+        if plan.lean:  # what the program makes of it is its own business
+            env.update(BADCJOBS_LEAN="1", OMP_NUM_THREADS="1")
+        return env
+
+    def open(self, plan: WorkerPlan, scratch: Path) -> CommandSession:
         """Prepare a place; programs start with the chunks."""
-        place = CommandPlace(self._words, plan, self._environ, scratch, self._launcher, self._clock, self._patience)
-        if not is_per_batch(self._words):
-            return CommandSession(place)
-        from badcjobs.workers.command_batch import CommandBatchSession
+        return CommandSession(
+            self.words(plan),
+            plan,
+            env=self.environment(plan, scratch),
+            folder=scratch / "command",
+            most=1 if plan.lean else self.wants,
+            launcher=self.launcher,
+            clock=self.clock,
+            patience=self.patience,
+            knows_hawkears=self.knows_hawkears,
+        )
 
-        return CommandBatchSession(place, most=1 if plan.lean else self.wants)
 
+class CommandSession:
+    """One worker's programs, one after the other, each for as many chunks as it takes."""
 
-class CommandPlace:
-    """Where the programs of one worker run, one after the other."""
+    pid: int | None = None
 
     def __init__(
         self,
         words: Sequence[str],
         plan: WorkerPlan,
-        environ: Mapping[str, str],
-        scratch: Path,
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        most: int,
         launcher: Launcher,
         clock: Clock,
         patience: Patience,
+        knows_hawkears: bool,
     ) -> None:
-        self.clock = clock
-        self.patience = patience
-        self.folder = scratch / "command"  # emptied before each run, whatever a program has left there
-        self.log = self.folder / "command.log"
-        self.runner = ProgramRunner(launcher, clock)
-        self.interrupted = False
         self._words = words
         self._device = plan.device
-        self._env = worker_environment(environ, plan)
-        if plan.lean:  # what the program makes of it is its own business
-            self._env.update(BADCJOBS_LEAN="1", OMP_NUM_THREADS="1")
-
-    def clear(self) -> None:
-        """Make the folder anew."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def run(self, values: Mapping[str, str], env: Mapping[str, str], *, audio_s: float | None) -> int | None:
-        """Run the program with these values; return its exit code, None when it was killed before it began."""
-        device = self._device
-        index = "" if device is None or device.index is None else str(device.index)
-        known = {"device": device.pin if device else "", "device_index": index, **values}
-        argv = [word.format(**known) for word in self._words]
-        limit_s = self.patience.limit_s(audio_s)
-        began_s = self.clock.monotonic_s()
-        code = self.runner.run(argv, env={**self._env, **env}, cwd=None, log=self.log, limit_s=limit_s, hears_term=True)
-        if code == 0:
-            self.patience.learn(self.clock.monotonic_s() - began_s, audio_s)
-        return code
-
-    def explain(self, code: int) -> tuple[str, str]:
-        """Return the class and the story of a program that did not end with 0."""
-        said = last_lines(self.log)
-        error_class = classify(said, code)
-        if error_class == TERMINATED:
-            raise SessionBroken(TERMINATED, "the program was ended from outside (SIGTERM)")
-        if error_class == GPU_LOST:
-            raise SessionBroken(GPU_LOST, said)
-        if error_class in (BAD_AUDIO, CONFIGURATION):
-            error_class = EXIT_CODE  # those words are HawkEars'; from anybody else they may mean anything
-        signum = signal_of(code)
-        how = f"was ended by {signal_name(signum)}" if signum else f"ended with exit code {code}"
-        return error_class, f"the program {how}\n{said}".strip()
-
-
-class CommandSession:
-    """One worker's place for the programs of its chunks, one after the other."""
-
-    pid: int | None = None
-
-    def __init__(self, place: CommandPlace) -> None:
-        self._place = place
-        self._output = place.folder / "detections.csv"
+        self._env = env
+        self._folder = folder  # emptied before each run, whatever a program has left there
+        self._most = most
+        self._clock = clock
+        self._patience = patience
+        self._knows_hawkears = knows_hawkears
+        self._per_batch = is_per_batch(words)
+        self._outputs = folder / "outputs"
+        self._log = folder / "command.log"
+        self._launcher = launcher
+        self._lock = threading.Lock()
+        self._running: Process | None = None
+        self._killed = False  # from another thread, and for good
+        self._interrupted = False
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
-        """Run the program on one chunk after the other."""
-        for chunk in batch:
-            if self._place.interrupted or self._place.runner.killed:
+        """Run the program; chunks of a batch whose names would collide have a run of their own."""
+        for part in split_batch(batch, self._most):
+            if self._interrupted or self._killed:
                 return
-            started_at_ms = self._place.clock.now_ms()
-            yield ChunkStarted(chunk, started_at_ms)
-            code = self._run(chunk)
-            if code is not None:
-                yield self._judge(chunk, code, started_at_ms)
-
-    def _run(self, chunk: Chunk) -> int | None:
-        self._place.clear()
-        values = {
-            "input": chunk.audio_path,
-            "output": str(self._output),
-            "chunk_id": chunk.piece_of or chunk.chunk_id,
-            "recording_id": chunk.recording_id,
-        }
-        env = {"BADCJOBS_CHUNK_ID": chunk.piece_of or chunk.chunk_id, "BADCJOBS_RECORDING_ID": chunk.recording_id}
-        return self._place.run(values, env, audio_s=chunk.audio_s)
-
-    def _judge(self, chunk: Chunk, code: int, started_at_ms: int) -> ChunkResult:
-        ended_at_ms = self._place.clock.now_ms()
-        if code:
-            error_class, error = self._place.explain(code)
-        else:
-            detections, error_class, error = read_table(self._output)
-            if not error_class:
-                return ChunkResult(chunk, started_at_ms, ended_at_ms, detections, audio_s=chunk.audio_s)
-            error = f"{error}\n{last_lines(self._place.log)}".strip()
-        return ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error)
+            yield from self._process(part)
 
     def interrupt(self) -> None:
-        """Finish the chunk at hand, then stop."""
-        self._place.interrupted = True
+        """Finish what is at hand, then stop."""
+        self._interrupted = True
 
     def kill(self) -> None:
-        """End the program now."""
-        self._place.runner.kill()
+        """End the program now, and start no other."""
+        with self._lock:
+            self._killed = True
+        self._end()
 
     def close(self) -> int | None:
-        """Forget the last output; the exit codes are with the attempts."""
-        shutil.rmtree(self._place.folder, ignore_errors=True)
+        """Remove the last outputs; the exit codes are with the attempts."""
+        shutil.rmtree(self._folder, ignore_errors=True)
         return None
+
+    def _process(self, part: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]:
+        started_at_ms = self._clock.now_ms()
+        yield from (ChunkStarted(chunk, started_at_ms) for chunk in part)
+        listed = []
+        for chunk in part:
+            if self._per_batch and "\n" in chunk.audio_path:
+                why = f"{chunk.audio_path!r} has a line break in its path"
+                yield self._failure(chunk, started_at_ms, retry.BAD_AUDIO, why)
+            else:
+                listed.append(chunk)
+        code = self._run(listed) if listed else None
+        if code == 0:
+            yield from (self._read(chunk, started_at_ms) for chunk in listed)
+        elif code is not None and not (self._per_batch and self._killed):
+            yield from self._explain(listed, code, started_at_ms)
+
+    def _run(self, chunks: Sequence[Chunk]) -> int | None:
+        """Run the program on these chunks; return its exit code, None when it was killed before it began."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._outputs.mkdir(parents=True)
+        device = self._device
+        index = "" if device is None or device.index is None else str(device.index)
+        values = {"device": device.pin if device else "", "device_index": index}
+        env = dict(self._env)
+        if self._per_batch:
+            paths = self._folder / "inputs.txt"
+            paths.write_text("".join(f"{chunk.audio_path}\n" for chunk in chunks), errors="surrogateescape")
+            values.update(inputs=str(paths), outputs=str(self._outputs))
+        else:
+            [chunk] = chunks
+            chunk_id = chunk.piece_of or chunk.chunk_id
+            values.update(input=chunk.audio_path, output=str(self._output(chunk)))
+            values.update(chunk_id=chunk_id, recording_id=chunk.recording_id)
+            env.update(BADCJOBS_CHUNK_ID=chunk_id, BADCJOBS_RECORDING_ID=chunk.recording_id)
+        lengths = [chunk.audio_s for chunk in chunks]
+        audio_s = None if None in lengths else sum(length or 0.0 for length in lengths)
+        began_s = self._clock.monotonic_s()
+        argv = [word.format(**values) for word in self._words]
+        code = self._wait(argv, env, self._patience.limit_s(audio_s))
+        if code == 0:
+            self._patience.learn(self._clock.monotonic_s() - began_s, audio_s)
+        return code
+
+    def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
+        """Run a program to its end; silence in its log for ``limit_s`` is a hang."""
+        # A program that we do not know may end processes of its own with TERM: deaf to it, they would hang.
+        hears_term = not self._knows_hawkears
+        with self._lock:
+            if self._killed:
+                return None
+            try:
+                process = self._launcher.start(argv, env=env, cwd=None, stderr=self._log, hears_term=hears_term)
+            except OSError as error:
+                raise SessionBroken(retry.NO_PROGRAM, f"{argv[0]}: {error}", at_start=True) from error
+            self._running = process
+        said, since_s = _size(self._log), self._clock.monotonic_s()
+        try:
+            while True:
+                try:
+                    return process.wait(timeout=min(5.0, limit_s / 4))
+                except subprocess.TimeoutExpired:
+                    if (now := _size(self._log)) != said:
+                        said, since_s = now, self._clock.monotonic_s()
+                    elif self._clock.monotonic_s() - since_s >= limit_s:
+                        self._end()
+                        process.wait()
+                        raise SessionBroken(retry.HANG, f"no word from the program for {limit_s:.0f} s") from None
+        finally:
+            self._end()  # also whatever it left running in its group
+
+    def _end(self) -> None:
+        if self._running is not None:
+            self._launcher.kill(self._running)
+
+    def _output(self, chunk: Chunk) -> Path:
+        return self._outputs / (f"{Path(chunk.audio_path).stem}.csv" if self._per_batch else "detections.csv")
+
+    def _read(self, chunk: Chunk, started_at_ms: int) -> ChunkResult:
+        detections, error_class, error = read_table(self._output(chunk))
+        if error_class:
+            error = f"{chunk.audio_path}: {error}\n{last_lines(self._log)}".strip()
+            return self._failure(chunk, started_at_ms, error_class, error)
+        return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
+
+    def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
+        """Charge a chunk that was alone; of many it is not known which it was, and tables may be half written."""
+        said = last_lines(self._log)
+        error_class = retry.classify(said, code)
+        if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._knows_hawkears:
+            error_class = retry.EXIT_CODE
+        if error_class == retry.TERMINATED:
+            raise SessionBroken(retry.TERMINATED, "the program was ended from outside (SIGTERM)")
+        if error_class in retry.RETIRING or error_class == retry.CONFIGURATION:
+            raise SessionBroken(error_class, said)
+        signum = retry.signal_of(code)
+        how = f"was ended by {retry.signal_name(signum)}" if signum else f"ended with exit code {code}"
+        error = f"the program {how}\n{said}".strip()
+        if len(chunks) == 1:
+            yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
+            return
+        why = f"lost with its batch of {len(chunks)} ({error_class}): {error}"
+        for chunk in chunks:
+            yield self._failure(chunk, started_at_ms, retry.BATCH_LOST, why, charged=False)
+
+    def _failure(
+        self, chunk: Chunk, started_at_ms: int, error_class: str, error: str, *, charged: bool = True
+    ) -> ChunkResult:
+        now_ms = self._clock.now_ms()
+        return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=error, charged=charged)
+
+
+def read_table(path: Path) -> tuple[tuple[Detection, ...], str, str]:
+    """Return the detections in a program's output, or the class and the story of what is wrong with it."""
+    try:
+        return tuple(parse_detections_csv(path.read_text(encoding="utf-8"))), "", ""
+    except FileNotFoundError:
+        return (), retry.NO_OUTPUT, f"the program ended with 0 but wrote no {{output}} ({path.name})"
+    except (ValueError, OSError) as error:
+        return (), retry.BAD_OUTPUT, f"{{output}} cannot be read: {error}"
+
+
+def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
+    """Cut a batch so that no part is too long or has two files of one name; most often there is one part."""
+    parts: list[tuple[set[str], list[Chunk]]] = []
+    for chunk in batch:
+        name = Path(chunk.audio_path).stem.casefold()
+        names, part = next(((n, p) for n, p in parts if name not in n and len(p) < most), (set(), []))
+        if not part:
+            parts.append((names, part))
+        names.add(name)
+        part.append(chunk)
+    return [part for _, part in parts]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # not there yet
+
+
+# --- the tables that programs write -----------------------------------------------------------------------------------
+
+_OUR_COLUMNS = ("start_time", "end_time", "label", "score")
+_HAWKEARS_2 = ("recording", "start_time", "end_time", "name", "score")
+_HAWKEARS_1 = ("filename", "start_time", "end_time", "class_name", "class_code", "score")
+_LABELS = {_OUR_COLUMNS: ("label", None), _HAWKEARS_2: ("name", None), _HAWKEARS_1: ("class_code", "class_name")}
+
+
+def parse_detections_csv(text: str) -> list[Detection]:
+    """Read the table of one chunk: our own four columns, or those of HawkEars 1 or 2.
+
+    Further columns are ignored; a header alone means nothing was found. Anything else that is not
+    a whole table raises ValueError with the line and the column.
+    """
+    rows = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        label, label_name = _find_labels(header)
+        found = []
+        for cells in rows:
+            if cells and len(cells) != len(header):
+                column = header[len(cells)] if len(cells) < len(header) else f"number {len(header) + 1}"
+                raise ValueError(
+                    f"line {rows.line_num} has {len(cells)} cells, the header {len(header)} (column {column})"
+                )
+            if cells:
+                row = dict(zip(header, cells, strict=True))
+                found.append(_parse_row(row, label, label_name, rows.line_num))
+        return found
+    except csv.Error as error:
+        raise ValueError(f"line {rows.line_num}: {error}") from error
+
+
+def _find_labels(header: Sequence[str]) -> tuple[str, str | None]:
+    """Return the columns of the label and of the species' name."""
+    nearest = min(_LABELS, key=lambda columns: len(set(columns) - set(header)))
+    if missing := ", ".join(column for column in nearest if column not in header):
+        raise ValueError(f"line 1: column {missing} is missing; the header is {','.join(header) or 'empty'}")
+    return _LABELS[nearest]
+
+
+def _parse_row(row: Mapping[str, str], label: str, label_name: str | None, number: int) -> Detection:
+    start_s = _parse_number(row, "start_time", number)
+    end_s = _parse_number(row, "end_time", number)
+    if end_s < start_s:
+        raise ValueError(f"line {number}, column end_time: {end_s} is before the start, {start_s}")
+    if not row[label].strip():
+        raise ValueError(f"line {number}, column {label}: empty")
+    return Detection(
+        round(start_s * 1000),
+        round(end_s * 1000),
+        row[label].strip(),
+        score=_parse_number(row, "score", number) if row["score"].strip() else None,
+        label_name=row[label_name].strip() or None if label_name else None,
+    )
+
+
+def _parse_number(row: Mapping[str, str], column: str, number: int) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"line {number}, column {column}: {row[column]!r} is not a number")
+    return value

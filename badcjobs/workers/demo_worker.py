@@ -7,29 +7,33 @@ the conversation in it.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import struct
 import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from badcjobs.devices.simulated import pretended_bytes
 from badcjobs.errors import BadInput
-from badcjobs.workers.demo_memory import PretendedMemory, fill
-from badcjobs.workers.failures import BAD_AUDIO, NO_PROGRAM
-from badcjobs.workers.hawkears_worker import Conversation
+from badcjobs.sources.wav import read_header
+from badcjobs.workers.hawkears_worker import OrderPipe
+from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
 _WINDOW_S = 0.1
+_MIB = 2**20
 _ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
 _FLOAT_TYPE = {4: "f", 8: "d"}
 _WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-_UNTOLD = 0xFFFFFFFF
 _BLOCK = 1 << 16  # frames
 
 
-class _NoDecoder(Exception):
+class _NoSoundfile(Exception):
     """The package that reads such audio is not here."""
 
 
@@ -55,27 +59,28 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
 
 def memory_of(options: argparse.Namespace) -> PretendedMemory | None:
     """Return the memory that is pretended; None: it is not asked for."""
+    if options.room_s is not None:
+        return PretendedMemory(_MIB, options.lean, device_bytes=round(options.room_s * _MIB))
     if options.memory_per_s is None:
         return None
-    per_s, lean = options.memory_per_s * 2**20, options.lean
-    return PretendedMemory(per_s, lean, options.device, options.device_bytes, options.ledger)
+    per_s = options.memory_per_s * _MIB
+    return PretendedMemory(per_s, options.lean, options.device, options.device_bytes, options.ledger)
 
 
 def main(args: Sequence[str]) -> None:
     """Answer orders until the input ends."""
     options = parse_arguments(args)
-    talk = Conversation()
+    memory = memory_of(options)
+    talk = OrderPipe()
     talk.say("ready", threads=1, holds=2)
     for order in talk.orders():
         path = order["audio"]
         talk.say("started", id=order["id"])
         try:
             answer = analyse(path, options.threshold)
-            if options.room_s is not None and fill(answer["audio_s"], lean=options.lean) > options.room_s:
-                answer = {"error": f"CUDA out of memory. Tried to make room for {answer['audio_s']:.1f} s (pretended)"}
-            elif (memory := memory_of(options)) is not None and (refusal := memory.take(answer["audio_s"])):
+            if memory is not None and (refusal := memory.take(answer["audio_s"])):
                 answer = {"error": refusal}
-        except _NoDecoder as error:
+        except _NoSoundfile as error:
             answer = {"error_class": NO_PROGRAM, "error": f"{path}: {error}"}
         except (OSError, ValueError) as error:
             what = f"{error} (this engine reads WAV, PCM and float, and FLAC)"
@@ -105,7 +110,7 @@ def loudness(file: BinaryIO) -> tuple[float, list[float]]:
     return len(raw) / form.frame_bytes / form.rate, list(levels(raw, form.width, form.window))
 
 
-class Form(NamedTuple):
+class SampleFormat(NamedTuple):
     """How samples are written."""
 
     is_float: bool
@@ -123,42 +128,33 @@ class Form(NamedTuple):
         return max(1, int(_WINDOW_S * self.rate)) * self.channels
 
 
-def read_wav(file: BinaryIO) -> tuple[Form, bytes]:
+def read_wav(file: BinaryIO) -> tuple[SampleFormat, bytes]:
     """Return the whole frames of a WAV file of whole numbers or floats; ``wave`` knows too few of its forms."""
-    form, long_size = None, 0
-    while len(head := file.read(8)) == 8:
-        name, size = struct.unpack("<4sI", head)
-        start = file.tell()
-        if name == b"ds64":
-            long_size = struct.unpack("<8xQ", file.read(16))[0]
-        elif name == b"fmt ":
-            form = _wav_form(file.read(min(size, 40)))
-        elif name == b"data" and form is not None:
-            told = long_size if size == _UNTOLD and long_size else size
-            raw = file.read(min(told, os.fstat(file.fileno()).st_size))  # a header may claim more than there is memory
-            if len(raw) < told:
-                raise ValueError("the audio ends before its header says")
-            return form, raw[: len(raw) // form.frame_bytes * form.frame_bytes]
-        file.seek(start + size + (size & 1))
-    raise ValueError("the file ends too early")
+    header = read_header(file)
+    if header.missing_frames:
+        raise ValueError("the audio ends before its header says")
+    file.seek(header.data_start)
+    return _wav_form(header.format_chunk), file.read(header.frames * header.frame_bytes)
 
 
-def _wav_form(chunk: bytes) -> Form:
+def _wav_form(chunk: bytes) -> SampleFormat:
     kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
     kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
     widths = {_FLOAT: _FLOAT_TYPE, _WHOLE: {**_ARRAY_TYPE, 3: ""}}.get(kind, {})
     if not (channels and rate) or bits // 8 not in widths:
         raise ValueError(f"audio of kind {kind} with {bits} bits a sample at {rate} Hz is not understood")
-    return Form(kind == _FLOAT, channels, rate, bits // 8)
+    return SampleFormat(kind == _FLOAT, channels, rate, bits // 8)
 
 
-def read_flac(file: BinaryIO) -> tuple[Form, bytes]:
-    """Return the same of a FLAC file, in 16 bits. Raise _NoDecoder where nobody can read it."""
+def read_flac(file: BinaryIO) -> tuple[SampleFormat, bytes]:
+    """Return the same of a FLAC file, in 16 bits. Raise _NoSoundfile where nobody can read it."""
     try:
         import soundfile
     except (ImportError, OSError) as error:
         why = f"it is FLAC, and the package soundfile is not here ({error})"
-        raise _NoDecoder(f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is: it has no soundfile)") from error
+        raise _NoSoundfile(
+            f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is: it has no soundfile)"
+        ) from error
     try:
         with soundfile.SoundFile(file.name) as audio:
             blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
@@ -167,7 +163,7 @@ def read_flac(file: BinaryIO) -> tuple[Form, bytes]:
         raise ValueError(str(error)) from error
     if len(raw) < 2 * channels * frames:
         raise ValueError("the audio ends before its header says")
-    return Form(False, channels, rate, 2), raw
+    return SampleFormat(False, channels, rate, 2), raw
 
 
 def _float_levels(raw: bytes, width: int, window: int) -> Iterator[float]:
@@ -210,6 +206,63 @@ def burn(seconds: float) -> None:
     while time.monotonic() < end_s - seconds / 2:
         sum(range(1000))
     time.sleep(max(0.0, end_s - time.monotonic()))
+
+
+# --- the memory that it pretends to take ------------------------------------------------------------------------------
+# Of a device that all its processes share, by the length of audio. Which process has how much of it is in a folder that
+# all of them see, a file ``<device>.<pid>`` for each; the simulated devices show what is written there. Without a
+# folder each process has the whole device for itself.
+
+
+@dataclass(frozen=True, slots=True)
+class PretendedMemory:
+    """The place of one process on its device."""
+
+    bytes_per_s: float  # of audio, lean; as usual twice that
+    lean: bool
+    device: str = ""
+    device_bytes: int | None = None  # None: there is no end of it
+    folder: Path | None = None
+
+    def take(self, audio_s: float) -> str | None:
+        """Take as much as audio needs, until this process ends; return what PyTorch would say where it is not there."""
+        wanted = round(fill(audio_s, lean=self.lean) * self.bytes_per_s)
+        if self.folder is None:
+            return self._refusal(wanted, 0)
+        with _alone_in(self.folder):
+            others = pretended_bytes(self.folder, self.device, besides=os.getpid())
+            refusal = self._refusal(wanted, others)
+            if refusal is None:
+                (self.folder / f"{self.device}.{os.getpid()}").write_text(str(wanted), encoding="ascii")
+            return refusal
+
+    def _refusal(self, wanted: int, others: int) -> str | None:
+        if self.device_bytes is None or wanted + others <= self.device_bytes:
+            return None
+        free = max(0, self.device_bytes - others)
+        return (
+            f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB. GPU 0 has a total capacity of"
+            f" {self.device_bytes / _MIB:.0f} MiB of which {free / _MIB:.0f} MiB is free"
+        )
+
+
+def fill(audio_s: float, *, lean: bool) -> float:
+    """Return how much memory audio is made to take, in seconds: as usual twice its length."""
+    return audio_s if lean else 2 * audio_s
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one process after the other look how much there is, and take it."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError:
+            pass  # this filesystem has no locks
+        yield
+    finally:
+        os.close(fd)
 
 
 if __name__ == "__main__":

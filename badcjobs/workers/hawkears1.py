@@ -1,94 +1,84 @@
-"""HawkEars 1 (``analyze.py``): a process per batch, in a folder of links, its labels taken back to the chunks.
+"""HawkEars 1 (``analyze.py``) as a preset of the command engine, and the program that stands between the two.
 
-Its exit code says nothing: it is 0 for a missing model, a broken file and a thread that died. A recording is done when
-its own label file is there *and* the common table, which is written at the very end.
+``analyze.py`` takes a folder, not a list, and writes one table of all recordings; started as a program of its own, this
+file lays out the folder and divides the table. The exit code of ``analyze.py`` says nothing: it is 0 for a missing
+model, a broken file and a thread that died. A recording is done when its own label file is there *and* the common
+table, which is written at the very end.
 """
 
 from __future__ import annotations
 
+import csv
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
-from badcjobs.seams import Clock, Launcher, More, SessionBroken, nothing_more
-from badcjobs.workers.detections import parse_labels_csv
-from badcjobs.workers.failures import (
-    BAD_AUDIO,
-    BAD_OUTPUT,
-    BATCH_LOST,
-    CONFIGURATION,
-    EXIT_CODE,
-    NO_OUTPUT,
-    NO_SPACE,
-    RAN_ON_CPU,
-    RETIRING,
-    TERMINATED,
-    classify,
-    signal_name,
-    signal_of,
+from badcjobs.errors import NotHere
+from badcjobs.model import WorkerPlan
+from badcjobs.processes import die_with_parent, fingerprint_of
+from badcjobs.seams import Clock, Launcher
+from badcjobs.workers.command import CommandEngine
+from badcjobs.workers.hawkears import (
+    find_python,
+    has_real_device,
+    hawkears_environment,
+    refuse_arguments,
+    sized_arguments,
 )
-from badcjobs.workers.fingerprints import fingerprint_of
-from badcjobs.workers.hawkears2 import hawkears_environment, sized_arguments
-from badcjobs.workers.hawkears2_staging import NotStaged, Staged, stage_batch
-from badcjobs.workers.launch import last_lines
-from badcjobs.workers.patience import Patience
-from badcjobs.workers.program_run import ProgramRunner
+from badcjobs.workers.stream_session import Patience
 
 _BATCH = 256  # nothing of a batch is seen before its end, so it must not be long
 _OURS = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
+_LONGEST_KEPT_STEM = 50
 _DEVICE = re.compile(r"Using (CUDA|CPU|MPS)")
 
 
-class HawkEars1Engine:
+class HawkEars1Engine(CommandEngine):
     """Runs the user's own HawkEars 1: a folder with ``analyze.py``, and a Python that can run it."""
 
     name = "hawkears1"
+    knows_hawkears = True
 
     def __init__(
         self,
         python: str,
         *,
         root: Path | None,
-        extra_args: Sequence[str],
+        args: Sequence[str],
         environ: Mapping[str, str],
         launcher: Launcher,
         clock: Clock,
         allow_cpu: bool,
-        patience: Patience | None = None,
         batch: int = _BATCH,
     ) -> None:
-        self.wants = batch
+        super().__init__("{inputs} {outputs}", environ=environ, launcher=launcher, clock=clock, args=args)
         self._python = python
-        self._root = root
-        self._extra_args = list(extra_args)
-        self._environ = environ
-        self._launcher = launcher
-        self._clock = clock
+        self._root = (root or Path()).absolute()
         self._allow_cpu = allow_cpu
-        # Its word may be one line per recording, and its start a compilation: only minutes are silence.
-        self._patience = patience or Patience(least_s=600.0)
+        self._batch = batch
+        # It may print one line per recording, and compile at its start: only minutes are silence.
+        self.patience = Patience(least_s=600.0)
+
+    @property
+    def wants(self) -> int:
+        """A batch."""
+        return self._batch
 
     @property
     def version(self) -> str | None:
         """Its program and its models, which have no other name."""
-        root = (self._root or Path()).absolute()
-        mark = fingerprint_of([root / "analyze.py", *(root / "data" / "ckpt").glob("*")], content=False)
+        mark = fingerprint_of([self._root / "analyze.py", *(self._root / "data" / "ckpt").glob("*")], content=False)
         return mark and f"analyze.py {mark}"
 
     def check(self) -> None:
-        """Look for Python, for analyze.py, and for options that would blind us."""
-        wrong = [arg for arg in self._extra_args if arg.split("=")[0] in _OURS]
-        if wrong:
-            raise BadInput(
-                f"--engine-arg {' '.join(wrong)} cannot be used with this engine",
-                why="badcjobs chooses HawkEars' input and output itself",
-                fix="leave it out; --region, --date, --min_score, --band, --threads and the like are fine",
-            )
-        self._find_python()
-        script = (self._root or Path()).absolute() / "analyze.py"
+        """Look for Python, for analyze.py, and for options that badcjobs chooses itself."""
+        refuse_arguments(self.args, _OURS)
+        find_python(self._python, self.environ, self.launcher)
+        script = self._root / "analyze.py"
         if not script.is_file():
             raise NotHere(
                 f"there is no {script}",
@@ -96,183 +86,114 @@ class HawkEars1Engine:
                 fix="badcjobs run … --engine hawkears1 --hawkears-root /path/to/HawkEars",
             )
 
-    def open(self, plan: WorkerPlan, scratch: Path) -> HawkEars1Session:
-        """Prepare a place; the process starts with the batch."""
-        is_real = plan.device is not None and plan.device.backend != "simulated"
-        args = sized_arguments(self._extra_args, plan)
-        merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in self._extra_args} else ["--merge", "0"]
-        return HawkEars1Session(
-            [self._find_python(), "analyze.py", *merge, *args],
-            root=(self._root or Path()).absolute(),
-            env=hawkears_environment(self._environ, plan, args, scratch),
-            scratch=scratch.absolute(),
-            launcher=self._launcher,
-            clock=self._clock,
-            must_use_cuda=is_real and not self._allow_cpu,
-            patience=self._patience,
-            most=self.wants,
-        )
+    def words(self, plan: WorkerPlan) -> list[str]:
+        """Return the words of the program between, then those of analyze.py."""
+        merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in self.args} else ["--merge", "0"]
+        device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
+        python = find_python(self._python, self.environ, self.launcher)
+        analyze = [str(self._root), python, "analyze.py", *merge, *sized_arguments(self.args, plan)]
+        quoted = [word.replace("{", "{{").replace("}", "}}") for word in (sys.executable, *analyze)]
+        return [quoted[0], "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *quoted[1:]]
 
-    def _find_python(self) -> str:
-        found = shutil.which(self._python, path=self._environ.get("PATH"))
-        if found is None:
-            raise NotHere(
-                f"the Python for HawkEars 1, {self._python!r}, was not found",
-                why="it is neither a file that can be run nor on PATH",
-                fix="badcjobs run … --engine hawkears1 --hawkears-python /path/to/venv/bin/python",
-            )
-        return str(Path(found).absolute())
+    def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
+        """Return an environment whose cores are shared out among HawkEars' threads."""
+        return hawkears_environment(self.environ, plan, sized_arguments(self.args, plan), scratch)
 
 
-class HawkEars1Session:
-    """A HawkEars 1 process per batch."""
+# --- the program between ----------------------------------------------------------------------------------------------
 
-    pid: int | None = None
 
-    def __init__(
-        self,
-        program: Sequence[str],
-        *,
-        root: Path,
-        env: Mapping[str, str],
-        scratch: Path,
-        launcher: Launcher,
-        clock: Clock,
-        must_use_cuda: bool,
-        patience: Patience,
-        most: int,
-    ) -> None:
-        self._most = most
-        self._program = list(program)
-        self._root = root
-        self._env = env
-        self._folder = scratch / "hawkears1"
-        self._inputs, self._outputs = self._folder / "in", self._folder / "out"
-        self._log = self._folder / "hawkears.log"
-        self._clock = clock
-        self._runner = ProgramRunner(launcher, clock)
-        self._must_use_cuda = must_use_cuda
-        self._patience = patience
-        self._interrupted = False
+def main(args: Sequence[str]) -> None:
+    """Run ``INPUTS OUTPUTS cuda|any ROOT PYTHON analyze.py …``: a table in OUTPUTS for each path listed in INPUTS."""
+    listed, outputs, device, root, *program = args
+    work = Path(outputs).with_name("hawkears1")
+    inputs, labels = work / "in", work / "out"
+    inputs.mkdir(parents=True)
+    staged = {place(Path(path), inputs, number): path for number, path in enumerate(_lines(Path(listed)))}
+    said = run_analyze([*program, "-i", str(inputs), "-o", str(labels), "--rtype", "both"], Path(root), device)
+    table = labels / "HawkEars_labels.csv"
+    header, rows = read_labels(table) if table.exists() else ([], {})
+    silent = []
+    for copy, path in staged.items():
+        if header and (labels / f"{copy.stem}_HawkEars.txt").exists():
+            write_table(Path(outputs) / f"{Path(path).stem}.csv", header, rows.get(copy.name, []))
+        elif complaint := _complaint(said, copy):
+            print(complaint.replace(str(copy), path), file=sys.stderr, flush=True)
+        else:
+            silent.append(path)
+    shutil.rmtree(work, ignore_errors=True)
+    if silent:
+        raise RuntimeError(f"HawkEars left no labels of {len(silent)} recordings: {silent[0]}")
 
-    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
-        """Run HawkEars on the batch, and yield what became of each chunk when it has ended."""
-        for first in range(0, len(batch), self._most):
-            if not (self._interrupted or self._runner.killed):
-                yield from self._process(batch[first : first + self._most])
 
-    def _process(self, batch: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]:
-        started_at_ms = self._clock.now_ms()
-        staged: list[Staged] = []
-        for item in self._stage(batch):
-            if isinstance(item, NotStaged):
-                yield ChunkResult(item.chunk, started_at_ms, started_at_ms, error_class=BAD_AUDIO, error=item.why)
-            else:
-                staged.append(item)
-        yield from (ChunkStarted(item.chunk, started_at_ms) for item in staged)
-        if staged and (code := self._run(staged)) is not None:
-            yield from self._judge(staged, code, started_at_ms)
+def place(audio: Path, folder: Path, number: int) -> Path:
+    """Bring audio into the folder, by a hard link or a copy, under a name of its own.
 
-    def interrupt(self) -> None:
-        """Finish the batch at hand, then stop."""
-        self._interrupted = True
-
-    def kill(self) -> None:
-        """End HawkEars now."""
-        self._runner.kill()
-
-    def close(self) -> int | None:
-        """Leave no audio behind; return the last exit code."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return self._runner.exit_code
-
-    def _stage(self, batch: Sequence[Chunk]) -> list[Staged | NotStaged]:
-        shutil.rmtree(self._folder, ignore_errors=True)
+    The old name stays in it because ``--date file`` looks for a date there.
+    """
+    readable = re.sub(r"[^\w.+-]", "_", audio.stem)[:_LONGEST_KEPT_STEM]
+    target = folder / f"c{number:06d}~{readable}{audio.suffix}"
+    try:
+        os.link(audio.resolve(), target)
+    except OSError:  # another file system, or a file that is not ours: the usual case on a cluster
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            return list(stage_batch(batch, self._inputs, may_link=False))
-        except OSError as error:
-            raise SessionBroken(
-                NO_SPACE, f"no place for the batch in {self._inputs}: {error}", at_start=True
-            ) from error
-
-    def _run(self, staged: Sequence[Staged]) -> int | None:
-        lengths = [item.chunk.audio_s for item in staged]
-        audio_s = None if None in lengths else sum(length or 0.0 for length in lengths)
-        began_s = self._clock.monotonic_s()
-        code = self._runner.run(
-            [*self._program, "-i", str(self._inputs), "-o", str(self._outputs), "--rtype", "both"],
-            env=self._env,
-            cwd=self._root,
-            log=self._log,
-            limit_s=self._patience.limit_s(audio_s),
-            hears_term=False,
-        )
-        self.pid = self._runner.pid
-        if code == 0:
-            self._patience.learn(self._clock.monotonic_s() - began_s, audio_s)
-        return code
-
-    # --- verdicts -------------------------------------------------------------------------------------------------
-
-    def _judge(self, staged: Sequence[Staged], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
-        """Say what became of each chunk of a process that has ended."""
-        words = self._log.read_text(errors="replace") if self._log.exists() else ""
-        self._refuse_what_cannot_work(words)
-        now_ms = self._clock.now_ms()
-        found = self._labels()
-        left: list[Staged] = []
-        for item in staged:
-            if found is not None and (self._outputs / f"{item.stem}_HawkEars.txt").exists():
-                detections = tuple(found.get(Path(item.path).name, ()))
-                yield ChunkResult(item.chunk, started_at_ms, now_ms, detections, item.chunk.audio_s)
-            elif complaint := _complaint(words, item.path):
-                said = complaint.replace(item.path, item.chunk.audio_path)
-                yield ChunkResult(item.chunk, started_at_ms, now_ms, error_class=BAD_AUDIO, error=said)
-            else:
-                left.append(item)
-        if left and not self._runner.killed:
-            yield from self._judge_silence(left, of=len(staged), code=code, started_at_ms=started_at_ms)
-
-    def _labels(self) -> dict[str, list[Detection]] | None:
-        try:
-            return parse_labels_csv((self._outputs / "HawkEars_labels.csv").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (ValueError, OSError) as error:
-            raise SessionBroken(BAD_OUTPUT, f"HawkEars_labels.csv cannot be read: {error}") from error
-
-    def _judge_silence(self, left: list[Staged], *, of: int, code: int, started_at_ms: int) -> Iterator[ChunkResult]:
-        error_class, error = self._explain(code)
-        if error_class in RETIRING or error_class in (CONFIGURATION, TERMINATED):
-            raise SessionBroken(error_class, error)
-        now_ms = self._clock.now_ms()
-        for item in left:
-            if of == 1:
-                yield ChunkResult(item.chunk, started_at_ms, now_ms, error_class=error_class, error=error)
-            else:
-                why = f"lost with its batch of {of} ({error_class}): {error.splitlines()[-1][:200]}"
-                yield ChunkResult(item.chunk, started_at_ms, now_ms, (), None, BATCH_LOST, why, charged=False)
-
-    def _explain(self, code: int) -> tuple[str, str]:
-        said = last_lines(self._log)
-        error_class = classify(said, code)
-        if error_class in (EXIT_CODE, BAD_AUDIO):
-            error_class = NO_OUTPUT
-        signum = signal_of(code)
-        how = f"was ended by {signal_name(signum)}" if signum else f"ended with exit code {code} and no output"
-        return error_class, f"{said}\nHawkEars {how}".strip()
-
-    def _refuse_what_cannot_work(self, words: str) -> None:
-        for line in words.splitlines():
-            if classify(line) == CONFIGURATION:
-                raise SessionBroken(CONFIGURATION, f"HawkEars cannot work like this: {line}")
-        device = _DEVICE.search(words)
-        if self._must_use_cuda and device and device[1] != "CUDA":
-            raise SessionBroken(RAN_ON_CPU, f"HawkEars took the {device[1]} although this worker has a GPU")
+            shutil.copyfile(audio, target)
+        except FileNotFoundError as error:
+            target.write_bytes(b"")  # HawkEars will say that it cannot be read
+            print(f"{audio}: {error.strerror}", file=sys.stderr, flush=True)
+    return target
 
 
-def _complaint(words: str, path: str) -> str | None:
+def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
+    """Run analyze.py in its folder; return its lines. Raise RuntimeError where it took the CPU instead of a GPU."""
+    said: list[str] = []
+    with subprocess.Popen(
+        argv,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            said.append(line.rstrip("\n"))
+            print(said[-1], file=sys.stderr, flush=True)
+            taken = _DEVICE.search(line)
+            if device == "cuda" and taken and taken[1] != "CUDA":
+                run.kill()
+                raise RuntimeError(f"HawkEars took the {taken[1]} although this worker has a GPU")
+    if run.returncode < 0:
+        os.kill(os.getpid(), -run.returncode)  # end as it did: the signal tells what happened
+    return said
+
+
+def read_labels(table: Path) -> tuple[list[str], dict[str, list[list[str]]]]:
+    """Return the header of HawkEars_labels.csv, and its rows by the file's name."""
+    with table.open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    name = header.index("filename")
+    found: dict[str, list[list[str]]] = {}
+    for row in rows:
+        found.setdefault(row[name], []).append(row)
+    return header, found
+
+
+def write_table(target: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write the rows of one recording, as ``parse_detections_csv`` understands them."""
+    with target.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def _lines(listed: Path) -> list[str]:
+    return listed.read_text(errors="surrogateescape").split("\n")[:-1]
+
+
+def _complaint(said: Sequence[str], copy: Path) -> str | None:
     """Return the last line in which HawkEars complains about a recording; that it analyses it is no complaint."""
-    lines = [line for line in words.splitlines() if path in line and ": Analyzing " not in line]
+    lines = [line for line in said if str(copy) in line and ": Analyzing " not in line]
     return lines[-1][:2000] if lines else None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

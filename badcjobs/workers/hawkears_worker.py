@@ -28,14 +28,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST_ERROR = 2000
-_BATCH = 64  # recordings per call where HawkEars has to be called with a list
 # More names than anybody has threads; with a date in them, so that --date file finds one.
 _NOBODY = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
 # HawkEars only mentions it, then goes on without the region's filter: every recording would have the wrong species.
 _MISCONFIGURED = re.compile(r"Error: location .* not found")
 
 
-class Conversation:
+class OrderPipe:
     """Takes orders from stdin as they come, and answers on a private copy of stdout."""
 
     def __init__(self) -> None:
@@ -59,14 +58,6 @@ class Conversation:
             yield order
         self.stop()
 
-    def next_batch(self, most: int) -> list[dict[str, Any]]:
-        """Wait for an order and return it with those that wait already; none: stop."""
-        first = next(self.orders(), None)
-        batch = [] if first is None else [first]
-        while batch and len(batch) < most and not self._orders.empty() and not self.stopping.is_set():
-            batch.append(next(self.orders()))
-        return batch
-
     def stop(self) -> None:
         """Give out no more orders."""
         self.stopping.set()
@@ -87,10 +78,6 @@ class Conversation:
 # --- what HawkEars is asked to do -------------------------------------------------------------------------------------
 
 
-class CannotBeFed(Exception):
-    """This HawkEars is older than its API; it is run as it comes, batch by batch."""
-
-
 def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, Any]]:
     """Return HawkEars' ``analyze`` and the arguments that its own command line would call it with."""
     from hawkears.cli import cli  # type: ignore[import-not-found]
@@ -100,7 +87,7 @@ def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, 
     analyze: Callable[..., object] = module.analyze
     signature = inspect.signature(analyze)
     if missing := {"recording_paths", "recording_callback", "raise_errors"} - set(signature.parameters):
-        raise CannotBeFed(f"this HawkEars cannot be fed: analyze() has no {', '.join(sorted(missing))}")
+        raise other_api(f"analyze() has no {', '.join(sorted(missing))}")
     calls: list[dict[str, Any]] = []
     module.analyze = lambda *args, **named: calls.append(signature.bind(*args, **named).arguments)  # type: ignore[attr-defined]
     try:
@@ -108,6 +95,13 @@ def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, 
     finally:
         module.analyze = analyze  # type: ignore[attr-defined]
     return analyze, calls[0]
+
+
+def other_api(what: str) -> ImportError:
+    """Return the error of a HawkEars that cannot be fed; an ImportError is a mistake of the installation."""
+    return ImportError(
+        f"badcjobs needs HawkEars 2.3 or later; HawkEars {versions()['hawkears']} has another API: {what}"
+    )
 
 
 def describe(error: BaseException) -> str:
@@ -164,7 +158,7 @@ def versions() -> dict[str, str]:
 class Feed:
     """Gives each of HawkEars' threads the next recording when it is ready, and says what became of the last."""
 
-    def __init__(self, talk: Conversation) -> None:
+    def __init__(self, talk: OrderPipe) -> None:
         self.talk = talk
         self.here = threading.local()  # what a thread has: its order, its models, what it measured
         self.names: dict[str, str] = {}  # label → the common name of the species
@@ -333,106 +327,38 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
     return FedAnalyzer
 
 
-def work_fed(talk: Conversation, module: Any, analyze: Callable[..., object], call: dict[str, Any]) -> None:
-    """Call HawkEars once, for all recordings that will ever come."""
-    feed = Feed(talk)
-    keep_predictors(module, feed.here)
-    module.Analyzer = fed_analyzer(module, feed)
-    analyze(**{**call, "recording_paths": _NOBODY, "recording_callback": feed.done, "cancellation_callback": None})
-    if not talk.stopping.is_set():
-        raise ValueError("Error: Invalid value: HawkEars took no recordings; is there a filelist in its --cfg?")
-
-
-# --- a list at a time, where HawkEars has another shape ---------------------------------------------------------------
-
-
-def work_in_batches(talk: Conversation, module: Any, analyze: Callable[..., object], call: dict[str, Any]) -> None:
-    """Call HawkEars with what is there, again and again; it loads its models each time."""
-    threads = call.get("num_threads")
-    talk.say("ready", threads=threads, models=None, holds=_BATCH, **device_facts(module), versions=versions())
-    mistakes, names = listen_for_mistakes(), note_names(module)
-    call = {**call, "cancellation_callback": talk.stopping.is_set}
-    while batch := talk.next_batch(_BATCH):
-        for order in batch:
-            talk.say("started", id=order["id"])
-        run_batch(talk, lambda **named: analyze(**{**call, **named}), batch, mistakes, names)
-
-
-def note_names(module: Any) -> dict[str, str]:
-    """Return a dictionary that fills with the species' names when HawkEars makes its next Analyzer."""
-    make, names = getattr(module, "Analyzer", None), dict[str, str]()
-
-    def noted(*args: Any, **named: Any) -> Any:
-        analyzer = make(*args, **named)  # type: ignore[misc]
-        names.update(species_names(analyzer))
-        return analyzer
-
-    if make is not None:
-        module.Analyzer = noted
-    return names
-
-
-def run_batch(
-    talk: Conversation, analyze: Callable[..., object], batch: list[Any], mistakes: list[str], names: Mapping[str, str]
-) -> None:
-    """Analyse a list; whatever is lost with a bad recording is analysed again without it."""
-    left = {order["id"]: order for order in batch}
-
-    def done(result: Any) -> None:
-        for order in [order for order in left.values() if order["audio"] == str(result.recording_path)]:
-            if not mistakes:
-                talk.say("done", id=order["id"], detections=rows(result.detections, names))
-            del left[order["id"]]
-
-    error = "HawkEars went on without a word about this recording"
-    try:
-        analyze(recording_paths=list(dict.fromkeys(order["audio"] for order in batch)), recording_callback=done)
-    except Exception as problem:
-        error = describe(problem)
-    if is_out_of_memory(error):
-        free_memory()
-    if mistakes:
-        raise ValueError(mistakes[0])
-    for part in [] if talk.stopping.is_set() else settle(talk, list(left.values()), error, of=len(batch)):
-        run_batch(talk, analyze, part, mistakes, names)
-
-
-def settle(talk: Conversation, left: list[Any], error: str, *, of: int) -> list[list[Any]]:
-    """Say which recordings an error is about, and return the others in the parts in which to try them again."""
-    accused = left if len(left) == 1 else [order for order in left if order["audio"] in error]
-    for order in accused:
-        talk.say("failed", id=order["id"], error=error)
-    innocent = [order for order in left if order not in accused]
-    middle = len(innocent) // 2 if len(innocent) == of else 0  # nothing came of it: only halves can tell
-    return [part for part in (innocent[:middle], innocent[middle:]) if part]
-
-
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
-def choose_way(module: Any) -> Callable[[Conversation, Any, Callable[..., object], dict[str, Any]], None]:
-    """Return the way to feed this HawkEars: by its inner shape where that is as we know it."""
+def check_shape(module: Any) -> None:
+    """Refuse a HawkEars whose Analyzer cannot be given one recording after the other."""
     analyzer = getattr(module, "Analyzer", None)
     inner = getattr(analyzer, "_process_recordings", None)
     known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
-    fits = known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")
-    return work_fed if fits else work_in_batches
+    if not (known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
+        raise other_api("its Analyzer has another shape")
 
 
-def work(talk: Conversation, out: str, options: Sequence[str]) -> None:
-    """Read the options, load HawkEars, and work until told to stop."""
+def work(talk: OrderPipe, out: str, options: Sequence[str]) -> None:
+    """Call HawkEars once, for all recordings that will ever come."""
     analyze, call = read_call(options)
-    ours = {"input_path": out, "output_path": out, "rtype": None, "quiet": True, "raise_errors": True}
     from hawkears.core import analyzer as module  # type: ignore[import-not-found]
 
-    choose_way(module)(talk, module, analyze, {**call, **ours})
+    check_shape(module)
+    feed = Feed(talk)
+    keep_predictors(module, feed.here)
+    module.Analyzer = fed_analyzer(module, feed)
+    call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
+    analyze(**{**call, "recording_paths": _NOBODY, "recording_callback": feed.done, "cancellation_callback": None})
+    if not talk.stopping.is_set():
+        raise ValueError("Error: Invalid value: HawkEars took no recordings; is there a filelist in its --cfg?")
 
 
 def main(args: Sequence[str]) -> None:
     """Answer orders until the input ends; with ``--probe`` only say whether this HawkEars can be fed."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all; the wrapper decides
-    talk = Conversation()
+    talk = OrderPipe()
     try:
         if args[0] == "--probe":
             read_call(args[1:])

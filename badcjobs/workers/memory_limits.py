@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from badcjobs.workers.joints import longest_piece_s, pieces_shorter_than
+from badcjobs.model import WorkerPlan
+from badcjobs.workers.piece_overlap import longest_piece_s, pieces_shorter_than
 
 ChunkKey: TypeAlias = tuple[str, str]
 
@@ -23,6 +24,11 @@ class MemoryLimit:
 
     crowded_s: float | None = None  # with the usual threads
     alone_s: float | None = None  # even lean
+
+    @property
+    def shortest_s(self) -> float | None:
+        """What did not fit in the leanest way that was tried."""
+        return self.crowded_s if self.alone_s is None else self.alone_s
 
     def lower(self, other: MemoryLimit) -> MemoryLimit:
         """Return the limit that keeps to both."""
@@ -41,13 +47,18 @@ USUAL, LEAN = Way(), Way(lean=True)
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _RanOut:
     """A chunk that ran out of memory: where, its next way (None: there is none), and what was too long."""
 
     model: str
     way: Way | None = None
     crowded_s: float | None = None
     alone_s: float | None = None
+
+
+def model_of(plan: WorkerPlan) -> str:
+    """Return the name under which the limits of a worker's device are kept."""
+    return "cpu" if plan.device is None else plan.device.name or "unknown"
 
 
 class MemoryLimits:
@@ -68,7 +79,7 @@ class MemoryLimits:
         self._heeded = dict(self._limits)  # and what chunks in trouble suggest
         self._learned = learned
         self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest in one piece
-        self._troubles: dict[ChunkKey, _Trouble] = {}
+        self._troubles: dict[ChunkKey, _RanOut] = {}
         self._lock = threading.Lock()
 
     def how(self, model: str, audio_s: float | None) -> Way:
@@ -101,7 +112,7 @@ class MemoryLimits:
     ) -> None:
         """Take note that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment."""
         with self._lock:
-            trouble = self._troubles.setdefault(key, _Trouble(model))
+            trouble = self._troubles.setdefault(key, _RanOut(model))
             trouble.model = model
             if not way.lean:
                 trouble.crowded_s = _least(trouble.crowded_s, _most(audio_s, beside_s))
@@ -118,7 +129,7 @@ class MemoryLimits:
     def cannot_be_cut(self, model: str, key: ChunkKey) -> None:
         """Take note that a chunk has no smaller pieces."""
         with self._lock:
-            self._troubles.setdefault(key, _Trouble(model)).way = None
+            self._troubles.setdefault(key, _RanOut(model)).way = None
             self._heed(model)
 
     def failed_otherwise(self, key: ChunkKey) -> None:
@@ -153,7 +164,7 @@ class MemoryLimits:
                 limit = self._lower(limit, trouble, trouble.way)
         self._heeded[model] = limit
 
-    def _lower(self, limit: MemoryLimit, trouble: _Trouble, way: Way) -> MemoryLimit:
+    def _lower(self, limit: MemoryLimit, trouble: _RanOut, way: Way) -> MemoryLimit:
         """Return the limit as it is after a trouble that ended this way."""
         crowded_s, alone_s = limit.crowded_s, limit.alone_s
         usual_s, lean_s = (self._fitted.get((trouble.model, lean), 0.0) for lean in (False, True))

@@ -2,24 +2,23 @@
 
 A copy is a favour, never a condition: what is not ready when an engine wants it is read where it lies. The copy of a
 chunk that is a stretch of a longer file is cut out of it; that is a condition: one that is not ready is made there and
-then. Who hands the copies to an engine is ``staged_engine``; whether it is worth while to make them before they are
-wanted is decided above (``staging_choice``).
+then. ``feed`` hands the copies to the engines; ``choose_staging`` decides whether copies are made ahead.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk
-from badcjobs.seams import CannotCut, Cutter
-from badcjobs.workers.cut_chunk import check_audio, cut_name
-from badcjobs.workers.staged_copy import Copy, free_bytes, make_copy, size_of
-from badcjobs.workers.staging_tally import StagingTally
+from badcjobs.sources.cutter import AudioCutter, CannotCut
+from badcjobs.store.filesystem import read_filesystem
+from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stretch_of
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +30,158 @@ _LOOK_AGAIN_S = 0.2  # fresh chunks come to the queue, and room to the disk, wit
 _GOODBYE_S = 1.0  # a reader that hangs in a dead filesystem is not waited for
 _MOST_FAILURES = 20  # in a row
 _PASSED_OVER = 3  # so often, and a copy makes room
+_MOST_BYTES = 20 * 2**30
+_MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs is the job's own memory
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+# --- whether ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StagingChoice:
+    """Whether audio is staged, why, and how much of it at once; or only what has to be cut out of longer files."""
+
+    staged: bool
+    why: str
+    most_bytes: int = 0
+    only_cuts: bool = False
+
+    @property
+    def words(self) -> str:
+        """The decision, for the log."""
+        what = "is copied to this node before it is needed" if self.staged else "is read where it lies"
+        what = "is cut out of longer files before it is needed" if self.only_cuts else what
+        return f"audio {what}: {self.why}"
+
+
+def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
+    """Look at the filesystems of some chunks and of the node's own folder; ``wanted`` is one of config.STAGE_MODES."""
+    here = read_filesystem(local)
+    most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else _MOST_BYTES
+    if wanted != "auto":
+        return StagingChoice(wanted == "always", f"--stage {wanted}", most_bytes)
+    if not chunks:
+        return StagingChoice(False, "nothing waits")
+    far = next((path for path in _folders(chunks) if read_filesystem(path).shared), None)
+    is_cut = any(chunk.is_cut for chunk in chunks) and not here.shared
+    if far is None:
+        why = f"{_folders(chunks)[0]} is local"
+        return StagingChoice(True, why, most_bytes, only_cuts=True) if is_cut else StagingChoice(False, why)
+    if here.shared:
+        return StagingChoice(False, f"{local} is no node-local disk ({here.words})")
+    return StagingChoice(True, f"{far} is on {read_filesystem(far).words}, {local} on {here.words}", most_bytes)
+
+
+def _folders(chunks: Sequence[Chunk]) -> list[Path]:
+    """Return where the audio really lies: a git-annex link may lead to another filesystem."""
+    found = []
+    for chunk in chunks:
+        try:
+            found.append(Path(chunk.audio_path).resolve().parent)
+        except (OSError, RuntimeError):  # a loop of links
+            found.append(Path(chunk.audio_path).parent)
+    return list(dict.fromkeys(found))
+
+
+# --- one copy ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Copy:
+    """One chunk's audio on the node; one folder each, because engines use the file's name."""
+
+    chunk: Chunk
+    path: Path
+    size_bytes: int = 0  # 0: not known yet, and nothing written
+    end_ms: int | None = None  # of a cut: where its audio really ends
+    waits: bool = False  # for room
+    ready: bool = False
+    taken: bool = False
+    unwanted: bool = False  # an engine has begun with the original
+    passed_over: int = 0  # how often others were taken, and this one was not even near
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is still as it was written: many sites sweep their /tmp."""
+        try:
+            return self.path.stat().st_size == self.size_bytes
+        except OSError:
+            return False
+
+    @property
+    def in_the_making(self) -> bool:
+        """Whether it will be ready before long."""
+        return not (self.ready or self.taken or self.waits or self.unwanted)
+
+    def serves(self, chunk: Chunk) -> bool:
+        """Say whether an engine may read it instead of this chunk's audio: a piece of a chunk is not the whole."""
+        return self.ready and not self.taken and chunk.audio_path == self.chunk.audio_path and self.is_sound
+
+    def remove(self) -> None:
+        """Give the space back."""
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+def size_of(chunk: Chunk, cutter: AudioCutter) -> int:
+    """Return how many bytes a copy of a chunk's audio takes, about; raise OSError where it cannot be looked at."""
+    if chunk.is_cut:
+        return cutter.size_bytes(Path(chunk.audio_path), *stretch_of(chunk))
+    return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - a path as it came, in a shared place
+
+
+def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
+    """Copy a chunk's audio, or cut it out of a longer file; return False when a copy is not what it should be.
+
+    Raise CannotCut where the file is missing, or another one than was listed.
+    """
+    check_audio(copy.chunk)
+    if not copy.chunk.is_cut:
+        return copy_file(copy.chunk.audio_path, copy.path)
+    copy.path.parent.mkdir()
+    copy.end_ms = cut_chunk(copy.chunk, copy.path, cutter)
+    check_audio(copy.chunk)  # it may have been replaced while it was read
+    copy.size_bytes = copy.path.stat().st_size
+    return True
+
+
+def copy_file(source: str, target: Path) -> bool:
+    """Copy a file into a new folder; return False when it has changed meanwhile, or was cut short."""
+    before = os.stat(source)  # noqa: PTH116
+    target.parent.mkdir()
+    shutil.copyfile(source, target)
+    after = os.stat(source)  # noqa: PTH116
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    return same and target.stat().st_size == before.st_size
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how much an ordinary user may still write there."""
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+@dataclass
+class StagingTally:
+    """What came of it."""
+
+    staged: int = 0
+    staged_bytes: int = 0
+    from_source: int = 0
+    cut_late: int = 0
+    failed_copies: int = 0
+    last_failure: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The same for the log."""
+        text = f"staging: {self.staged} chunks were read from copies on this node ({self.staged_bytes / 1e6:.1f} MB),"
+        text += f" {self.from_source} where they lie"
+        text += f", {self.cut_late} were cut only when they were wanted" if self.cut_late else ""
+        return text + (f"; {self.failed_copies} copies failed: {self.last_failure}" if self.failed_copies else "")
+
+
+# --- all copies -------------------------------------------------------------------------------------------------------
 
 
 class Stager:
@@ -44,7 +195,7 @@ class Stager:
     ahead: so many chunks that nobody works on yet have a copy at most.
     """
 
-    def __init__(self, folder: Path, *, ahead: int, cutter: Cutter) -> None:
+    def __init__(self, folder: Path, *, ahead: int, cutter: AudioCutter) -> None:
         self.tally = StagingTally()
         self._folder = folder
         self._ahead = max(1, ahead)

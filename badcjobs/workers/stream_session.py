@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
-import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,34 +17,53 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
+from badcjobs.processes import last_lines
 from badcjobs.seams import Clock, Launcher, More, SessionBroken, nothing_more
-from badcjobs.workers.failures import (
-    BAD_AUDIO,
-    CONFIGURATION,
-    ENGINE_CRASH,
-    ENGINE_ERROR,
-    EXIT_CODE,
-    GPU_ERROR,
-    GPU_LOST,
-    HANG,
-    HOST_MEMORY,
-    NO_OUTPUT,
-    RAN_ON_CPU,
-    WORKER_DIED,
-    classify,
-    signal_name,
-    signal_of,
-)
-from badcjobs.workers.host_memory import read_oom_kills
-from badcjobs.workers.launch import last_lines
-from badcjobs.workers.patience import Patience
+from badcjobs.workers import retry
 
 log = logging.getLogger(__name__)
 
 _SHORTEST_HEARD_S = 0.5
 _GOODBYE_S = 10.0
 _LONGEST_ERROR = 2000
-_NO_USE_ANY_MORE = frozenset({GPU_LOST, GPU_ERROR, CONFIGURATION, HOST_MEMORY})
+_NO_USE_ANY_MORE = frozenset({retry.GPU_LOST, retry.GPU_ERROR, retry.CONFIGURATION, retry.HOST_MEMORY})
+_PROC = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+class Patience:
+    """Learns from every finished chunk how slow this engine is; one for all workers of a task.
+
+    Parameters
+    ----------
+    start_s: how long it may take until the first chunk begins (imports, models, a cold file system).
+    least_s: no silence shorter than this is a hang.
+    slowest: seconds of work per second of audio that are believed while nothing is known yet.
+    """
+
+    FACTOR = 20
+    _UNKNOWN_AUDIO_S = 3600.0  # a whole recording, as long as any
+
+    def __init__(self, *, start_s: float = 900.0, least_s: float = 120.0, slowest: float = 2.0) -> None:
+        self.start_s = start_s
+        self._least_s = least_s
+        self._slowest = slowest
+        self._worst_rate: float | None = None  # seconds of work per second of audio
+        self._worst_s: float | None = None  # where the length of the audio is not known
+
+    def learn(self, took_s: float, audio_s: float | None) -> None:
+        """Take note of a chunk that came through."""
+        self._worst_s = max(took_s, self._worst_s or 0.0)
+        if audio_s:
+            self._worst_rate = max(took_s / audio_s, self._worst_rate or 0.0)
+
+    def limit_s(self, audio_s: float | None) -> float:
+        """Return how long a worker may be silent that has so much audio in progress."""
+        if self._worst_s is None:
+            return self.start_s + self._slowest * (audio_s or self._UNKNOWN_AUDIO_S)
+        if audio_s is None or self._worst_rate is None:
+            return max(self._least_s, self.FACTOR * self._worst_s)
+        return max(self._least_s, self.FACTOR * self._worst_rate * audio_s)
 
 
 @dataclass
@@ -94,6 +113,7 @@ class StreamSession:
         self._unread = b""
         self._lock = threading.Lock()
         self._interrupted = False
+        self._is_ended = False  # by us, before it said that it had begun anything; that may have been under way
         self._in_hand: dict[int, _InHand] = {}
         self._sent = 0
         self._ready = False
@@ -109,12 +129,13 @@ class StreamSession:
                 return
             self._interrupted = True
             if not self._has_begun:
-                self._launcher.signal(self._process, signal.SIGKILL)
+                self._is_ended = True
+                self._launcher.kill(self._process)
         self._write({"stop": True})
 
     def kill(self) -> None:
         """End it now."""
-        self._launcher.signal(self._process, signal.SIGKILL)
+        self._launcher.kill(self._process)
 
     # --- the life of a batch --------------------------------------------------------------------------------------
 
@@ -190,10 +211,12 @@ class StreamSession:
             limit_s = self._limit_s()
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
-                raise SessionBroken(HANG, f"no word from the worker for {limit_s:.0f} s", at_start=not self._has_begun)
+                raise SessionBroken(
+                    retry.HANG, f"no word from the worker for {limit_s:.0f} s", at_start=not self._has_begun
+                )
             data = os.read(self._stdout.fileno(), 65536)
             if not data:
-                if self._interrupted and not self._has_begun:
+                if self._is_ended or (self._interrupted and not self._has_begun):
                     return {"event": "bye"}
                 raise self._obituary()
             self._unread += data
@@ -202,7 +225,9 @@ class StreamSession:
             return dict(json.loads(line))
         except ValueError as error:
             self.kill()
-            raise SessionBroken(ENGINE_CRASH, f"the worker does not make sense any more: {line[:200]!r}") from error
+            raise SessionBroken(
+                retry.ENGINE_CRASH, f"the worker does not make sense any more: {line[:200]!r}"
+            ) from error
 
     def _limit_s(self) -> float:
         begun = [item.chunk.audio_s for item in self._in_hand.values() if item.started_at_ms is not None]
@@ -230,9 +255,9 @@ class StreamSession:
         elif kind == "bye":
             self._said_goodbye = True  # the end of its pipe comes next
         elif kind == "broken":
-            error_class = classify(event["error"])
+            error_class = retry.classify(event["error"])
             raise SessionBroken(
-                ENGINE_CRASH if error_class == ENGINE_ERROR else error_class,
+                retry.ENGINE_CRASH if error_class == retry.ENGINE_ERROR else error_class,
                 event["error"],
                 at_start=not self._has_begun,
             )
@@ -243,7 +268,7 @@ class StreamSession:
         if self._must_use_cuda and device != "CUDA":
             self.kill()
             raise SessionBroken(
-                RAN_ON_CPU,
+                retry.RAN_ON_CPU,
                 f"HawkEars took the {device} although this worker has a GPU:"
                 " CUDA does not work here for its PyTorch, and on the CPU it uses fewer models",
                 at_start=True,
@@ -273,13 +298,13 @@ class StreamSession:
         length_s = event.get("audio_s")
         if event.get("heard") is False and (chunk.audio_s or 0.0) > _SHORTEST_HEARD_S:
             why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
-            return ChunkResult(chunk, started_at_ms, now_ms, error_class=BAD_AUDIO, error=why)
+            return ChunkResult(chunk, started_at_ms, now_ms, error_class=retry.BAD_AUDIO, error=why)
         self._patience.learn((now_ms - started_at_ms) / 1000, audio_s)
         detections = tuple(Detection(*row) for row in event["detections"])
         return ChunkResult(chunk, started_at_ms, now_ms, detections, audio_s)
 
     def _failed(self, item: _InHand, event: Mapping[str, Any]) -> ChunkResult:
-        error_class = event.get("error_class") or classify(event["error"])
+        error_class = event.get("error_class") or retry.classify(event["error"])
         if error_class in _NO_USE_ANY_MORE:
             self.kill()
             raise SessionBroken(error_class, event["error"])
@@ -289,13 +314,40 @@ class StreamSession:
 
     def _obituary(self) -> SessionBroken:
         """Say how a process ended that still had work."""
-        self._launcher.signal(self._process, signal.SIGKILL)  # whatever is left of its group
+        self._launcher.kill(self._process)  # whatever is left of its group
         code = self._process.wait()
         said = last_lines(self._log, limit=min(_LONGEST_ERROR, self._log_size() - self._log_mark))
-        error_class = classify(said, code)
-        if error_class in (BAD_AUDIO, EXIT_CODE, NO_OUTPUT):
-            error_class = ENGINE_CRASH
-        if error_class == WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
-            error_class = HOST_MEMORY
-        how = f"by {signal_name(signal_of(code))}" if signal_of(code) else f"with exit code {code}"
+        error_class = retry.classify(said, code)
+        if error_class in (retry.BAD_AUDIO, retry.EXIT_CODE, retry.NO_OUTPUT):
+            error_class = retry.ENGINE_CRASH
+        if error_class == retry.WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
+            error_class = retry.HOST_MEMORY
+        how = f"by {retry.signal_name(retry.signal_of(code))}" if retry.signal_of(code) else f"with exit code {code}"
         return SessionBroken(error_class, f"{said}\nthe worker ended {how}".strip(), at_start=not self._has_begun)
+
+
+def read_oom_kills(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
+    """Return how many processes of this control group the kernel has killed for memory; None: not known."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return None
+    counts = [count for line in lines if (count := _read_count(line, groups)) is not None]
+    return max(counts, default=None)
+
+
+def _read_count(line: str, groups: Path) -> int | None:
+    """Read the counter of one line of /proc/self/cgroup: ``0::/path``, or ``9:memory:/path`` with version 1."""
+    _, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    if controllers == "":
+        file = groups / path.lstrip("/") / "memory.events"
+    elif "memory" in controllers.split(","):
+        file = groups / "memory" / path.lstrip("/") / "memory.oom_control"
+    else:
+        return None
+    try:
+        found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None

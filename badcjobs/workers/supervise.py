@@ -1,4 +1,4 @@
-"""Keeps the workers fed and judges what they bring back: done, try again, or failed for good.
+"""Keeps the workers fed and decides about what they bring back: done, try again, or failed for good.
 
 A thread per worker talks to its engine session; everything that is decided or written happens in
 the one thread that calls ``handle_events``.
@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, Journal, SessionBroken, Timetable
-from badcjobs.workers.cut_chunk import short_words
-from badcjobs.workers.failures import BATCH_LOST, CONFIGURATION, MISSING_AUDIO, NO_OUTPUT, TERMINATED, WORKER_DIED
-from badcjobs.workers.judge import Judge
-from badcjobs.workers.judge import RetryPolicy as RetryPolicy
-from badcjobs.workers.pieces import ways_left
+from badcjobs.seams import AttemptJournal, Clock, Engine, SessionBroken, Timetable
+from badcjobs.workers import retry
+from badcjobs.workers.chunk_audio import short_words
+from badcjobs.workers.feed import AudioSteps
+from badcjobs.workers.retry import Retries, RetryPolicy
 from badcjobs.workers.work_queue import WorkQueue
-from badcjobs.workers.worker_thread import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
+from badcjobs.workers.worker_loop import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,14 @@ class Supervisor:
         self,
         engine: Engine,
         plans: list[WorkerPlan],
-        journal: Journal,
+        journal: AttemptJournal,
         *,
         clock: Clock,
         policy: RetryPolicy,
         scratch: Path,
         timetable: Timetable | None = None,
+        audio: AudioSteps | None = None,
+        listen: Callable[[Event], None] = lambda event: None,
         device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None,
     ) -> None:
         self.tally = Tally()
@@ -59,14 +60,15 @@ class Supervisor:
         self._journal = journal
         self._clock = clock
         self._policy = policy
-        self._judge = Judge(policy)
+        self._retries = Retries(policy)
+        self._audio = audio
+        self._listen = listen
         self._queue = WorkQueue(clock, workers=len(plans), wants=engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
         self._scratch = scratch
         self._threads = [self._thread(plan) for plan in plans]
         self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
         self._failed_openings: dict[int, int] = {}
-        self._started_ms: dict[tuple[str, str], int] = {}
         self.finished: dict[int, int] = {}  # slot → chunks done
         self.audio_done_s = 0.0
         self.draining = False
@@ -151,6 +153,7 @@ class Supervisor:
             scratch=self._scratch / f"worker-{plan.slot}",
             openings=self._policy.retries + 1,
             timetable=self._timetable,
+            audio=self._audio,
         )
 
     def _top_up(self) -> None:
@@ -160,6 +163,7 @@ class Supervisor:
             self._queue.add(chunks, complete=len(chunks) < room)
 
     def _handle(self, plan: WorkerPlan, event: Event) -> None:
+        self._listen(event)
         if isinstance(event, ChunkStarted):
             self._on_started(plan, event)
         elif isinstance(event, ChunkResult):
@@ -173,15 +177,14 @@ class Supervisor:
         elif isinstance(event, Closed):
             self._journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
         elif isinstance(event, NotOpened):
-            self._on_not_opened(plan, event)
+            self._queue.put_back(event.batch, rest_s=self._after_a_failed_opening(plan, event.error))
         else:
             raise event.error
 
     def _on_started(self, plan: WorkerPlan, event: ChunkStarted) -> None:
-        self._started_ms[event.chunk.key] = event.at_ms
         self._journal.attempt_started(
             event.chunk,
-            try_number=self._judge.try_number(event.chunk),
+            try_number=self._retries.try_number(event.chunk),
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
             at_ms=event.at_ms,
@@ -191,7 +194,11 @@ class Supervisor:
         if self.killed and not result.ok:
             self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
             return
-        if result.charged and result.error_class == WORKER_DIED and self._judge.forgives(result.chunk, WORKER_DIED):
+        if (
+            result.charged
+            and result.error_class == retry.WORKER_DIED
+            and self._retries.forgives(result.chunk, retry.WORKER_DIED)
+        ):
             self._settle(plan, replace(result, charged=False))
             self._queue.put_back([result.chunk], rest_s=self._policy.backoff_s, alone=True)
             return
@@ -199,13 +206,12 @@ class Supervisor:
 
     def _settle(self, plan: WorkerPlan, result: ChunkResult) -> None:
         """Write down what became of a chunk; uncharged ones are put back by the caller, who knows their company."""
-        self._started_ms.pop(result.chunk.key, None)
-        try_number = self._judge.try_number(result.chunk)
-        sentence = self._judge.sentence(result, ways_left=ways_left(self._engine, result))
+        try_number = self._retries.try_number(result.chunk)
+        decision = self._retries.decide(result, ways_left=self._ways_left(result))
         self.tally.tries += 1
         self._journal.attempt_ended(
             result,
-            status=sentence.status,
+            status=decision.status,
             try_number=try_number,
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
@@ -215,20 +221,26 @@ class Supervisor:
             self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
             self.audio_done_s += result.audio_s or result.chunk.audio_s or 0.0
             self._tell_what_was_short(result)
-        if sentence.status == "pending":
+        if decision.status == "pending":
             if result.charged:
-                when = "with less memory" if sentence.lean else f"in {sentence.rest_s:.1f} s"
+                when = "with less memory" if decision.lean else f"in {decision.rest_s:.1f} s"
                 log.warning("%s failed (%s), try %d; again %s", result.chunk.name, result.error_class, try_number, when)
-                self._queue.put_back([result.chunk], rest_s=sentence.rest_s, alone=sentence.alone, lean=sentence.lean)
+                self._queue.put_back([result.chunk], rest_s=decision.rest_s, alone=decision.alone, lean=decision.lean)
             return
         self._queue.finish()
-        if sentence.status == "done":
+        if decision.status == "done":
             self.tally.done += 1
         else:
             self.tally.failed += 1
-            self.tally.missing += result.error_class == MISSING_AUDIO
+            self.tally.missing += result.error_class == retry.MISSING_AUDIO
             log.error("%s failed for good (%s): %s", result.chunk.name, result.error_class, _last_line(result.error))
             self._give_up_if_hopeless(result)
+
+    def _ways_left(self, result: ChunkResult) -> bool | None:
+        """Say whether a chunk that ran out of memory can be tried with less; None: it did not, or it is not known."""
+        if result.error_class != retry.OUT_OF_MEMORY or self._audio is None:
+            return None
+        return self._audio.limits.ways_left(result.chunk.key)
 
     def _tell_what_was_short(self, result: ChunkResult) -> None:
         if (words := short_words(result)) is not None:
@@ -261,40 +273,34 @@ class Supervisor:
         """Return a result for each chunk that may have broken its session, or was passed over in silence."""
         broken = event.broken
         if broken is None:
-            silent = SessionBroken(NO_OUTPUT, "the engine went on without a word about this chunk")
+            silent = SessionBroken(retry.NO_OUTPUT, "the engine went on without a word about this chunk")
             passed_over = [] if self.draining else event.unanswered
-            return [self._blame(chunk, silent, event.at_ms) for chunk in passed_over]
+            return [_blame(chunk, silent, event) for chunk in passed_over]
         if self.killed:
             return []
-        if broken.error_class == CONFIGURATION:
+        if broken.error_class == retry.CONFIGURATION:
             self._give_up(str(broken))
             return []
         if event.retires:
             self.tally.retired.append(str(broken))
             log.error("worker %d retires (%s): %s", plan.slot, broken.error_class, broken)
-            for chunk in event.begun:  # its tries have an end; the chunks go back with the others
-                self._settle(plan, replace(self._blame(chunk, broken, event.at_ms), charged=False))
+            for started in event.begun:  # its tries have an end; the chunks go back with the others
+                self._settle(plan, replace(_blame(started.chunk, broken, event), charged=False))
             return []
         if not broken.at_start:
             log.warning(
                 "worker %d ended with %d in progress (%s): %s",
                 plan.slot, len(event.begun), broken.error_class, _last_line(str(broken)),
             )  # fmt: skip
-        accused = [] if broken.at_start else event.begun or event.unanswered[:1]
-        if broken.error_class == TERMINATED:
-            accused = [chunk for chunk in accused if not self._judge.forgives(chunk, TERMINATED)]
+        begun = [started.chunk for started in event.begun]
+        accused = [] if broken.at_start else begun or event.unanswered[:1]
+        if broken.error_class == retry.TERMINATED:
+            accused = [chunk for chunk in accused if not self._retries.forgives(chunk, retry.TERMINATED)]
         if len(accused) == 1:
-            return [self._blame(accused[0], broken, event.at_ms)]
+            return [_blame(accused[0], broken, event)]
         why = f"lost with {len(accused)} in progress ({broken.error_class}): {_last_line(str(broken))}"
-        lost = SessionBroken(BATCH_LOST, why)
-        return [replace(self._blame(chunk, lost, event.at_ms), charged=False) for chunk in accused]
-
-    def _blame(self, chunk: Chunk, broken: SessionBroken, at_ms: int) -> ChunkResult:
-        started_at_ms = self._started_ms.get(chunk.key, at_ms)
-        return ChunkResult(chunk, started_at_ms, at_ms, error_class=broken.error_class, error=str(broken))
-
-    def _on_not_opened(self, plan: WorkerPlan, event: NotOpened) -> None:
-        self._queue.put_back(event.batch, rest_s=self._after_a_failed_opening(plan, event.error))
+        lost = SessionBroken(retry.BATCH_LOST, why)
+        return [replace(_blame(chunk, lost, event), charged=False) for chunk in accused]
 
     def _after_a_failed_opening(self, plan: WorkerPlan, error: Exception) -> float:
         """Return how long to wait before the engine is started again."""
@@ -315,6 +321,11 @@ class Supervisor:
             self.tally.hopeless = reason
             log.error("giving up: %s", reason)
             self.kill()
+
+
+def _blame(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
+    begun_at_ms = next((started.at_ms for started in event.begun if started.chunk.key == chunk.key), event.at_ms)
+    return ChunkResult(chunk, begun_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
 
 
 def _last_line(text: str | None) -> str:

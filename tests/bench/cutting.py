@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from badcjobs.audio.cutter import AudioCutter
 from badcjobs.model import Chunk
-from badcjobs.workers.cut_chunk import cut_chunk
-from badcjobs.workers.staged_copy import copy_file
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.workers.chunk_audio import cut_chunk
+from badcjobs.workers.staging import copy_file
 
 RATE = 48_000
 

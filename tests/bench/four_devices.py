@@ -1,7 +1,8 @@
 """The recorder's own process with four devices on a machine that has one: it is read four times over.
 
-Started by telemetry.py as ``python four_devices.py FILE``; hears the wrapper's words (telemetry/order.py). All is as in
-a job but the reader: four NVML readers instead of one, so reports of errors are fetched four times as often.
+Started by telemetry.py as ``python four_devices.py FILE``; hears the wrapper's words
+(telemetry/pipe_protocol.py). All is as in a job but the reader:
+four NVML readers instead of one, so reports of errors are fetched four times as often.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
-from badcjobs.gpu.choose import open_reader
+from badcjobs.devices.choose import open_reader
 from badcjobs.model import InventoryDevice, Reading, StandIn
-from badcjobs.recording import run_recorder
 from badcjobs.seams import GpuReader
-from badcjobs.telemetry.followed import Followed
-from badcjobs.telemetry.order import SidecarOrder
-from badcjobs.telemetry.words import Words
+from badcjobs.telemetry.pipe_protocol import SidecarOrder
+from badcjobs.telemetry.recorder import Followed
+from badcjobs.telemetry.recorder_process import WrapperPipe, run_recorder
 
 DEVICES = 4
 
@@ -41,9 +41,9 @@ class FourTimes:
     def read(self, uuid: str) -> Reading:
         return self._readers[int(uuid)].read(self.real.uuid)
 
-    def hurry(self) -> None:
+    def force_full_read(self) -> None:
         for reader in self._readers:
-            reader.hurry()
+            reader.force_full_read()
 
     def close(self) -> None:
         for reader in self._readers:
@@ -73,7 +73,7 @@ def main() -> None:
         publish_to=str(file),
         local_folder=str(file.parent),
     )
-    run_recorder(order, reader, Words(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
+    run_recorder(order, reader, WrapperPipe(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ FILES, BASELINE_FILES, ROUNDS = 1000, 20, 5
 def merge_all(folder: Path) -> dict[str, float]:
     """Merge a folder as the command does: rows, chunks, detections, figures, row check; then summarise."""
     from badcjobs.clock import SystemClock
-    from badcjobs.job import summarize_database
-    from badcjobs.store.merging.merge import MergeOrder, merge
+    from badcjobs.report.job import summarize_database
+    from badcjobs.store.merge import MergeOrder, merge
 
     started_s = time.perf_counter()
     outcome = merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
@@ -50,8 +50,8 @@ def merge_all(folder: Path) -> dict[str, float]:
 def merge_samples(folder: Path, part: str) -> dict[str, float]:
     """Copy the samples of a part of the files alone, by the same statements, and index them as merge does."""
     from badcjobs.store.connect import read_only_uri
-    from badcjobs.store.job_schema import INDEXES, open_draft
-    from badcjobs.store.merging.task_rows import copy_table
+    from badcjobs.store.job_schema import index_samples, open_draft
+    from badcjobs.store.merge_rows import copy_table
 
     files = sorted((folder / "tasks").glob("*.sqlite"), key=task_id_of)[int(part) :: ROUNDS]
     started_s = time.perf_counter()
@@ -59,11 +59,10 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
         for path in files:
             db.execute("ATTACH ? AS source", (read_only_uri(path, sealed=True),))
             db.execute("BEGIN")
-            ((task_id,),) = db.execute("SELECT task_id FROM source.task").fetchall()
-            copy_table(db, "source", "sample", "", task_id)
+            copy_table(db, "source", "sample")
             db.execute("COMMIT")
             db.execute("DETACH source")
-        db.execute(f"CREATE INDEX sample_by_time ON {INDEXES['sample_by_time']}")
+        index_samples(db)
         spent_s = time.perf_counter() - started_s
         (rows,) = db.execute("SELECT count(*) FROM sample").fetchone()
     (folder / "samples.sqlite").unlink()

@@ -11,6 +11,7 @@ A new kind of picture is one function with ``@picture("name")`` that writes into
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 try:
+    from rich.console import Console
+    from rich.text import Text
     from support.browser import Browser, Page
     from support.live_server import LiveServer
     from support.mid_run import write_mid_run
@@ -30,10 +33,10 @@ try:
     from support.task_files import TaskFile
 
     from badcjobs.clock import SystemClock
-    from badcjobs.live_view import open_run_view
-    from badcjobs.monitor.desk import DEVICES, TASK, Desk
-    from badcjobs.monitor.frame import Frame
-    from badcjobs.monitor.picture import frame_svg
+    from badcjobs.live.draw import draw
+    from badcjobs.live.run_view import open_run_view
+    from badcjobs.live.snapshot import Snapshot
+    from badcjobs.live.ui_state import DEVICES, TASK, UiState
 except ModuleNotFoundError as error:
     sys.exit(f"pictures: there is no package {error.name} here\n  try: {sys.executable} -m pip install -e '.[test]'")
 
@@ -152,24 +155,29 @@ def take_monitor(stage: Stage) -> None:
     large = _frame(stage.under_way)
     running = [task for task in large.tasks if task.state == "running"]
     one = running[len(running) // 2]
-    _take_screen(stage, "large", large, Desk(line=large.tasks.index(one)))
-    _take_screen(stage, "large-devices", large, Desk(page=DEVICES))
-    _take_screen(stage, "large-task", large, Desk(page=TASK, opened=one.name), height=36)
-    _take_screen(stage, "large-80x24", large, Desk(order="ETA"), width=80, height=24)
+    _take_screen(stage, "large", large, UiState(line=large.tasks.index(one)))
+    _take_screen(stage, "large-devices", large, UiState(page=DEVICES))
+    _take_screen(stage, "large-task", large, UiState(page=TASK, opened=one.name), height=36)
+    _take_screen(stage, "large-80x24", large, UiState(order="ETA"), width=80, height=24)
 
 
-def _frame(folder: Path) -> Frame:
+def _frame(folder: Path) -> Snapshot:
     return open_run_view(folder, SystemClock()).look()
 
 
 def _take_screen(
-    stage: Stage, name: str, frame: Frame, desk: Desk | None = None, *, width: int = 120, height: int = 36
+    stage: Stage, name: str, frame: Snapshot, desk: UiState | None = None, *, width: int = 120, height: int = 36
 ) -> None:
     """Write what a terminal would show as SVG, and as PNG by Chromium."""
     vector = stage.out / f"monitor-{name}.svg"
     title = f"badcjobs monitor runs/{Path(frame.title).name}"
     frame = replace(frame, title=f"runs/{Path(frame.title).name}")
-    vector.write_text(frame_svg(frame, desk, width=width, height=height, title=title), encoding="utf-8")
+    drawn = draw(frame, desk or UiState.at_start(of_run=frame.of_run), width=width, height=height)
+    console = Console(
+        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", _environ={}
+    )
+    console.print(Text("\n").join(drawn.lines), no_wrap=True, overflow="crop")
+    vector.write_text(console.export_svg(title=title), encoding="utf-8")
     page = stage.browser.open(vector.as_uri())
     wide, high = page.evaluate(
         "(() => { const b = document.documentElement.viewBox.baseVal; return [b.width, b.height]; })()"

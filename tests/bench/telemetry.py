@@ -150,7 +150,7 @@ def time_it(call: Callable[[], object], rounds: int, rest_s: float = 0.0) -> flo
 
 def judge_cost(report: Report) -> None:
     from badcjobs.clock import SystemClock
-    from badcjobs.gpu.nvml import NvmlReader
+    from badcjobs.devices.nvml import NvmlReader
 
     reader = NvmlReader(SystemClock())
     uuid = reader.inventory()[0].uuid

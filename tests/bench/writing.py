@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import Allocation, HostReading, Reading, TaskKey, publish_interval_s
-from badcjobs.store.live.halves import OwnHalf, SealedHalf
-from badcjobs.store.live.publish import publish
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.store.live_files import LiveHalf, OwnHalf
+from badcjobs.store.publish import publish
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "bench")
 DEVICES, TICK_S, BASE_INTERVAL_S = 8, 0.1, 30.0
@@ -99,9 +99,11 @@ class Files:
 
     def publish(self) -> int:
         if not self.shared:
-            return publish([OwnHalf(self.wrapper), self.folder / "recorder.sqlite"], self.target, workplace=self.folder)
+            return publish(
+                [OwnHalf(self.wrapper.snapshot), self.folder / "recorder.sqlite"], self.target, workplace=self.folder
+            )
         self.recorder.snapshot(self.folder / "snapshot.sqlite")
-        halves = [OwnHalf(self.wrapper), SealedHalf(self.folder / "snapshot.sqlite")]
+        halves = [OwnHalf(self.wrapper.snapshot), LiveHalf(self.folder / "snapshot.sqlite", "sealed")]
         return publish(halves, self.target, workplace=self.folder)
 
     def close(self) -> None:

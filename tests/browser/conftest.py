@@ -12,8 +12,8 @@ from support.browser import Browser
 from support.synthetic_job import write_job
 
 from badcjobs.clock import SystemClock
-from badcjobs.job import find_job_database, summarize_database, write_page
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.report.job import find_job_database, summarize_database, write_page
+from badcjobs.store.merge import MergeOrder, merge
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 READY = "document.documentElement.dataset.ready === 'yes'"

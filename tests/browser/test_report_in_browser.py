@@ -15,10 +15,10 @@ from support.browser import Browser, BrowserError, Page
 from support.task_files import TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.job import summarize_database, write_page
-from badcjobs.report.as_html import page as make_page
-from badcjobs.report.page_frame import ASSETS
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.report.job import summarize_database, write_page
+from badcjobs.report.page import ASSETS
+from badcjobs.report.page import page as make_page
+from badcjobs.store.merge import MergeOrder, merge
 
 CHARTS = ("timeline", "utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "histogram")
 READY = "document.documentElement.dataset.ready === 'yes'"
@@ -448,9 +448,9 @@ def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(
     browser: Browser, job: Path, tmp_path: Path
 ) -> None:
     summary = summarize_database(job / "job.sqlite")
-    first, *others = summary.task_list
+    first, *others = summary.facts.tasks
     silent = replace(first, verdict=None, slurm_state=None, heard_at_ms=first.last_sign_ms)
-    summary = replace(summary, task_list=(silent, *others), tasks_silent=(silent.name,))
+    summary = replace(summary, facts=replace(summary.facts, tasks=(silent, *others)), tasks_silent=(silent.name,))
     (tmp_path / "silent.html").write_text(make_page(summary, "june"))
     page = browser.open((tmp_path / "silent.html").as_uri(), width=1280, ready=READY)
     assert "silent, last heard of 20" in page.evaluate("document.getElementById('task-table').textContent")

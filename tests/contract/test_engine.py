@@ -1,6 +1,6 @@
 """What every Engine promises; each implementation brings a bench with audio that it can hear and audio that it cannot.
 
-HawkEars is a stand-in here, as a package, as a program and as version 1; ``tests/flow/test_hawkears_engine.py`` holds
+HawkEars is a stand-in here, as a package and as version 1; ``tests/flow/test_hawkears_engine.py`` holds
 the same against the real one.
 """
 
@@ -19,27 +19,25 @@ from typing import Protocol
 import psutil
 import pytest
 from support.audio import make_wav
-from support.fake_hawkears import hear, install_fake_hawkears, make_fake_root
+from support.fake_hawkears import hear, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
-from support.fake_profiler import install_fake_profiler
+from support.fake_prefix import install_fake_prefix
+from support.scripted_engine import audio_steps, open_feed
 from support.waiting import wait_for
 
-from badcjobs.audio.cutter import AudioCutter
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
+from badcjobs.processes import TASK_MARK, PrefixLauncher, SubprocessLauncher
 from badcjobs.seams import Engine, Launcher, More, Session, SessionBroken, nothing_more
+from badcjobs.sources.cutter import AudioCutter
 from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.demo import DemoEngine
+from badcjobs.workers.engines import DemoEngine
+from badcjobs.workers.feed import AudioSteps, SessionFeed
+from badcjobs.workers.hawkears import HawkEarsEngine
 from badcjobs.workers.hawkears1 import HawkEars1Engine
-from badcjobs.workers.hawkears2 import HawkEarsEngine
-from badcjobs.workers.launch import TASK_MARK, SubprocessLauncher
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
-from badcjobs.workers.pieces import PiecewiseEngine
-from badcjobs.workers.profiled_engine import ProfiledEngine, ProfileOrder
-from badcjobs.workers.profiling import find_profiler
-from badcjobs.workers.staged_engine import StagedEngine, StagedSession
 from badcjobs.workers.staging import Stager
 
 CLOCK = SystemClock()
@@ -86,6 +84,10 @@ class Bench(Protocol):
     def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         """Return (start_ms, end_ms) of what there is to hear."""
         ...
+
+
+def mark_of(folder: Path) -> str:
+    return f"contract-{os.getpid()}-{folder.name}"
 
 
 def environment(**others: str) -> dict[str, str]:
@@ -141,10 +143,8 @@ class HawkEarsBench:
     """The stand-in package, fed through our worker program in this Python."""
 
     bad_class = "bad_audio"
-    shape = ""
 
     def __init__(self, folder: Path) -> None:
-        self._program = install_fake_hawkears(folder / "bin")
         self._root = make_fake_root(folder / "root")
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
@@ -154,17 +154,12 @@ class HawkEarsBench:
         (self._root / "empty").mkdir()
         return self._make(self._root / "empty", launcher, 0.0)
 
-    @property
-    def python(self) -> str | None:
-        return sys.executable
-
     def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
         return HawkEarsEngine(
-            [str(self._program)],
-            python=self.python,
+            sys.executable,
             root=root,
-            extra_args=["--threads", "1"],
-            environ=environment(FAKE_HAWKEARS_S=str(slow_s), FAKE_HAWKEARS_SHAPE=self.shape, **fake_package_environ()),
+            args=["--threads", "1"],
+            environ=environment(FAKE_HAWKEARS_S=str(slow_s), **fake_package_environ()),
             launcher=launcher,
             clock=CLOCK,
             allow_cpu=True,
@@ -175,19 +170,9 @@ class HawkEarsBench:
         return {(round(start_s * 1000), round(end_s * 1000)) for start_s, end_s, *_ in heard}
 
 
-class HawkEarsInListsBench(HawkEarsBench):
-    """The stand-in package with an inner shape that we do not know."""
-
-    shape = "other"
-
-
-class HawkEarsProgramBench(HawkEarsBench):
-    """The stand-in program, a process per batch."""
-
-    python = None
-
-
 class HawkEars1Bench(HawkEarsBench):
+    bad_class = "no_output"
+
     def __init__(self, folder: Path) -> None:
         self._root = make_fake_hawkears1(folder / "HawkEars")
 
@@ -195,7 +180,7 @@ class HawkEars1Bench(HawkEarsBench):
         return HawkEars1Engine(
             sys.executable,
             root=root,
-            extra_args=["--threads", "1"],
+            args=["--threads", "1"],
             environ=environment(FAKE_HAWKEARS_S=str(slow_s)),
             launcher=launcher,
             clock=CLOCK,
@@ -204,19 +189,32 @@ class HawkEars1Bench(HawkEarsBench):
         )
 
 
-class Announced:
-    """A staged session whose batches are known before they come, as a queue knows them."""
+@dataclass
+class Stepped:
+    """An engine whose sessions are fed as a worker feeds them; batches are announced before, as a queue does."""
 
-    def __init__(self, session: StagedSession, stager: Stager, coming: list[Chunk]) -> None:
-        self.pid, self.interrupt, self.kill, self.close = session.pid, session.interrupt, session.kill, session.close
-        self._session, self._stager, self._coming = session, stager, coming
+    engine: Engine
+    audio: AudioSteps
+    coming: list[Chunk] = field(default_factory=list)
 
-    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
-        self._coming[:] = batch
-        there, end_s = sum(Path(chunk.audio_path).exists() for chunk in batch), time.monotonic() + 1
-        while self._stager.ready < there and time.monotonic() < end_s:  # what has failed before is not copied again
-            time.sleep(0.01)
-        yield from self._session.process(batch, more)
+    def __post_init__(self) -> None:
+        self.name, self.version, self.wants = self.engine.name, None, self.engine.wants
+        self.check = self.engine.check
+
+    def open(self, plan: WorkerPlan, scratch: Path) -> Session:
+        feed, process = open_feed(self.engine, plan, scratch, self.audio), SessionFeed.process
+
+        def announced(batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
+            self.coming[:] = batch
+            there, end_s = sum(Path(chunk.audio_path).exists() for chunk in batch), time.monotonic() + 1
+            while self.coming and self.audio.stager.ready < there and time.monotonic() < end_s and self.is_staged:
+                time.sleep(0.01)  # what has failed before is not copied again
+            yield from process(feed, batch, more)
+
+        feed.process = announced  # type: ignore[method-assign]
+        return feed
+
+    is_staged = False
 
 
 class StagedBench:
@@ -229,58 +227,50 @@ class StagedBench:
         self._coming: list[Chunk] = []
         self._stager = Stager(folder / "staged", ahead=100, cutter=AudioCutter(None))
         self._stager.start(lambda count: self._coming[:count], most_bytes=10**9)
+        self._audio = audio_steps(folder, stager=self._stager)
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        engine = StagedEngine(self._bench.engine(launcher, slow_s=slow_s), self._stager, clock=CLOCK)
-        opened = engine.open
-        engine.open = lambda plan, scratch: Announced(opened(plan, scratch), self._stager, self._coming)  # type: ignore
+        engine = Stepped(self._bench.engine(launcher, slow_s=slow_s), self._audio, self._coming)
+        engine.is_staged = True
         return engine
 
     def broken_engine(self, launcher: Launcher) -> Engine:
-        return StagedEngine(self._bench.broken_engine(launcher), self._stager, clock=CLOCK)
+        return self._bench.broken_engine(launcher)
 
     def close(self) -> None:
         self._stager.stop()
 
 
-class ProfiledBench:
-    """An engine whose first three chunks are profiled."""
+class PrefixBench:
+    """An engine that runs behind another program."""
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         self.bad_class = bench.bad_class
         self.expected = bench.expected
         self._bench = bench
-        self._keep = folder / "profiles" / "4821_7"
-        self._profiler = find_profiler("nsys", str(install_fake_profiler(folder / "bin").parent))
+        words = [str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}"]
+        self._launcher = PrefixLauncher(SubprocessLauncher(mark_of(folder)), words, mark_of(folder))
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        def make(behind: Launcher) -> Engine:
-            return self._bench.engine(behind, slow_s=slow_s)
-
-        return ProfiledEngine(make(launcher), ProfileOrder(self._profiler, 3, make, launcher), keep=self._keep)
+        return self._bench.engine(self._launcher, slow_s=slow_s)
 
     def broken_engine(self, launcher: Launcher) -> Engine:
-        order = ProfileOrder(self._profiler, 3, self._bench.broken_engine, launcher)
-        return ProfiledEngine(self._bench.broken_engine(launcher), order, keep=self._keep)
+        return self._bench.broken_engine(self._launcher)
 
 
 class PiecewiseBench:
     """An engine that can be given chunks in pieces, on devices whose limits are known."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, folder: Path) -> None:
         self.bad_class = bench.bad_class
         self.expected = bench.expected
+        self.broken_engine = bench.broken_engine
         self._bench = bench
+        limits = MemoryLimits({model: MemoryLimit(20.0, 40.0) for model in ("cpu", "Tesla V100")})
+        self._audio = audio_steps(folder, limits=limits)
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        return self._around(self._bench.engine(launcher, slow_s=slow_s))
-
-    def broken_engine(self, launcher: Launcher) -> Engine:
-        return self._around(self._bench.broken_engine(launcher))
-
-    def _around(self, engine: Engine) -> Engine:
-        limits = MemoryLimits({model: MemoryLimit(20.0, 40.0) for model in ("cpu", "Tesla V100")})
-        return PiecewiseEngine(engine, AudioCutter(None), limits, clock=CLOCK)
+        return Stepped(self._bench.engine(launcher, slow_s=slow_s), self._audio)
 
 
 BENCHES: dict[str, Callable[[Path], Bench]] = {
@@ -288,15 +278,14 @@ BENCHES: dict[str, Callable[[Path], Bench]] = {
     "command": CommandBench,
     "command for many": CommandBatchBench,
     "hawkears": HawkEarsBench,
-    "hawkears in lists": HawkEarsInListsBench,
-    "hawkears as it comes": HawkEarsProgramBench,
     "hawkears1": HawkEars1Bench,
-    "demo, piecewise": lambda folder: PiecewiseBench(DemoBench()),
-    "hawkears as it comes, piecewise": lambda folder: PiecewiseBench(HawkEarsProgramBench(folder)),
+    "demo, piecewise": lambda folder: PiecewiseBench(DemoBench(), folder),
+    "hawkears, piecewise": lambda folder: PiecewiseBench(HawkEarsBench(folder), folder),
     "demo, staged": lambda folder: StagedBench(DemoBench(), folder),
     "hawkears1, staged": lambda folder: StagedBench(HawkEars1Bench(folder), folder),
-    "demo, profiled": lambda folder: ProfiledBench(DemoBench(), folder),
-    "command, profiled": lambda folder: ProfiledBench(CommandBench(folder), folder),
+    "demo behind a program": lambda folder: PrefixBench(DemoBench(), folder),
+    "command behind a program": lambda folder: PrefixBench(CommandBench(folder), folder),
+    "hawkears behind a program": lambda folder: PrefixBench(HawkEarsBench(folder), folder),
 }
 
 
@@ -362,7 +351,7 @@ class Workplace:
 
 @pytest.fixture
 def work(bench: Bench, tmp_path: Path) -> Iterator[Workplace]:
-    place = Workplace(tmp_path, bench, f"contract-{os.getpid()}-{tmp_path.name}")
+    place = Workplace(tmp_path, bench, mark_of(tmp_path))
     Feeding.over = threading.Event()
     yield place
     Feeding.over.set()
@@ -441,6 +430,8 @@ def test_an_engine_that_can_run_passes_its_check_and_has_a_name(work: Workplace)
 
 
 def test_an_engine_that_cannot_run_says_so_before_the_first_chunk_with_a_line_to_paste(work: Workplace) -> None:
+    if isinstance(work.bench, PrefixBench) and work.bench.bad_class == "exit_code":
+        return  # the program may be in the prefix's container
     engine = work.bench.broken_engine(work.launcher)
     with pytest.raises(BadcjobsError) as refused:
         engine.check()

@@ -16,12 +16,11 @@ from support.hand_clock import HandClock
 from support.recorded_tape import Said, write_recording
 
 from badcjobs.clock import SystemClock
-from badcjobs.gpu.amd import AmdReader
-from badcjobs.gpu.nvidia_smi import NvidiaSmiReader
-from badcjobs.gpu.nvml import NvmlReader
-from badcjobs.gpu.replay import ReplayReader
-from badcjobs.gpu.script import SimulatedDevice, SimulationScript
-from badcjobs.gpu.simulated import SimulatedReader
+from badcjobs.devices.amd import AmdReader
+from badcjobs.devices.nvidia_smi import NvidiaSmiReader
+from badcjobs.devices.nvml import NvmlReader
+from badcjobs.devices.replay import ReplayReader
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript
 from badcjobs.model import METRICS, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
 

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.local import LocalScheduler
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.slurm import SlurmScheduler
 from badcjobs.model import ArrayOrder, Submitted
-from badcjobs.scheduler.device_pool import DevicePool
-from badcjobs.scheduler.job_script import read_request
-from badcjobs.scheduler.local import LocalScheduler, Machine
-from badcjobs.scheduler.local_environment import Node
-from badcjobs.scheduler.local_job import Terms
-from badcjobs.scheduler.slurm import SlurmScheduler
 from badcjobs.seams import Scheduler
-from badcjobs.stop import StopRequest
+from badcjobs.task.startup import World
+from badcjobs.task.stop import StopRequest
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 
@@ -28,20 +27,14 @@ def never(argv: tuple[str, ...], requeues: int) -> Callable[[], None]:
     raise AssertionError("nothing is to be run")
 
 
-def no_devices(count: int) -> DevicePool:
-    raise AssertionError("nothing is to be run")
-
-
-def slurm() -> Scheduler:
+def slurm() -> SlurmScheduler:
     return SlurmScheduler(PROGRAM, never)
 
 
 def local() -> Scheduler:
-    clock = SystemClock()
-    node = Node("here", 8, "me", Path.cwd())
-    return LocalScheduler(
-        Machine({}, clock, StopRequest(clock.monotonic_s), node, no_devices, lambda text: None), Terms()
-    )
+    clock, here = SystemClock(), Path.cwd()
+    world = World({}, clock, StopRequest(clock.monotonic_s), "here", 1, here, 8)
+    return LocalScheduler(LocalSettings(), world, lambda text: None, here)
 
 
 @pytest.fixture(params=[slurm, local], ids=["slurm", "local"])
@@ -85,27 +78,31 @@ def test_the_same_order_is_the_same_text_and_making_it_leaves_nothing_behind(
     scheduler: Scheduler, order: ArrayOrder, tmp_path: Path
 ) -> None:
     assert scheduler.script(order) == scheduler.script(order)
-    assert scheduler.merge_script(order) == scheduler.merge_script(order)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_to_be_set_up_comes_before_the_work(scheduler: Scheduler, order: ArrayOrder) -> None:
-    for script in (scheduler.script(order), scheduler.merge_script(order)):
-        lines = script.splitlines()
-        assert lines[0].startswith("#!")
-        (place,) = [number for number, line in enumerate(lines) if line == "module load gcc cuda"]
-        assert not any(line.startswith("#SBATCH") for line in lines[place:])
-        assert any(line.strip() and not line.startswith("#") for line in lines[place + 1 :])
+    check_setup(scheduler.script(order))
 
 
-def test_the_merge_job_merges_the_run_folder(scheduler: Scheduler, order: ArrayOrder) -> None:
-    last = [line for line in scheduler.merge_script(order).splitlines() if line.strip()][-1]
+def check_setup(script: str) -> None:
+    lines = script.splitlines()
+    assert lines[0].startswith("#!")
+    (place,) = [number for number, line in enumerate(lines) if line == "module load gcc cuda"]
+    assert not any(line.startswith("#SBATCH") for line in lines[place:])
+    assert any(line.strip() and not line.startswith("#") for line in lines[place + 1 :])
+
+
+def test_the_merge_job_of_slurm_merges_the_run_folder(order: ArrayOrder) -> None:
+    script = slurm().merge_script(order)
+    check_setup(script)
+    last = [line for line in script.splitlines() if line.strip()][-1]
     assert shlex.split(last)[-2:] == ["merge", str(order.out)]
 
 
-def test_its_lines_can_be_pasted(scheduler: Scheduler, order: ArrayOrder) -> None:
+def test_the_lines_of_slurm_can_be_pasted(order: ArrayOrder) -> None:
     job = Submitted("4821", "4822", order.indices)
-    lines = (scheduler.cancel_line(job), *scheduler.follow_lines(job, order))
+    lines = (slurm().cancel_line(job), *slurm().follow_lines(job, order))
     assert len(lines) == 4
     assert all(shlex.split(line) for line in lines)
     assert any(shlex.split(line)[:2] == ["badcjobs", "merge"] for line in lines)

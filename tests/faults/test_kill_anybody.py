@@ -25,7 +25,7 @@ from support.fake_hawkears_package import fake_package_environ
 from support.live_files import committed, live_folders
 from support.waiting import wait_for
 
-from badcjobs.workers.launch import TASK_MARK
+from badcjobs.processes import TASK_MARK
 
 DEVICES = 2
 CHUNKS_PER_KILL = 9
@@ -189,7 +189,7 @@ class Campaign:
     def _kind(self, process: psutil.Process) -> str:
         if process.pid in self.wrappers:
             return "wrapper"
-        if "badcjobs.recording" in process.cmdline():
+        if "badcjobs.telemetry.recorder_process" in process.cmdline():
             return "recorder" if process.ppid() in self.wrappers else "recorder of a dead wrapper"
         return "worker" if process.ppid() in self.wrappers else "child of a worker"
 

@@ -15,7 +15,7 @@ from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
 
-from badcjobs.workers.hawkears_python import probe_hawkears
+from badcjobs.workers.hawkears import ask_hawkears
 
 # A chunk's program with a child, and with a daemon that has left its session; none of them hears TERM.
 PROGRAM = """trap '' TERM
@@ -113,11 +113,10 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_again(tmp_path: Path) -> None:
-    """Taken for one that cannot be fed, it would do the whole run in batches, each lost as a whole."""
     python, killed = tmp_path / "python", tmp_path / "killed"
     python.write_text(f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
-    probe = probe_hawkears(str(python), [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
-    assert probe.can_be_fed, probe.problem
+    version, problem = ask_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
+    assert version == "2.3.0", problem
     assert killed.exists()

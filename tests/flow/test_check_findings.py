@@ -16,8 +16,8 @@ from support.badcjobs_program import Outcome, Site
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
 
-from badcjobs.resources import folder
-from badcjobs.template_shelf import list_templates
+from badcjobs.cluster.templates import list_templates
+from badcjobs.paths import folder
 
 RUN = "exec badcjobs run manifest.csv --out results --engine demo"
 SCRIPT = f"""#!/bin/bash
@@ -194,7 +194,7 @@ CASES = {
         "problem call", "line 11: badcjobs has no command runn", "exec badcjobs run manifest.csv", ("run m", "runn m")
     ),
     "option that badcjobs does not have": Case(
-        "problem call", "has no option --max-gpu", "exec badcjobs run manifest.csv", ("--out", "--max-gpu 2 --out")
+        "problem call", "No such option: --max-gpu", "exec badcjobs run manifest.csv", ("--out", "--max-gpu 2 --out")
     ),
     "engine that there is not": Case(
         "problem engine", "--engine kazoo is not known", RUN.replace("demo", "hawkears"), ("demo", "kazoo"),

@@ -23,12 +23,12 @@ from support.badcjobs_program import ON_CPU, QUICK, Outcome, Program, Site, rows
 from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
-from badcjobs.device_locks import LockView
-from badcjobs.gpu.simulated import simulated_uuid
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.simulated import simulated_uuid
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
-ROUGH = ("misfortunes", "sent-back", "limit", "stopped", "killed")  # the scenarios to which something happens
+ROUGH = ("misfortunes", "limit", "stopped", "killed")  # the scenarios to which something happens
 LEAN = ("--no-emit-gpu-telemetry", "--retries", 0, *QUICK)
 
 # What happens to a chunk, by the array index that has it; once `finish` is there, all is well.
@@ -36,13 +36,7 @@ MISFORTUNES = """
 [ -e {folder}/finish ] || case $SLURM_ARRAY_TASK_ID-$BADCJOBS_CHUNK_ID in
 1-c001) exit 1 ;;
 2-*) [ -n "$SLURM_RESTART_COUNT" ] || kill -USR1 $PPID ;;
-3-c007) touch {folder}/hangs; sleep 60 ;;
-esac
-"""
-# Each task is half done when somebody sends it back into the queue.
-SENT_BACK = """
-case $SLURM_RESTART_COUNT-$BADCJOBS_CHUNK_ID in
--c004|-c005) touch {folder}/hangs-$SLURM_ARRAY_TASK_ID; sleep 300 ;;
+3-c007) kill -KILL $PPID; sleep 60 ;;
 esac
 """
 # Deaf to TERM, like a program deep in a driver.
@@ -170,11 +164,10 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
     But for the one with a time limit, which goes on beside the tests: its own, the last, waits for it.
     """
     parent = tmp_path_factory.mktemp("emulation")
-    names = ("misfortunes", "sent-back", "limit", "stopped", "killed", "nested", "twenty")
+    names = ("misfortunes", "limit", "stopped", "killed", "nested", "twenty")
     sites = {name: make_site(parent, name) for name in names}
     found = {
         "misfortunes": array(sites["misfortunes"], 16, "--tasks", 4, "--simulate", 8, "--grace", 0.5, what=MISFORTUNES),
-        "sent-back": array(sites["sent-back"], 8, "--tasks", 2, "--simulate", 8, "--grace", 0.5, what=SENT_BACK),
         "limit": limited(sites["limit"], 4),
         "stopped": array(sites["stopped"], 4, "--tasks", 2, "--simulate", 8, "--grace", 0.5, what=HANGS),
         "killed": array(sites["killed"], 4, "--tasks", 2, "--simulate", 8, "--kill-wait", 60, what=HANGS),
@@ -195,9 +188,6 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
 
 def run_all(found: dict[str, Scenario]) -> None:
     rough = {name: found[name].start() for name in ROUGH}
-    order(found["misfortunes"].site, 3, "cancel", when="hangs")
-    order(found["sent-back"].site, 0, "preempt", when="hangs-0")
-    order(found["sent-back"].site, 1, "requeue", when="hangs-1")
     for name in ("stopped", "killed"):
         folder = found[name].site.folder
         wait_for(lambda folder=folder: len(list(folder.glob("hangs-*"))) >= 2, f"chunks of {name} hang", 60)
@@ -212,15 +202,7 @@ def run_all(found: dict[str, Scenario]) -> None:
     for name in ("stopped", "misfortunes"):
         found[name].first = rough[name].wait(90)
         found[name].finish()
-    found["sent-back"].first = rough["sent-back"].wait(90)
     found["nested"].first, found["twenty"].first = (program.wait(120) for program in last)
-
-
-def order(site: Site, index: int, word: str, *, when: str) -> None:
-    """Do to one task of an array what scancel, scontrol requeue or a job with more right to its node does."""
-    wait_for(lambda: (site.folder / when).exists(), "a chunk hangs", 60)
-    (log,) = site.out.glob(f"logs/*_{index}.out")
-    log.with_name(f"{log.name}.{word}").touch()
 
 
 # --- an array of twenty -----------------------------------------------------------------------------------------------
@@ -263,7 +245,7 @@ def test_each_task_ends_in_the_way_that_slurm_would_call_it(scenarios: dict[str,
         ("COMPLETED", 0, 0),
         ("FAILED", 1, 0),
         ("COMPLETED", 0, 1),
-        ("CANCELLED", 75, 0),
+        ("FAILED", 137, 0),
     ]
 
 
@@ -276,19 +258,6 @@ def test_the_requeued_task_has_two_databases_and_did_each_chunk_once(scenarios: 
     assert [(restart, verdict) for restart, verdict, _ in attempts] == [(0, "stopped"), (1, "done")]
     assert sum(done for *_, done in attempts) == 4
     assert min(done for *_, done in attempts) > 0
-
-
-@pytest.mark.parametrize(("index", "end"), [(0, "PREEMPTED"), (1, "REQUEUED")])
-def test_a_task_that_is_sent_back_in_mid_run_stops_in_order_and_goes_on_when_it_is_started_again(
-    scenarios: dict[str, Scenario], index: int, end: str
-) -> None:
-    back = scenarios["sent-back"]
-    assert_all_done(back, back.first)
-    assert back.tasks[index] == ("COMPLETED", 0, 1)
-    what = "restart, verdict, exit_code, slurm_state"
-    attempts = back.job(f"SELECT {what} FROM task WHERE array_index = {index} ORDER BY restart")
-    assert attempts == [(0, "stopped", 75, end), (1, "done", 0, "COMPLETED")]  # as on a real cluster
-    assert back.job("SELECT count(*) FROM attempt WHERE outcome = 'done'") == [(back.chunks,)], "nothing was done twice"
 
 
 def test_the_verdict_is_that_work_is_left_and_what_is_left_is_named(scenarios: dict[str, Scenario]) -> None:
@@ -310,7 +279,7 @@ def test_state_changes_are_told_one_line_each(scenarios: dict[str, Scenario]) ->
     words = Counter(
         line.split()[2] for line in first.stderr.splitlines() if line.startswith(f"badcjobs: {first.json['job_id']}_")
     )
-    assert words == {"RUNNING": 5, "PENDING": 1, "COMPLETED": 2, "FAILED": 1, "CANCELLED": 1}
+    assert words == {"RUNNING": 5, "PENDING": 1, "COMPLETED": 2, "FAILED": 2}
     assert "of 4 ended" in first.stderr
 
 
@@ -357,7 +326,7 @@ def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str
     assert outer.job(f"SELECT count(*) FROM task WHERE job_id = '{outer.first.json['job_id']}'") == [(0,)]
 
 
-@pytest.mark.parametrize("name", ["misfortunes", "sent-back", "stopped", "killed", "nested", "twenty"])
+@pytest.mark.parametrize("name", ["misfortunes", "stopped", "killed", "nested", "twenty"])
 def test_nothing_stays_on_the_machine(scenarios: dict[str, Scenario], name: str) -> None:
     assert_nothing_stays(scenarios[name].site)
 
@@ -424,7 +393,7 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     scenario = Scenario(site, 0, (*words, "--sbatch=--gpus-per-node=1"))
     program = scenario.start()
     wait_for(lambda: up.exists() and up.read_text(), "it runs")
-    locks = LockView(Path(scenario.machine["BADCJOBS_LOCK_DIR"]), SystemClock())
+    locks = DeviceLocks(Path(scenario.machine["BADCJOBS_LOCK_DIR"]), SystemClock(), None)
     program.kill()
     looks = 0
     while (holder := locks.claim(simulated_uuid(0))) is not None or lives(int(up.read_text())):

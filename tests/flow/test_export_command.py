@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,23 +17,20 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 from support.badcjobs_program import Site, assert_refused, rows
-from support.task_files import START_MS, TaskFile
+from support.task_files import START_MS, TaskFile, make_job
 from support.waiting import wait_for
-
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"
 
 
 @pytest.fixture
 def database(site: Site) -> Path:
-    """A run folder with a job database that any version can read."""
-    site.out.mkdir()
-    shutil.copy(SCHEMA_1, site.out / "job.sqlite")
-    return site.out / "job.sqlite"
+    """A run folder with a job database."""
+    return make_job(site.out)
 
 
 def test_every_form_is_written_and_named_on_stdout(site: Site, database: Path) -> None:
     files = {form: site.folder / f"d.{form}" for form in ("csv", "json", "parquet")}
-    commands = [("export", site.out, "--format", form, "-o", path) for form, path in files.items()]
+    table = ("--table", "detection")
+    commands = [("export", site.out, *table, "--format", form, "-o", path) for form, path in files.items()]
     ends = site.badcjobs_each(commands)
     assert [end.exit_code for end in ends] == [0, 0, 0], [end.stderr for end in ends]
     assert ends[0].stdout == f"{files['csv']}: 5 rows (detection)\n"
@@ -154,7 +150,7 @@ def test_wrong_input_is_refused_in_our_way(site: Site, database: Path) -> None:
         ((*export, "csv", "--table", "meta", "--from", "2026-07-02"), 2, ("mean nothing for meta",)),
         (("export", site.out, "--format", "csv", "-o", "-", "--json"), 2, ("--json and -o -",)),
         (("export", site.out, "--format", "csv"), 2, ("-o",)),
-        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("badcjobs merge",)),
+        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is no run folder",)),
         (("export", site.folder / "gone", "--format", "csv", "-o", "x"), 4, ("gone does not exist",)),
         (("export", site.folder / "text.sqlite", "--format", "csv", "-o", "x"), 4, ("text.sqlite",)),
     ]

@@ -101,7 +101,7 @@ def test_a_recorder_that_cannot_even_start_is_a_gap_as_long_as_the_task(site: Si
     (site.folder / "broken").mkdir()
     (site.folder / "broken" / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'badcjobs.recording' in sys.orig_argv:\n"
+        "if 'badcjobs.telemetry.recorder_process' in sys.orig_argv:\n"
         "    os.write(2, b'no recorder today')\n"
         "    os._exit(1)\n"
     )

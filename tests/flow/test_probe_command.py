@@ -15,7 +15,7 @@ from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
 
-from badcjobs.probed import read_probes, to_toml
+from badcjobs.workers.probe_results import read_probes, to_toml
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
 CARDS = """

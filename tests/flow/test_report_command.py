@@ -15,25 +15,22 @@ import pytest
 from support import needs
 from support.badcjobs_program import ON_CPU, QUICK, Site, assert_refused
 
-COSTS = '[report]\nprice_per_kwh = 1000\nprice_per_gpu_hour = 36000\ncurrency = "CAD"\nco2_g_per_kwh = 1e6\n'
-
 
 @pytest.fixture(scope="module")
 def july(shared_site: Site) -> Path:
-    """A run on two devices, merged; beside it is one on the CPU, and what energy costs."""
+    """A run on two devices, merged; beside it is one on the CPU."""
     manifest, cpu = shared_site.manifest(10), shared_site.folder / "cpu"
     shared_site.start("run", manifest, "--out", cpu, *QUICK, *ON_CPU).wait()
     done = shared_site.run(manifest, "--engine", "demo", "--engine-arg=--burn-s=0.3", "--simulate", 2)
     assert done.exit_code == 0, done.stderr
     for merged in shared_site.badcjobs_each([("merge", shared_site.out), ("merge", cpu)]):
         assert merged.exit_code == 0, merged.stderr
-    (shared_site.folder / "costs.toml").write_text(COSTS)
     return shared_site.out
 
 
 @pytest.fixture(scope="module")
 def document(july: Path, shared_site: Site) -> dict[str, Any]:
-    done = shared_site.badcjobs("report", july, "--json", "--config", "costs.toml")
+    done = shared_site.badcjobs("report", july, "--json")
     assert done.exit_code == 0, done.stderr
 
     def refuse(constant: str) -> None:
@@ -57,26 +54,6 @@ def test_the_chunks_of_a_real_run_cost_what_the_gpus_spent_on_them(document: dic
     assert cost["tries"] == 10
     assert cost["gpu_s_mean"] * 10 == pytest.approx(working["gpu_hours"] * 3600, rel=0.01)
     assert cost["gpu_s_p50"] <= cost["gpu_s_p95"] <= cost["gpu_s_max"]
-
-
-def test_cost_and_co2_are_those_of_the_users_factors(document: dict[str, Any]) -> None:
-    bill = document["bill"]
-    assert bill["energy"] == pytest.approx(document["energy_wh"])
-    assert bill["gpu_time"] == pytest.approx(document["gpu_hours"] * 36000)
-    assert bill["co2_kg"] == pytest.approx(document["energy_wh"])
-
-
-def test_merge_and_report_say_the_cost_in_words_and_nothing_where_there_are_no_factors(
-    july: Path, shared_site: Site
-) -> None:
-    commands = [("report", july), ("report", july, "--config", "costs.toml"), ("merge", july, "--config", "costs.toml")]
-    without, report, merge = shared_site.badcjobs_each(commands)
-    assert "\n  cost " not in without.stdout
-    for told in (report, merge):
-        assert "\n  cost        " in told.stdout
-        assert " CAD (energy " in told.stdout
-        assert max(map(len, told.stdout.splitlines())) <= 100
-        assert told.stdout.count("\x1b") == 0
 
 
 def test_colours_are_for_terminals_whose_users_want_them(july: Path, shared_site: Site) -> None:
@@ -201,17 +178,6 @@ def test_a_page_that_is_larger_than_a_file_may_be_is_answered_with_what_helps(ju
 
 
 def test_a_wrong_word_is_answered_with_what_is_right(july: Path, shared_site: Site) -> None:
-    bad = shared_site.folder / "bad.toml"
-    wrong = (
-        "price_per_kwh = 10000000000",
-        'price_per_gpu_hour = "much"',
-        "co2_g_per_kwh = inf",
-        "currency = 3",
-        "rate = 1",
-    )
-    bad.write_text("\n".join(("[report]", *wrong, "[extra]")))
-    (shared_site.folder / "broken.toml").write_text("[report\n")
-    (shared_site.folder / "flat.toml").write_text("report = 1\n")
     [task] = shared_site.task_databases()
     folder = shared_site.folder / "a folder"
     folder.mkdir()
@@ -228,21 +194,6 @@ def test_a_wrong_word_is_answered_with_what_is_right(july: Path, shared_site: Si
         (("--markdown", folder), 2, ("a folder cannot be written",)),
         (("--compare", "nowhere"), 4, ("nowhere does not exist", "--out", "try: ls ")),
         (("--compare", task), 4, ("task database",)),
-        (("--config", "nowhere.toml"), 2, ("nowhere.toml does not exist",)),
-        (("--config", "broken.toml"), 2, ("broken.toml cannot be read",)),
-        (("--config", "flat.toml"), 2, ("report must be a table",)),
-        (
-            ("--config", bad),
-            2,
-            (
-                "kwh = 10000000000: must be a number from 0 to 1,000,000,000",
-                "'much'",
-                "= inf",
-                "= 3",
-                "rate = 1",
-                "'extra'",
-            ),
-        ),
         (("--compare",), 2, ("--compare",)),
         (("--wat",), 2, ("--wat",)),
     ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import CHUNK_S, MANIFEST_HEADER, ON_CPU, Site, array_task, assert_refused, loud, rows
+from support.badcjobs_program import CHUNK_S, ON_CPU, Site, array_task, assert_refused, loud, rows
 from support.file_calls import FileCalls
 from support.task_files import TaskFile
 
@@ -84,14 +83,6 @@ def test_without_resume_all_is_done_again(site: Site) -> None:
     manifest = site.manifest(2)
     assert site.run(manifest, *ON_CPU).exit_code == 0
     assert "2 done of 2" in site.run(manifest, *ON_CPU, "--no-resume").stdout
-
-
-def test_what_an_older_version_has_done_is_not_done_again(site: Site) -> None:
-    shutil.copytree(Path(__file__).parents[1] / "data" / "schema2" / "tasks", site.out / "tasks")
-    lines = [f"rec,{name},{make_wav(audio(site, name), 0.3, 1000)},0,300,0,," for name in "abcde"]
-    manifest = site.folder / "manifest.csv"
-    manifest.write_text("\n".join([MANIFEST_HEADER, *lines]) + "\n")
-    assert "2 done, 3 skipped of 5" in site.run(manifest, *ON_CPU).stdout
 
 
 # --- chunks that failed -----------------------------------------------------------------------------------------------

@@ -138,7 +138,13 @@ def test_a_recorder_that_was_killed_and_its_successor_each_write_their_cost(site
 
 def kind(process: psutil.Process) -> str:
     words = " ".join(process.cmdline())
-    return "worker" if "demo_worker" in words else "recorder" if "badcjobs.recording" in words else "wrapper"
+    return (
+        "worker"
+        if "demo_worker" in words
+        else "recorder"
+        if "badcjobs.telemetry.recorder_process" in words
+        else "wrapper"
+    )
 
 
 def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site: Site) -> None:

@@ -12,14 +12,15 @@ from support.badcjobs_program import Site, rows
 from support.live_files import grow, live_folders, live_rows
 from support.waiting import wait_for
 
-from badcjobs.gpu.simulated import simulated_uuid
+from badcjobs.devices.simulated import simulated_uuid
 from badcjobs.model import StandIn, TaskKey
 from badcjobs.paths import LocalFolder
-from badcjobs.recorder_half import RecorderHalf
-from badcjobs.store.live.halves import OwnHalf
-from badcjobs.store.live.publish import publish
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.telemetry.sidecar import Sidecar, SidecarOrder
+from badcjobs.store.live_files import OwnHalf
+from badcjobs.store.publish import publish
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.records import RecorderHalf
+from badcjobs.telemetry.pipe_protocol import SidecarOrder
+from badcjobs.telemetry.sidecar import Sidecar
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", 2)
 SHARED = (*ENGINE, "--live-mode", "shared")
@@ -153,10 +154,10 @@ class Recording:
         sidecar.wait_until_ready(20)
         took_ms, end_s = list[int](), time.monotonic() + seconds
         while (began_s := time.monotonic()) < end_s:
-            publish([OwnHalf(self.writer), self.half], self.target, workplace=self.local.path)
+            publish([OwnHalf(self.writer.snapshot), self.half], self.target, workplace=self.local.path)
             took_ms.append(round(1000 * (time.monotonic() - began_s)))
         sidecar.stop(10)
-        publish([OwnHalf(self.writer), self.half], self.target, workplace=self.local.path)
+        publish([OwnHalf(self.writer.snapshot), self.half], self.target, workplace=self.local.path)
         sidecar.release(10)
         self.writer.close()
         return took_ms

@@ -10,7 +10,7 @@ from support.badcjobs_program import Site, assert_refused
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.waiting import wait_for
 
-from badcjobs.config import make_settings
+from badcjobs.settings import make_settings
 
 DEMO = ("--engine", "demo", "--simulate", 2, "--engine-arg=--burn-s=0.05")
 DETECTIONS = "SELECT recording_id, chunk_id, start_ms, end_ms, label, score FROM detection ORDER BY 1, 2, 3"

@@ -64,7 +64,7 @@ def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(s
     assert len(login.calls) == 2
     login.program("squeue", "echo Unable to contact slurm controller >&2; exit 1")
     unknown = login.submit(manifest, *RUN)
-    assert (unknown.exit_code, "nobody knows whether it has ended" in unknown.stderr) == (0, True)
+    assert (unknown.exit_code, "Slurm does not say whether it has ended" in unknown.stderr) == (0, True)
     silent = login.submit(manifest, *RUN, "--again")
     assert_refused(silent, 5, "nobody knows whether job 4821 has ended", "try: squeue -j 4821")
     login.forget()

@@ -18,7 +18,7 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
 from support.login_node import LoginNode
 
-from badcjobs.scheduler.sbatch import call_sbatch
+from badcjobs.cluster.slurm_commands import call_sbatch
 
 RUN = (*ON_CPU, "--gpus-per-task", "0")
 SBATCH = """
@@ -222,7 +222,7 @@ def test_a_merge_job_that_slurm_has_taken_is_found_and_not_submitted_twice(told:
     lost, silent, at_last = told["merge-lost"].ends
     for end in (found, at_once, at_last):
         assert "1 array task for 6 chunks, merge job 4822" in end.stdout, end.stderr
-    assert (lost.exit_code, "nobody knows whether there is a job for it" in lost.stdout) == (0, True), lost.stderr
+    assert (lost.exit_code, "it is not known whether there is a job for it" in lost.stdout) == (0, True), lost.stderr
     facts = json.loads(silent.stdout)
     assert (facts["merge_job_id"], facts["merge_unsure"]) == (None, True)
     assert {told[name].submitted for name in ("merge-killed", "merge-lost-and-found", "merge-lost")} == {2}
@@ -272,8 +272,8 @@ def test_a_submit_that_is_told_to_end_while_it_writes_its_drafts_leaves_none(tmp
     program = """
 import os, signal, sys
 from pathlib import Path
-from badcjobs.cli.held_signals import HeldSignals
-from badcjobs.scheduler.array_files import Drafts
+from badcjobs.cli.job_signals import HeldSignals
+from badcjobs.cluster.slurm import Drafts
 
 def dump(path):
     path.with_suffix(".pkl.save_tmp").touch()

@@ -13,14 +13,6 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
 from support.waiting import wait_for
 
-from badcjobs.clock import SystemClock
-from badcjobs.emulated_script import with_devices
-from badcjobs.errors import BadInput
-from badcjobs.model import StandIn
-from badcjobs.scheduler.job_script import read_request
-from badcjobs.stop import StopRequest
-from badcjobs.world import World
-
 LOCAL = ("submit", "--cluster", "local")
 
 
@@ -126,7 +118,7 @@ def test_a_script_that_left_something_names_the_log_of_who_said_nothing_and_the_
     (command,) = proof["finish"]
     assert shlex.split(command)[2:] == [
         "--cluster=local", f"--script={script}", f"--out={site.out}", "--sbatch=--gres=", "--sbatch=--gpus=",
-        "--sbatch=--gpus-per-task=", "--sbatch=--gpus-per-socket=", "--sbatch=--gpus-per-node=0",
+        "--sbatch=--gpus-per-task=", "--sbatch=--gpus-per-node=0",
         "--sbatch='--comment=two words'",
     ]  # fmt: skip
     (site.folder / "well").touch()
@@ -176,28 +168,6 @@ def test_a_script_whose_badcjobs_would_not_hear_of_simulated_devices_is_refused(
         refused, 2, "line 4: the badcjobs there knows nothing of --simulate", "add --simulate=2 to that line"
     )
     assert not site.out.exists()
-
-
-@pytest.mark.parametrize(("written", "refused"), [("max_gpus = 1", True), ("simulate = 2", False), (None, False)])
-def test_whether_a_config_names_devices_is_read_in_it(tmp_path: Path, written: str | None, refused: bool) -> None:
-    if written is not None:
-        (tmp_path / "lab.toml").write_text(f"[run]\n{written}\n")
-    clock = SystemClock()
-    world = World({"PATH": "/bin"}, clock, StopRequest(clock.monotonic_s), "here", 1, tmp_path, 2)
-    run = "exec badcjobs run a.csv --out b --config $SLURM_SUBMIT_DIR/lab.toml"
-    by_hand = f"#!/bin/bash\n#SBATCH --gpus-per-node=1\n{run}\n"
-    template = by_hand.replace(run, f'read -r -a MORE <<<"${{BADCJOBS_ARGS:-}}"\n{run} "${{MORE[@]}}"')
-
-    def tell(text: str, world: World) -> World:
-        return with_devices(text, read_request(text, ()), StandIn(2), Path("job.sbatch"), world)
-
-    told = tell(template, world).environ.get("BADCJOBS_ARGS")
-    assert told == ("--simulate=2" if refused else None)
-    if refused:
-        with pytest.raises(BadInput, match="line 3: the badcjobs there knows nothing of --simulate"):
-            tell(by_hand, world)
-    else:
-        assert tell(by_hand, world) is world
 
 
 def interrupt(site: Site, *args: object) -> Outcome:

@@ -220,7 +220,7 @@ class Site:
         return [process for process in psutil.process_iter() if self._is_ours(process, doing)]
 
     def recorders(self) -> list[psutil.Process]:
-        return self.processes("badcjobs.recording")
+        return self.processes("badcjobs.telemetry.recorder_process")
 
     def workers(self) -> list[psutil.Process]:
         return self.processes("badcjobs.workers.demo_worker")

@@ -31,7 +31,7 @@ from badcjobs import __version__
 RECORDED = Path(__file__).parents[1] / "data" / "behaviour"
 INPUTS = RECORDED / "inputs"
 START_MS = 1_800_000_000_000  # when the first task of every input began
-APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 6  # of the databases that the inputs become: the one place to change
+APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 1  # of the databases that the inputs become: the one place to change
 _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi
 _DIFFERENT = (  # from machine to machine
     (r"\((\w+), (local|shared)\)", r"(FILESYSTEM, \2)"),

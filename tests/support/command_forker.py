@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import select
 import socket
 import sys
@@ -18,13 +19,16 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-# What most commands import; the rest each imports for itself, as ever.
-MODULES = (
-    "badcjobs.checking", "badcjobs.cli.program", "badcjobs.cli.world", "badcjobs.exporting", "badcjobs.gpu.amd",
-    "badcjobs.gpu.dcgm", "badcjobs.gpu.nvml", "badcjobs.handing_in", "badcjobs.job", "badcjobs.planning",
-    "badcjobs.report.as_html", "badcjobs.report.as_text", "badcjobs.task", "badcjobs.template_shelf",
-    "badcjobs.workers.demo_worker", "badcjobs.emulating", "submitit",
-)  # fmt: skip
+import badcjobs
+
+# Left to the commands: a program of its own, and what needs packages that a user may not have.
+_APART = ("badcjobs.__main__", "badcjobs.workers.hawkears_worker", "badcjobs.live", "badcjobs.report.chart")
+
+
+def modules() -> list[str]:
+    """Return what commands import, wherever it stands in the package."""
+    found = [module.name for module in pkgutil.walk_packages(badcjobs.__path__, "badcjobs.")]
+    return [*(name for name in found if not name.startswith(_APART)), "submitit"]
 
 
 def serve(door: socket.socket) -> None:
@@ -75,7 +79,7 @@ def be(order: dict[str, Any]) -> NoReturn:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder, which no command would see
-    for name in MODULES:
+    for name in modules():
         importlib.import_module(name)
     with contextlib.redirect_stdout(io.StringIO()):  # what the parser imports with its first option, it has then
         importlib.import_module("badcjobs.cli.program").app(["template", "--json"], standalone_mode=False)

@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from badcjobs.store.atomic_write import read_checksum
+
 
 def query(database: Path, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
     """Return the rows of one query."""
@@ -22,3 +24,9 @@ def canonical(database: Path) -> str:
         if kind == "table":
             lines += sorted(repr(row) for row in query(database, f"SELECT * FROM {name}"))
     return "\n".join(lines)
+
+
+def seal_is_broken(path: Path) -> bool | None:
+    """Say whether the bytes of a file differ from those that were sealed; None: it has no seal."""
+    stated, computed = read_checksum(path)
+    return None if stated is None else stated != computed

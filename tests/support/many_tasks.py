@@ -12,12 +12,11 @@ from pathlib import Path
 from support.task_files import START_MS, make_device
 
 from badcjobs.model import Allocation, Chunk, ChunkResult, Detection, HostReading, Reading, TaskKey, stable_id
-from badcjobs.store.into_place import move_into_place
-from badcjobs.store.live.publish import join_files
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.store.atomic_write import move_into_place, prepare_seal
+from badcjobs.store.publish import join_files
 from badcjobs.store.schema import TABLES, columns_of
-from badcjobs.store.seal import prepare_seal
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 DEVICES, SECONDS, CHUNKS = 4, 3600, 240  # an hour of a node with four devices at 1 Hz: 14,400 samples
 JOB_ID = "4821"

@@ -11,7 +11,7 @@ from support.synthetic_job import CHUNKS, JOB_ID, Planned, schedule, write_sourc
 from support.task_files import START_MS
 
 from badcjobs.model import Submitted
-from badcjobs.scheduler.submitted_file import Record, write_record
+from badcjobs.store.submission_record import Record, write_record
 
 _SILENT = 22  # every so many tasks at work one has published nothing for a while
 _SILENCE_MS = 1_500_000

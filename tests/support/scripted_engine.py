@@ -11,7 +11,11 @@ from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
-from badcjobs.seams import More, nothing_more
+from badcjobs.seams import Engine, More, nothing_more
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.workers.feed import AudioSteps, SessionFeed
+from badcjobs.workers.memory_limits import MemoryLimits
+from badcjobs.workers.staging import Stager
 
 News = ChunkStarted | ChunkResult
 Script = Callable[["ScriptedSession", Sequence[Chunk]], Iterator[News]]
@@ -65,6 +69,7 @@ class ScriptedEngine:
     """Runs ``script`` for every batch; ``on_open`` may refuse to open."""
 
     name = "scripted"
+    version = None
 
     def __init__(
         self, script: Script, *, wants: int = 1, on_open: Callable[[WorkerPlan], None] = lambda plan: None
@@ -161,3 +166,17 @@ class Notebook:
 
 
 CLOCK = SystemClock()
+
+
+def audio_steps(
+    folder: Path, *, stager: Stager | None = None, limits: MemoryLimits | None = None, cutter: AudioCutter | None = None
+) -> AudioSteps:
+    """Make the steps before an engine; without a stager that was started nothing is copied."""
+    cutter = cutter or AudioCutter(None)
+    stager = stager or Stager(folder / "staged", ahead=1, cutter=cutter)
+    return AudioSteps(stager, cutter, limits or MemoryLimits())
+
+
+def open_feed(engine: Engine, plan: WorkerPlan, scratch: Path, audio: AudioSteps) -> SessionFeed:
+    """Open a session and put the steps before it, as a worker does."""
+    return SessionFeed(engine.open(plan, scratch), plan, audio, clock=CLOCK, folder=scratch / "pieces")

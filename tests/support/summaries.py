@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from badcjobs.model import (
-    PROBLEM,
-    WARNING,
+from badcjobs.model import Reading
+from badcjobs.report.rules import PROBLEM, WARNING, Finding
+from badcjobs.store.read_model import (
     AlertFacts,
     Completeness,
     CostFacts,
@@ -12,7 +12,6 @@ from badcjobs.model import (
     DeviceWork,
     ErrorFacts,
     FailedChunk,
-    Finding,
     GapFacts,
     JobFacts,
     MetricFacts,
@@ -56,7 +55,7 @@ def device(index: int = 0, task: str = TASK.name) -> DeviceFacts:
         throttled={"gpu_idle": 900, "sw_power_cap": 30},
         work=DeviceWork(1, 50, 1, 0, 180_000.0, 50.0, 60.0, 80.0),
         spark=(0.0, 30.0, None, 99.0, 100.0),
-        last={"at_ms": START_MS + HOUR_MS, "utilization_percent": 70, "power_w": 210.5, "temperature_c": 66},
+        read_at_ms=START_MS + HOUR_MS, reading=Reading(utilization_percent=70, power_w=210.5, temperature_c=66),
     )  # fmt: skip
 
 

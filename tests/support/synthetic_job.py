@@ -19,7 +19,6 @@ from pathlib import Path
 
 from support.task_files import START_MS
 
-from badcjobs.frozen_run import FrozenRun
 from badcjobs.model import (
     Allocation,
     ArrayShape,
@@ -33,12 +32,12 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.store.into_place import move_into_place
-from badcjobs.store.live.publish import LastWords, join_files
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.settings import FrozenRun
+from badcjobs.store.atomic_write import move_into_place, prepare_seal
+from badcjobs.store.publish import join_files
 from badcjobs.store.schema import TABLES, columns_of
-from badcjobs.store.seal import prepare_seal
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 JOB_ID = "4821"
 DEVICES, CHUNKS, NODES = 4, 100, 44
@@ -219,7 +218,7 @@ def write_template(local: Path, shape: Shape, many: int) -> tuple[Path, int]:
         _write_telemetry(telemetry, shape, chance, ids, work, lasted_ms)
     # What Slurm's epilog says of a task that ran into its time limit.
     cut = {"verdict": "killed", "ended_at_ms": START_MS + lasted_ms, "slurm_state": "TIMEOUT"}
-    join_files(halves, template, LastWords({} if shape.killed_at_s is None or shape.goes_on else cut))
+    join_files(halves, template, closing={} if shape.killed_at_s is None or shape.goes_on else cut)
     return template, lasted_ms
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from badcjobs.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
-from badcjobs.store.live.publish import publish
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.store.publish import publish
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 START_MS = 1_800_000_000_000
 LOUD = Detection(100, 600, "LOUD", 0.9, "Loud sound")
@@ -114,3 +114,15 @@ class TaskFile:
             telemetry.write_tick(at_ms, [(device_id, self.reading) for device_id in device_ids], host)
         for from_ms, to_ms, reason in self.gaps:
             telemetry.open_gap(None, None, self.started_at_ms + from_ms, self.started_at_ms + to_ms, reason)
+
+
+def make_job(folder: Path) -> Path:
+    """Write two tasks (a done, b failed, c pending; d and e done) into a run folder, merge them, return job.sqlite."""
+    from badcjobs.clock import SystemClock
+    from badcjobs.store.merge import MergeOrder, merge
+
+    first = {"a": "done", "b": "failed", "c": "pending"}
+    TaskFile(folder, index=0, states=first, verdict="stopped").write()
+    TaskFile(folder, index=1, states={"d": "done", "e": "done"}, labels=("LOUD", "SOFT")).write()
+    merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
+    return folder / "job.sqlite"

@@ -24,11 +24,11 @@ from badcjobs.model import (
     TaskKey,
     UsageReading,
 )
-from badcjobs.store.live.publish import publish
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.store.publish import publish
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.alerts import AlertBook
-from badcjobs.telemetry.followed import Followed
+from badcjobs.telemetry.recorder import Followed
 
 _ERRORS = {
     "out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",

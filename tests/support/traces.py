@@ -16,11 +16,11 @@ from support.trace_files import IN_MEMORY, TraceWriter
 from support.trace_task import H200, MIG, RTX4000, V100, Story
 
 from badcjobs.clock import SystemClock
-from badcjobs.model import Finding
 from badcjobs.report.findings import find
-from badcjobs.report.summarize import summarize
-from badcjobs.store.job_reader import read_job
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.report.rules import Finding
+from badcjobs.report.summary import summarize
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def diagnose(trace: Trace) -> tuple[Finding, ...]:
         target = folder / "job.sqlite"
         merge(MergeOrder([folder], target), SystemClock())
         facts = read_job(target)
-    return find(facts, summarize(facts, trace.missing, now_ms=START_MS + round(1000 * trace.seen_s)))
+    return find(summarize(facts, trace.missing, now_ms=START_MS + round(1000 * trace.seen_s)))
 
 
 def _trace(name: str, *tasks: Story, main: str | None = None, also: str = "", may: str = "", **when) -> Trace:

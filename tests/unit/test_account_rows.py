@@ -11,11 +11,11 @@ from support.task_files import START_MS, make_chunk, make_device
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
-from badcjobs.store.job_reader import read_job
-from badcjobs.store.live.publish import publish
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.publish import publish
+from badcjobs.store.read_job import read_job
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 KEY = TaskKey("4821", 0, 0, "gpu1")
 ALERT = {"kind": "thermal", "severity": "warning", "started_at_ms": START_MS + 2000, "peak": 90.0, "threshold": 83.0}

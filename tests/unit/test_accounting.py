@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from badcjobs.store.accounting import (
     OF_CHUNKS,
     Cumulated,
-    Life,
     Span,
     Try,
+    WorkerLife,
     busy_steps,
     keep_books,
     make_spans,
@@ -33,8 +33,10 @@ def make_tries(drawn: list[tuple[tuple[int, int], str]]) -> list[Try]:
     return [Try(number, begin, begin + length, state) for number, ((begin, length), state) in enumerate(drawn)]
 
 
-def make_lives(drawn: list[tuple[tuple[int, int], int | None]]) -> list[Life]:
-    return [Life(begin, None if wait is None else begin + wait, begin + length) for (begin, length), wait in drawn]
+def make_lives(drawn: list[tuple[tuple[int, int], int | None]]) -> list[WorkerLife]:
+    return [
+        WorkerLife(begin, None if wait is None else begin + wait, begin + length) for (begin, length), wait in drawn
+    ]
 
 
 def make_points(drawn: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
@@ -112,7 +114,7 @@ def test_what_was_not_measured_is_unknown_and_not_zero() -> None:
 def test_two_tries_at_once_share_the_device_and_a_third_pays_for_itself() -> None:
     tries = [Try(1, 0, 2000, "working"), Try(2, 0, 2000, "failed"), Try(3, 2000, 3000, "working")]
     power = Cumulated(power_steps([(0, 100.0), (3000, 100.0)], 15_000))
-    books = keep_books(make_spans(0, 3000, tries, [Life(0, 0, 3000)]), Cumulated([]), power)
+    books = keep_books(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
     assert {key: (cost.seconds, round(cost.energy_j or 0)) for key, cost in books.tries.items()} == {
         1: (1.0, 100), 2: (1.0, 100), 3: (1.0, 100),
     }  # fmt: skip

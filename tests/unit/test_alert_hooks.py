@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,15 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 from support.hand_clock import HandClock
-from support.hook_server import DrippingServer, HookServer
 from support.waiting import wait_for
 
-from badcjobs.handbook import read_topic
-from badcjobs.telemetry.alert_hooks import AlertHooks, CallBudget, news_of, variables_of
-from badcjobs.telemetry.alert_webhook import Webhook, proxies_for
+from badcjobs.cli.handbook import read_topic
+from badcjobs.model import AlertHooks
+from badcjobs.task.record_command import read_alert_settings
+from badcjobs.telemetry.alert_command import CallBudget, HookCalls, news_of, variables_of
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.hook_calls import HookCalls
-from badcjobs.watch import read_alert_settings
 
 START_MS = 1_800_000_000_000
 HOT = Alert(
@@ -151,14 +147,6 @@ def test_what_is_unknown_is_empty_in_a_variable_and_null_in_json() -> None:
         (AlertHooks(command=""), "command must name a program"),
         (AlertHooks(command="say 'it"), "command cannot be taken apart into words: no closing quotation"),
         (AlertHooks(command=3), "command must be a text"),  # type: ignore[arg-type]
-        (AlertHooks(webhook="ftp://host" + SECRET), "webhook must be a whole http:// or https:// URL"),
-        (AlertHooks(webhook="file:///etc/passwd"), "webhook must be a whole http:// or https:// URL"),
-        (AlertHooks(webhook="https://" + SECRET), "webhook must be a whole http:// or https:// URL"),
-        (AlertHooks(webhook="https://host:x" + SECRET), "webhook must be a whole http:// or https:// URL"),
-        (AlertHooks(webhook="https://[::1" + SECRET), "webhook must be a whole http:// or https:// URL"),
-        (AlertHooks(webhook="https://host /" + SECRET), "webhook must be a URL of plain characters, without blanks"),
-        (AlertHooks(webhook="https://me:xyzzy@host/"), "webhook must not hold a name and a password"),
-        (AlertHooks(webhook=False), "webhook must be a text"),  # type: ignore[arg-type]
         (AlertHooks(min_interval_s=-1), "min_interval_s = -1 must be a number, 0 or above"),
         (AlertHooks(min_interval_s=float("nan")), "min_interval_s = nan must be a number, 0 or above"),
         (AlertHooks(min_interval_s="1"), "min_interval_s = '1' must be a number, 0 or above"),  # type: ignore[arg-type]
@@ -171,148 +159,12 @@ def test_what_is_wrong_with_them_is_said_without_the_secret(hooks: AlertHooks, p
 
 
 def test_what_may_be_shown_has_no_secret_in_it() -> None:
-    hooks = AlertHooks("curl -d @- https://chat" + SECRET, "https://chat.example:8443" + SECRET)
+    hooks = AlertHooks("curl -d @- https://chat" + SECRET)
     assert hooks.problems() == []
-    assert hooks.without_secrets() == {
-        "command": "curl …",
-        "webhook": "https://chat.example:8443/…",
-        "min_interval_s": 600.0,
-    }
+    assert hooks.without_secrets() == {"command": "curl …", "min_interval_s": 600.0}
     assert "xyzzy" not in repr(hooks)
-    assert AlertHooks().without_secrets() == {"command": None, "webhook": None, "min_interval_s": 600.0}
+    assert AlertHooks().without_secrets() == {"command": None, "min_interval_s": 600.0}
     assert not AlertHooks().wanted
-
-
-# --- a webhook --------------------------------------------------------------------------------------------------------
-
-
-def test_a_webhook_gets_the_begin_and_the_end_as_json(caller: Caller) -> None:
-    with HookServer() as server:
-        calls = caller(webhook=server.url + SECRET)
-        calls.add(HOT)
-        calls.add(OVER)
-        calls.finish()
-    assert [news["state"] for news in server.got] == ["begin", "end"]
-    assert server.got[0] == news_of(HOT, TASK, 0)
-    assert server.calls == [("POST", SECRET, "application/json; charset=utf-8")] * 2
-
-
-def test_five_hundred_at_once_are_twenty_calls_and_nobody_waits(caller: Caller) -> None:
-    with HookServer() as server:
-        clock = HandClock()
-        calls = caller(clock, webhook=server.url, min_interval_s=0)
-        began_s = time.monotonic()
-        for number in range(500):
-            calls.add(replace(HOT, device_id=number))
-        took_s = time.monotonic() - began_s
-        wait_for(lambda: len(server.got) == 20, "twenty calls")
-        clock.sleep(3600)
-        calls.add(replace(HOT, kind="memory"))
-        calls.finish()
-    assert took_s < 5
-    assert len(server.got) == 21
-    assert server.got[-1]["held_back"] == 480
-
-
-def test_a_server_that_hangs_makes_nobody_wait_and_is_given_up_at_the_end(
-    caller: Caller, caplog: pytest.LogCaptureFixture
-) -> None:
-    with HookServer(hangs=True) as server:
-        calls = caller(webhook=server.url + SECRET)
-        began_s = time.monotonic()
-        calls.add(HOT)
-        wait_for(lambda: server.got, "the call")
-        calls.add(OVER)
-        added_s = time.monotonic() - began_s
-        calls.finish()
-        assert time.monotonic() - began_s < added_s + 9
-    assert added_s < 9
-    assert "calls about alerts were still under way at the end: they are given up" in caplog.text
-    assert "xyzzy" not in caplog.text
-
-
-@pytest.mark.parametrize("status", [500, 404, 302])
-def test_a_server_that_refuses_is_complained_of_once_and_without_the_secret(
-    caller: Caller, caplog: pytest.LogCaptureFixture, status: int
-) -> None:
-    caplog.set_level(logging.INFO)
-    with HookServer(status, location="/elsewhere" if status == 302 else None) as server:
-        calls = caller(webhook=server.url + SECRET)
-        calls.add(HOT)
-        calls.add(OVER)
-        calls.finish()
-    assert len(server.got) == 2, "a failure does not end it"
-    assert [method for method, _, _ in server.calls] == ["POST", "POST"], "and nobody is sent elsewhere"
-    said = f"[alerts] webhook: the server answered {status}; this is said once, the work goes on"
-    assert [record.getMessage() for record in caplog.records] == [said]
-
-
-def test_a_server_that_is_not_there_is_complained_of_without_the_secret(caller: Caller) -> None:
-    with HookServer() as server:
-        gone = server.url
-    assert Webhook(gone + SECRET, {}).tell(news_of(HOT, TASK, 0)) == "the server cannot be reached: Connection refused"
-    assert Webhook("http://host/bl ank" + SECRET, {}).tell({}) == "the server cannot be reached: InvalidURL"
-
-
-def test_a_server_that_answers_letter_by_letter_is_not_called_again_meanwhile() -> None:
-    with DrippingServer() as server:
-        webhook = Webhook(server.url + SECRET, {})
-        began_s = time.monotonic()
-        threading.Thread(target=webhook.tell, args=(news_of(HOT, TASK, 0),), daemon=True).start()
-        wait_for(lambda: server.calls, "the call")
-        assert webhook.tell(news_of(OVER, TASK, 0)) == "the server did not answer in 10 s"
-        assert time.monotonic() - began_s < 9, "one that is overdue is enough"
-        assert server.calls == 1
-
-
-def test_tls_that_does_not_work_is_said_in_words_without_the_secret() -> None:
-    with HookServer() as server:
-        said = Webhook(server.url.replace("http:", "https:") + SECRET, {}).tell(news_of(HOT, TASK, 0))
-    assert said is not None
-    assert "the server cannot be reached: [SSL" in said
-    assert "xyzzy" not in said
-
-
-@pytest.mark.parametrize(
-    ("proxy", "problem"),
-    [
-        ("{url}", "the proxy answered 501"),
-        ("socks5://127.0.0.1:1", "neither the URL nor the proxy for it is of a kind that can be called"),
-        ("http://127.0.0.1:port", "the server cannot be reached: InvalidURL"),
-    ],
-)
-def test_a_proxy_that_does_not_help_is_said_in_words_without_the_secret(proxy: str, problem: str) -> None:
-    with HookServer() as server:
-        environ = {"https_proxy": proxy.format(url=server.url), "http_proxy": proxy.format(url=server.url)}
-        scheme = "http" if "socks" in proxy else "https"
-        assert Webhook(f"{scheme}://chat.example{SECRET}", environ).tell(news_of(HOT, TASK, 0)) == problem
-
-
-def test_a_proxy_is_used_where_the_environment_names_one(caller: Caller) -> None:
-    with HookServer() as proxy:
-        environ = {"PATH": "/bin", "http_proxy": proxy.url, "no_proxy": "localhost,.lab.example"}
-        calls = caller(webhook="http://chat.example" + SECRET, environ=environ)
-        calls.add(HOT)
-        calls.finish()
-        assert proxy.calls == [("POST", "http://chat.example" + SECRET, "application/json; charset=utf-8")]
-
-
-@pytest.mark.parametrize(
-    ("url", "environ", "proxies"),
-    [
-        ("https://a.example/x", {"HTTPS_PROXY": "http://p:1"}, {"https": "http://p:1"}),
-        ("https://a.example/x", {"http_proxy": "http://p:1"}, {}),
-        ("http://a.example/x", {"http_proxy": "http://p:1", "no_proxy": "b.example, a.example"}, {}),
-        ("http://a.lab.example/x", {"http_proxy": "http://p:1", "NO_PROXY": ".lab.example"}, {}),
-        ("http://notlab.example/x", {"http_proxy": "http://p:1", "NO_PROXY": "lab.example"}, {"http": "http://p:1"}),
-        ("http://a.example/x", {"http_proxy": "http://p:1", "no_proxy": "*"}, {}),
-        ("http://a.example:80/x", {"http_proxy": "http://p:1", "no_proxy": "a.example:80"}, {}),
-        ("http://a.example:81/x", {"http_proxy": "http://p:1", "no_proxy": "a.example:80"}, {"http": "http://p:1"}),
-        ("http://a.example/x", {}, {}),
-    ],
-)
-def test_the_variables_of_proxies_are_understood(url: str, environ: dict[str, str], proxies: dict[str, str]) -> None:
-    assert proxies_for(url, environ) == proxies
 
 
 # --- a command --------------------------------------------------------------------------------------------------------
@@ -337,6 +189,24 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Call
     assert (begin, end) == ("$HOME; begin 91.5", "$HOME; end 91.5"), "no shell has touched it"
     assert json.loads(begin_json) == news_of(HOT, TASK, 0)
     assert json.loads(end_json) == news_of(OVER, TASK, 0)
+
+
+def test_five_hundred_alerts_at_once_are_twenty_calls_and_adding_them_does_not_wait(
+    caller: Caller, tmp_path: Path
+) -> None:
+    clock, said = HandClock(), tmp_path / "said"
+    said.touch()
+    calls = caller(clock, command=f"'{program(tmp_path, 'cat >> said; echo >> said')}'", min_interval_s=0)
+    began_s = time.monotonic()
+    for number in range(500):
+        calls.add(replace(HOT, device_id=number))
+    assert time.monotonic() - began_s < 5
+    wait_for(lambda: len(said.read_text().splitlines()) == 20, "twenty calls")
+    clock.sleep(3600)
+    calls.add(replace(HOT, kind="memory"))
+    calls.finish()
+    told = [json.loads(line) for line in said.read_text().splitlines()]
+    assert (len(told), told[-1]["held_back"]) == (21, 480)
 
 
 def test_a_command_that_fails_is_complained_of_once_with_its_last_words(
@@ -390,11 +260,10 @@ def test_a_command_that_is_killed_says_so(caller: Caller, tmp_path: Path, caplog
 
 
 def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path: Path) -> None:
-    section = read_topic("telemetry").partition("## Alerts that call somebody")[2]
+    section = read_topic("telemetry").partition("## Alerts that run a command")[2]
     config = tmp_path / "lab.toml"
     config.write_text(section.split("\n\n")[2])
     _, hooks = read_alert_settings(config)
-    assert hooks.webhook is not None
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     calls = caller(environ=environ, command=hooks.command, min_interval_s=hooks.min_interval_s)
     calls.add(HOT)
@@ -431,9 +300,9 @@ CALLER = """
 import sys, time
 from pathlib import Path
 from badcjobs.clock import SystemClock
-from badcjobs.telemetry.alert_hooks import AlertHooks
+from badcjobs.telemetry.alert_command import AlertHooks
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.hook_calls import HookCalls
+from badcjobs.telemetry.alert_command import HookCalls
 alert = Alert("lost", "critical", 1, 0, None, 1, None, None, None, "gone")
 HookCalls(AlertHooks(sys.argv[1]), "1", SystemClock(), {"PATH": "/bin"}, Path(sys.argv[2])).add(alert)
 time.sleep(77)
@@ -454,14 +323,6 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(caller: Caller, tm
     calls.add(HOT)
     calls.finish()
     wait_for(lambda: not is_running(int((tmp_path / "child").read_text())), "it is gone", timeout_s=40)
-
-
-def test_command_and_webhook_are_both_called(caller: Caller, tmp_path: Path) -> None:
-    with HookServer() as server:
-        calls = caller(command=f"'{program(tmp_path, 'cat > said; exit 1')}'", webhook=server.url)
-        calls.add(HOT)
-        calls.finish()
-    assert json.loads((tmp_path / "said").read_text()) == server.got[0]
 
 
 def is_running(pid: int) -> bool:

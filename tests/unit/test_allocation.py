@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from badcjobs.allocation.memory import own_memory_bytes, requested_memory_bytes
-from badcjobs.allocation.place import Place, array_shape, find_place
-from badcjobs.allocation.slurm_variables import parse_allocation
+from badcjobs.devices.allocation import (
+    ShardPlace,
+    array_shape,
+    find_place,
+    own_memory_bytes,
+    parse_allocation,
+    requested_memory_bytes,
+)
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ArrayShape
 
@@ -170,7 +175,7 @@ def test_the_position_among_the_arrays_indices_is_the_shard(indices: tuple[int, 
     for position, index in enumerate(indices):
         allocation = array_task(index, said)
         count = len(indices)
-        assert find_place(allocation, array_shape(allocation)) == Place(position, count, position, count)
+        assert find_place(allocation, array_shape(allocation)) == ShardPlace(position, count, position, count)
 
 
 @pytest.mark.parametrize("written", REGULAR)
@@ -221,9 +226,9 @@ def test_a_list_that_looks_regular_refuses_the_index_that_is_not() -> None:
 
 def test_indices_that_are_submitted_again_keep_their_shards() -> None:
     frozen = ArrayShape(0, 1, 8)
-    assert find_place(array_task(3, (3, 7, 1, 2)), frozen) == Place(3, 8, 3, 8)
-    assert find_place(array_task(7, (3, 7, 1, 2)), frozen) == Place(7, 8, 7, 8)
-    assert find_place(array_task(5, (5, 5, 1, 1)), frozen) == Place(5, 8, 5, 8)
+    assert find_place(array_task(3, (3, 7, 1, 2)), frozen) == ShardPlace(3, 8, 3, 8)
+    assert find_place(array_task(7, (3, 7, 1, 2)), frozen) == ShardPlace(7, 8, 7, 8)
+    assert find_place(array_task(5, (5, 5, 1, 1)), frozen) == ShardPlace(5, 8, 5, 8)
 
 
 @pytest.mark.parametrize("index", [0, 11, 4, 100])
@@ -249,17 +254,17 @@ def test_an_array_task_cannot_join_a_run_that_began_without_an_array() -> None:
 
 
 def test_without_an_array_there_is_one_part() -> None:
-    assert find_place(parse(), None) == Place(0, 1)
-    assert find_place(parse(SLURM_JOB_ID="77"), None) == Place(0, 1)
+    assert find_place(parse(), None) == ShardPlace(0, 1)
+    assert find_place(parse(SLURM_JOB_ID="77"), None) == ShardPlace(0, 1)
 
 
 def test_a_run_outside_an_array_takes_everything_even_where_an_array_was_frozen() -> None:
-    assert find_place(parse(SLURM_JOB_ID="77"), ArrayShape(0, 1, 8)) == Place(0, 1)
+    assert find_place(parse(SLURM_JOB_ID="77"), ArrayShape(0, 1, 8)) == ShardPlace(0, 1)
 
 
 def test_the_tasks_of_a_step_share_the_position_of_their_array_task() -> None:
     allocation = array_task(5, (1, 9, 4, 3), SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="1")
-    assert find_place(allocation, array_shape(allocation)) == Place(3, 6, 1, 3, 1, 2)
+    assert find_place(allocation, array_shape(allocation)) == ShardPlace(3, 6, 1, 3, 1, 2)
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ import pytest
 from support.fake_amdsmi import FakeAmdsmi
 from support.hand_clock import HandClock
 
-from badcjobs.gpu.amd import AmdReader, has_amd_gpu
+from badcjobs.devices.amd import AmdReader, has_amd_gpu
 from badcjobs.model import ProcessReading
 from badcjobs.seams import DeviceUnreadable, ReaderUnavailable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Any
 
 import pytest
 from support.databases import query
+from support.task_files import make_job
 
 import badcjobs
-from badcjobs.api.alert_calls import AlertCalls
-from badcjobs.api.stats import read_stats
+from badcjobs.api.recorder import AlertCalls, read_stats
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import Device, HostReading, Reading
 from badcjobs.store.connect import read_only_uri
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.alerts import Alert
 
 FIGURES = {"min", "mean", "p50", "p95", "max", "samples"}
@@ -29,7 +30,8 @@ MIB = 2**20
 
 
 def test_the_promised_names_are_there() -> None:
-    from badcjobs import Recorder, list_devices, open_job
+    from badcjobs import Recorder
+    from badcjobs.api.query import list_devices, open_job
 
     assert [thing.__name__ for thing in (Recorder, list_devices, open_job)] == ["Recorder", "list_devices", "open_job"]
     assert set(badcjobs.__all__) <= set(dir(badcjobs))
@@ -235,3 +237,21 @@ def test_a_recorder_goes_through_its_life_in_this_process_too(tmp_path: Path) ->
     marks = query(tmp_path / "run.sqlite", "SELECT name, ended_at_ms >= started_at_ms FROM mark ORDER BY rowid")
     assert marks == [("first", 1), ("inside", 1)]
     assert query(tmp_path / "run.sqlite", "SELECT verdict FROM task") == [("done",)]
+
+
+# --- sqlite-utils -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_has_its_database_as_sqlite_utils_gives_it(tmp_path: Path) -> None:
+    job = badcjobs.open_job(make_job(tmp_path))
+    assert [row["chunk_id"] for row in job.db["chunk"].rows_where("status = ?", ["failed"])] == ["b"]
+    assert {key.other_column for key in job.db["sample"].foreign_keys} == {"task_id", "device_id"}
+    assert "job_summary" in job.db.view_names()
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        job.db["meta"].insert({"key": "x", "value": "y"})
+
+
+def test_neither_help_nor_the_recorder_waits_for_sqlite_utils() -> None:
+    for module in ("badcjobs.cli.program", "badcjobs.telemetry.recorder_process", "badcjobs.task.run_task"):
+        code = f"import sys, {module}; sys.exit('sqlite_utils' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, module

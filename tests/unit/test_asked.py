@@ -8,15 +8,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from badcjobs.cluster.array_options import ArrayOptions, Known, make_order
 from badcjobs.model import ArrayOrder
-from badcjobs.scheduler.asked import asked_of, differences, submit_words
-from badcjobs.scheduler.wishes import Known, Wishes, make_order
+from badcjobs.store.submission_record import asked_of, differences, submit_words
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 
 
 def order(**wishes: Any) -> ArrayOrder:
-    return make_order(Wishes(**wishes), Known(), out=Path("/scratch/july"), run_arguments=(*RUN, "--cpu-workers=1"))
+    return make_order(
+        ArrayOptions(**wishes), Known(), out=Path("/scratch/july"), run_arguments=(*RUN, "--cpu-workers=1")
+    )
 
 
 def test_the_command_names_only_what_was_wished_for() -> None:

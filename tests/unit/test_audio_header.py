@@ -7,10 +7,9 @@ import pytest
 from support.audio import make_wav
 from support.powerless import powerless_folder
 
-from badcjobs.audio.wav import read_header as wav_header
-from badcjobs.manifest import read_duration_s
-from badcjobs.manifest.audio_header import read_header
 from badcjobs.model import AudioHeader
+from badcjobs.sources.audio_files import read_duration_s, read_header
+from badcjobs.sources.wav import read_header as wav_header
 
 RATE = 8000
 

@@ -14,8 +14,8 @@ from support.small_disk import SmallDisk, read_only, small_disk
 from support.task_files import LOUD, START_MS, make_chunk
 
 from badcjobs.model import Chunk, ChunkResult, TaskKey
-from badcjobs.store.live.backlog import PatientDatabase
-from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.store.live_files import PatientDatabase
+from badcjobs.store.task_writer import TaskWriter
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
 BIG = "x" * 6000

@@ -8,10 +8,9 @@ import pytest
 from rich.cells import cell_len
 
 from badcjobs.cli.bar_rows import BarTable, bar_table
-from badcjobs.heartbeat import Progress
-from badcjobs.work_now import DeviceWorkNow, WorkNow
+from badcjobs.task.progress import DeviceWorkNow, TaskProgress, WorkNow
 
-HALF_WAY = Progress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
+HALF_WAY = TaskProgress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
 GPU_0 = DeviceWorkNow("GPU 0  Tesla V100-SXM2-32GB", 320, 9600.0, ("site01/site01_c000",))
 GPU_1 = DeviceWorkNow("GPU 1  Tesla V100-SXM2-32GB", 160, 4800.0, ("site01/site01_c001",))
 WORK = WorkNow(HALF_WAY, (GPU_0, GPU_1))
@@ -46,13 +45,13 @@ def test_two_devices_of_one_name_are_two_bars() -> None:
 
 
 def test_at_the_beginning_nothing_is_known_and_the_engine_starts() -> None:
-    fresh = WorkNow(Progress(0, 960, 0.0, 5.0), (DeviceWorkNow("GPU 0", 0, 0.0),))
+    fresh = WorkNow(TaskProgress(0, 960, 0.0, 5.0), (DeviceWorkNow("GPU 0", 0, 0.0),))
     assert words(fresh) == ["0 chunks  –  starting", "0/960  ETA –  –"]
     assert [row.share for row in table(fresh).rows] == [0.0, 0.0]
 
 
 def test_the_time_that_an_engine_takes_to_start_is_no_part_of_the_pace() -> None:
-    first = Progress(1, 961, 30.0, elapsed_s=61.0, start_up_s=60.0)
+    first = TaskProgress(1, 961, 30.0, elapsed_s=61.0, start_up_s=60.0)
     assert first.eta_s == 960
 
 
@@ -67,7 +66,7 @@ def test_when_all_that_is_left_has_failed_before_nobody_promises_an_end() -> Non
 
 
 def test_when_everything_fails_it_says_so() -> None:
-    failing = WorkNow(Progress(4, 6, 0.0, 8.0, failed=4, retrying=1), (replace(GPU_0, done=0, audio_done_s=0.0),))
+    failing = WorkNow(TaskProgress(4, 6, 0.0, 8.0, failed=4, retrying=1), (replace(GPU_0, done=0, audio_done_s=0.0),))
     assert words(failing)[-1] == "4/6  ETA 0:00:04  –  4 failed  1 to try again"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from badcjobs.cli.batch_task import BatchTask
+from badcjobs.cli.job_signals import BatchTask
 
 
 @pytest.fixture(autouse=True)

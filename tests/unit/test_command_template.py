@@ -7,9 +7,15 @@ import pytest
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk
-from badcjobs.workers.command import PLACEHOLDERS, CommandEngine, is_per_batch, parse_batch_size, parse_command
-from badcjobs.workers.command_batch import split_batch
-from badcjobs.workers.launch import SubprocessLauncher
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.workers.command import (
+    PLACEHOLDERS,
+    CommandEngine,
+    is_per_batch,
+    parse_batch_size,
+    parse_command,
+    split_batch,
+)
 
 
 def refusal(template: str) -> BadInput:

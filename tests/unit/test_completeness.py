@@ -15,21 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.allocation.place import find_place
 from badcjobs.clock import SystemClock
-from badcjobs.completeness import find_shares
-from badcjobs.config import RunSettings
-from badcjobs.frozen_run import FrozenRun
-from badcjobs.job import finish_job, summarize_database
-from badcjobs.manifest import Shard
-from badcjobs.model import Allocation, ArrayOrder, ArrayShape, Completeness, Submitted, TaskFacts
-from badcjobs.report.as_html import page
-from badcjobs.report.as_text import summary_text
-from badcjobs.report.summarize import Summary
+from badcjobs.devices.allocation import find_place
+from badcjobs.model import Allocation, ArrayOrder, ArrayShape, Submitted
+from badcjobs.report.completeness import find_shares
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.page import page
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
 from badcjobs.report.words import index_ranges, indices
-from badcjobs.scheduler.asked import asked_of
-from badcjobs.scheduler.submitted_file import Record, write_record
-from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.settings import FrozenRun, RunSettings
+from badcjobs.sources.walk import Shard
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.read_model import Completeness, TaskFacts
+from badcjobs.store.submission_record import Record, asked_of, write_record
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
 TASK = TaskFacts("4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 1, START_MS, START_MS + 9, 3, 0, 0, 9.0)
@@ -316,7 +315,7 @@ def test_a_job_database_that_lies_elsewhere_is_compared_with_the_run_of_its_task
 
 def test_a_job_database_above_the_run_folder_finds_it_by_relative_paths(tmp_path: Path) -> None:
     run = array_run(tmp_path)
-    assert finish_job(MergeOrder([run.folder], tmp_path / "all.sqlite"), SystemClock()).summary.file_remarks == ()
+    assert finish_job(MergeOrder([run.folder], tmp_path / "all.sqlite"), SystemClock()).summary.facts.file_remarks == ()
     proof = summarize_database(tmp_path / "all.sqlite").completeness
     assert proof is not None
     assert (proof.expected, proof.complete) == (8, True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from badcjobs.config import RunSettings, make_settings, settings_by_key
 from badcjobs.errors import BadInput
+from badcjobs.settings import RunSettings, make_settings, settings_by_key
 
 OUT = Path("runs/july")
 
@@ -177,13 +177,13 @@ def test_the_limits_of_alerts_come_from_a_table_of_their_own(tmp_path: Path) -> 
 
 def test_who_is_called_comes_from_the_same_table_and_is_kept_without_secrets(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
-    lines = ["[alerts]", "idle_s = 60", 'command = "say --token xyzzy"', 'webhook = "https://chat.example/xyzzy"']
+    lines = ["[alerts]", "idle_s = 60", 'command = "say --token xyzzy"']
     config.write_text("\n".join([*lines, "min_interval_s = 60"]))
     settings = make_settings(tmp_path, {"source": ["a.csv"]}, config)
-    assert (settings.hooks.command, settings.hooks.webhook) == ("say --token xyzzy", "https://chat.example/xyzzy")
+    assert settings.hooks.command == "say --token xyzzy"
     assert settings.alerts.idle_s == 60
     kept = json.loads(settings.to_json(tmp_path))["alerts"]
-    assert (kept["command"], kept["webhook"]) == ("say …", "https://chat.example/…")
+    assert kept["command"] == "say …"
     assert (kept["min_interval_s"], kept["idle_s"]) == (60, 60)
     assert "xyzzy" not in repr(settings) + settings.to_json(tmp_path)
 
@@ -191,7 +191,6 @@ def test_who_is_called_comes_from_the_same_table_and_is_kept_without_secrets(tmp
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[alerts]\nwebhook = 'gopher://x'\n", "[alerts] webhook must be a whole http:// or https:// URL"),
         ("[alerts]\ncommand = ''\n", "[alerts] command must name a program"),
         ("[alerts]\nmin_interval_s = 'x'\n", "[alerts] min_interval_s = 'x' must be a number, 0 or above"),
         ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key; known are temperature_c, memory_percent"),

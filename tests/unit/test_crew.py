@@ -11,12 +11,13 @@ import pytest
 from support.hand_clock import HandClock
 from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done
 
-from badcjobs.config import make_settings
-from badcjobs.crew import Crew, Terms
-from badcjobs.learned import Learned, Lesson, subject_of
 from badcjobs.model import Chunk, ChunkStarted, Device, MemoryHeld
 from badcjobs.seams import SessionBroken
-from badcjobs.workers.supervise import RetryPolicy, Supervisor
+from badcjobs.settings import make_settings
+from badcjobs.workers.autoscale import Autoscaler, Terms
+from badcjobs.workers.learned import Learned, Lesson, subject_of
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor
 
 GIB = 2**30
 DEVICES = [(100 + n, Device(str(n), "test", uuid=f"GPU-{n}", name="Test GPU")) for n in range(2)]
@@ -30,7 +31,7 @@ class Bench:
         self.decisions: list[tuple[float | None, str]] = []
         self.clock = HandClock()
         terms = Terms(DEVICES, cpus=16, per_gpu=None, memory_bytes=granted_bytes)
-        self.crew = Crew(terms, self.learned, lambda kind, model, value, why: self.note(value, why), self.clock)
+        self.crew = Autoscaler(terms, self.learned, lambda kind, model, value, why: self.note(value, why), self.clock)
         self.supervisor = Supervisor(
             ScriptedEngine(script),
             self.crew.plans,

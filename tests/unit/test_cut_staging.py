@@ -14,17 +14,27 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.scripted_engine import CLOCK, News, Notebook, ScriptedEngine, ScriptedSession, done, failed
+from support.scripted_engine import (
+    CLOCK,
+    News,
+    Notebook,
+    ScriptedEngine,
+    ScriptedSession,
+    audio_steps,
+    done,
+    failed,
+    open_feed,
+)
 from support.small_disk import small_disk
 from support.waiting import wait_for
 
-from badcjobs.audio.cutter import AudioCutter
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPlan
-from badcjobs.seams import CannotCut, NoDecoder, NotThere, SessionBroken
-from badcjobs.staging_choice import choose_staging
-from badcjobs.workers.staged_engine import StagedEngine, StagedSession
-from badcjobs.workers.staging import Stager
-from badcjobs.workers.supervise import RetryPolicy, Supervisor
+from badcjobs.seams import SessionBroken
+from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
+from badcjobs.workers.feed import SessionFeed
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.staging import Stager, choose_staging
+from badcjobs.workers.supervise import Supervisor
 
 PLENTY = 10**9
 RATE = 1000
@@ -79,13 +89,13 @@ class Bench:
     def files(self) -> list[Path]:
         return [Path(folder, name) for folder, _, names in os.walk(self.node) for name in names]
 
-    def session(self, script: Callable[[Chunk], News], folder: Path) -> StagedSession:
+    def session(self, script: Callable[[Chunk], News], folder: Path) -> SessionFeed:
         def play(session: ScriptedSession, given: Sequence[Chunk]) -> Iterator[News]:
             for chunk in [*given, *session.more(2, idle=1)]:
                 yield ChunkStarted(chunk, 0)
                 yield script(chunk)
 
-        return StagedEngine(ScriptedEngine(play), self.stager, clock=CLOCK).open(PLAN, folder)
+        return open_feed(ScriptedEngine(play), PLAN, folder, audio_steps(folder, stager=self.stager))
 
 
 def seconds_in(path: str) -> list[int]:
@@ -355,8 +365,15 @@ def test_hundreds_of_stretches_go_through_several_workers_each_its_own(tmp_path:
             yield done(chunk) if right else failed(chunk)
 
     plans = [replace(PLAN, slot=slot) for slot in range(3)]
-    engine = StagedEngine(ScriptedEngine(listen, wants=2), bench.stager, clock=CLOCK)
-    supervisor = Supervisor(engine, plans, notes, clock=CLOCK, policy=RetryPolicy(), scratch=tmp_path / "scratch")
+    supervisor = Supervisor(
+        ScriptedEngine(listen, wants=2),
+        plans,
+        notes,
+        clock=CLOCK,
+        policy=RetryPolicy(),
+        scratch=tmp_path / "scratch",
+        audio=audio_steps(tmp_path, stager=bench.stager),
+    )
     supervisor.start()
     bench.stager.start(supervisor.upcoming, most_bytes=60_000)
     while supervisor.busy:

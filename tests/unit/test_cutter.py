@@ -15,11 +15,8 @@ import pytest
 import soundfile
 from support.audio import make_wav
 
-from badcjobs.audio.cutter import AudioCutter
-from badcjobs.audio.libsndfile import load_soundfile
-from badcjobs.manifest import read_duration_s
-from badcjobs.manifest.audio_header import read_header
-from badcjobs.seams import CannotCut, NoDecoder, NotThere
+from badcjobs.sources.audio_files import read_duration_s, read_header
+from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere, load_soundfile
 
 # Decodes "audio" that says how long it is: FAKE 12.5; both programs take their arguments as the real ones do.
 FFMPEG = """

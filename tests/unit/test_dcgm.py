@@ -14,9 +14,8 @@ from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvml import NvmlBench, fake_uuid
 from support.hand_clock import HandClock
 
-from badcjobs.gpu.dcgm import DcgmReader, parse_discovery, parse_row
-from badcjobs.gpu.script import SimulatedDevice, SimulationScript
-from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
+from badcjobs.devices.dcgm import DcgmReader, parse_discovery, parse_row
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript, simulated_uuid
 from badcjobs.model import Reading
 
 NO_GPM = "Not Supported (simulated)"
@@ -227,5 +226,5 @@ def test_the_last_reading_of_the_reader_inside_leaves_nothing_out_either(monkeyp
         inside.move(1)
         assert reader.read(fake_uuid(0)).energy_j is None, "it is read every five seconds"
         inside.move(1)
-        reader.hurry()
+        reader.force_full_read()
         assert reader.read(fake_uuid(0)).energy_j is not None

@@ -208,8 +208,13 @@ BAD = {
     "40 bit": header(bits=40),
     "no rate": header(rate=0),
     "no channel": header(channels=0),
-    "a header for audio without an end": good()[:40] + b"\xff\xff\xff\xff" + good()[44:],
 }
+
+
+def test_a_header_of_a_stream_that_did_not_know_its_end_is_read_to_the_end_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(good()[:40] + b"\xff\xff\xff\xff" + good()[44:])
+    [answer] = ask(str(tmp_path / "a.wav"))
+    assert answer["audio_s"] == 1.0
 
 
 def test_bad_audio_is_told_with_path_and_reason_and_the_worker_goes_on(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from badcjobs.model import Detection
-from badcjobs.workers.detections import parse_audacity_labels, parse_detections_csv, parse_scores_csv
+from badcjobs.workers.command import parse_detections_csv
 
 # Cut from a run of HawkEars 2.3.0.
-LABELS = "1.00\t1.50\tARTE;0.817\n4.00\t4.25\tARTE;0.831\n0.00\t6.75\tCMWA;0.994\n"
 SCORES = """\
 recording,name,start_time,end_time,score
 rec_000000_000030,ARTE,1.000,1.500,0.817
@@ -16,50 +15,6 @@ rec_000000_000030,ARTE,4.000,4.250,0.831
 rec_000000_000030,CMWA,0.000,6.750,0.994
 rec_000030_000060,ARTE,4.250,4.500,0.711
 """
-
-
-def test_label_file_says_the_same_as_the_scores_table():
-    expected = [
-        Detection(1000, 1500, "ARTE", 0.817),
-        Detection(4000, 4250, "ARTE", 0.831),
-        Detection(0, 6750, "CMWA", 0.994),
-    ]
-    assert parse_audacity_labels(LABELS) == expected
-    assert parse_scores_csv(SCORES)["rec_000000_000030"] == expected
-
-
-def test_scores_table_is_split_by_recording():
-    found = parse_scores_csv(SCORES)
-    assert list(found) == ["rec_000000_000030", "rec_000030_000060"]
-    assert found["rec_000030_000060"] == [Detection(4250, 4500, "ARTE", 0.711)]
-
-
-def test_empty_label_file_means_nothing_found():
-    assert parse_audacity_labels("") == []
-
-
-def test_label_may_be_a_name_with_a_semicolon():
-    assert parse_audacity_labels("0.00\t0.25\tOwl; Great Gray;0.900\n")[0].label == "Owl; Great Gray"
-
-
-@pytest.mark.parametrize("cut", [5, 12, len(LABELS) - 1])
-def test_label_file_cut_anywhere_in_a_line_is_refused(cut):
-    with pytest.raises(ValueError, match="is cut off"):
-        parse_audacity_labels(LABELS[:cut])
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("1.00\t1.50\n", "line 1 has 2 columns"),
-        ("0.00\t0.25\tARTE;0.9\nx\t1.50\tARTE;0.8\n", "line 2, column start_time: 'x' is not a number"),
-        ("0.00\t0.25\tARTE;high\n", "line 1, column score: 'high' is not a number"),
-        ("0.00\t0.25\t0.817\n", "line 1, column label: empty"),
-    ],
-)
-def test_broken_label_line_is_named(text, fault):
-    with pytest.raises(ValueError, match=fault):
-        parse_audacity_labels(text)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +68,3 @@ def test_header_alone_means_nothing_found(header):
 def test_table_that_is_not_whole_is_refused_with_line_and_column(text, fault):
     with pytest.raises(ValueError, match=fault):
         parse_detections_csv(text)
-
-
-def test_scores_table_of_another_program_is_refused():
-    with pytest.raises(ValueError, match="line 1: column recording, name is missing"):
-        parse_scores_csv("start_time,end_time,label,score\n")

@@ -16,7 +16,7 @@ from support.hand_clock import HandClock
 from support.powerless import powerless_folder
 
 from badcjobs.clock import SystemClock
-from badcjobs.device_locks import DeviceLocks, LockView, holder_words, lock_folder
+from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
 from badcjobs.errors import NotHere
 
 CARD, OTHER = "GPU-aaaa", "GPU-bbbb"
@@ -31,8 +31,8 @@ def locks_of(folder: Path, holder: str = "run of alice, pid 1234, /home/alice/ru
     return DeviceLocks(folder, SystemClock(), holder)
 
 
-def view_of(folder: Path) -> LockView:
-    return LockView(folder, SystemClock())
+def view_of(folder: Path) -> DeviceLocks:
+    return DeviceLocks(folder, SystemClock(), None)
 
 
 # --- one holder -------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
 from badcjobs.clock import SystemClock
-from badcjobs.device_locks import DeviceLocks
+from badcjobs.devices.locks import DeviceLocks
 locks = DeviceLocks(Path(sys.argv[1]), SystemClock(), "run of carol, pid 9, /tmp")
 print(locks.claim("GPU-aaaa"), flush=True)
 child = subprocess.Popen(["sleep", "30"], close_fds=False)
@@ -243,7 +243,7 @@ def test_the_gate_lets_one_in_after_the_other(folder: Path) -> None:
     os.close(gate)
     clock = HandClock()
     began_s = clock.monotonic_s()
-    with LockView(folder, clock).alone():
+    with DeviceLocks(folder, clock, None).alone():
         assert clock.monotonic_s() == began_s
 
 

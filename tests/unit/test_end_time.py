@@ -7,15 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from badcjobs.allocation.end_time import (
-    EndTime,
-    end_words,
-    parse_squeue_end,
-    parse_time_left,
-    read_end_variable,
-    squeue_question,
-)
-from badcjobs.model import Allocation
+from badcjobs.devices.allocation import EndTime, end_words, parse_squeue_end, read_end_variable, squeue_question
+from badcjobs.model import Allocation, parse_time_left
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
 

@@ -15,14 +15,13 @@ from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.live_view import open_run_view
+from badcjobs.live.draw import as_plain_text, draw
+from badcjobs.live.run_view import open_run_view
+from badcjobs.live.snapshot import Snapshot, device_document
+from badcjobs.live.ui_state import DEVICES, TASK, TASKS, UiState, arrange_devices
 from badcjobs.model import Reading, Submitted
-from badcjobs.monitor.desk import DEVICES, TASK, TASKS, Desk
-from badcjobs.monitor.draw import as_plain_text, draw
-from badcjobs.monitor.frame import Frame
-from badcjobs.monitor.order import arrange_devices
-from badcjobs.run_lock import emulation_in
-from badcjobs.scheduler.submitted_file import Intent, Record, file_in, write_intent, write_record
+from badcjobs.store.run_lock import emulation_in
+from badcjobs.store.submission_record import Intent, Record, file_in, write_intent, write_record
 
 ARRAY_OF_FOUR = "[array]\nfirst = 0\nstep = 1\ncount = 4\n"
 SUBMIT = ("badcjobs", "submit", "m.csv")
@@ -31,11 +30,11 @@ ALL_DONE = {"a": "done", "b": "done"}
 HALF_DONE = {"a": "done", "b": "pending"}
 
 
-def look(folder: Path, now_ms: int = LATER_MS) -> Frame:
+def look(folder: Path, now_ms: int = LATER_MS) -> Snapshot:
     return open_run_view(folder, HandClock(now_ms)).look()
 
 
-def states_in(frame: Frame) -> list[str]:
+def states_in(frame: Snapshot) -> list[str]:
     return [task.state for task in frame.tasks]
 
 
@@ -74,7 +73,7 @@ def test_what_is_over_is_not_called_now_and_has_no_eta(tmp_path: Path) -> None:
     assert "no GPU at work" not in shown
     for page in (TASKS, DEVICES, TASK):
         text = "\n".join(
-            line.plain for line in draw(frame, Desk(page=page, opened=frame.tasks[0].name), width=120).lines
+            line.plain for line in draw(frame, UiState(page=page, opened=frame.tasks[0].name), width=120).lines
         )
         assert not re.search(r"\bnow\b|ETA", text)
 
@@ -83,8 +82,8 @@ def test_a_device_of_a_task_that_has_ended_shows_its_means_and_not_the_idle_end(
     one_idle_at_the_end(tmp_path)
     (device,) = look(tmp_path).devices
     assert (device.reading.utilization_percent, device.shown.utilization_percent) == (0, 80)
-    assert device.to_dict()["means"]["utilization_percent"] == 80
-    row = draw(look(tmp_path), Desk(page=DEVICES), width=120).lines[-1].plain
+    assert device_document(device)["means"]["utilization_percent"] == 80
+    row = draw(look(tmp_path), UiState(page=DEVICES), width=120).lines[-1].plain
     assert " 80% " in row
     assert "250/300 W" in row
     assert " 80%" in as_plain_text(look(tmp_path)).splitlines()[-1]
@@ -94,7 +93,7 @@ def test_a_device_at_work_shows_its_last_reading(tmp_path: Path) -> None:
     one_idle_at_the_end(tmp_path, states=HALF_DONE, ended_at_ms=None)
     (device,) = look(tmp_path, START_MS + 9_000).devices
     assert device.shown is device.reading
-    assert device.to_dict()["means"] is None
+    assert device_document(device)["means"] is None
 
 
 def test_in_the_order_of_tasks_devices_come_by_job_and_index_whoever_ended_last(tmp_path: Path) -> None:
@@ -112,13 +111,13 @@ def test_the_course_of_a_task_that_has_ended_begins_at_the_left_of_its_column(tm
     one_idle_at_the_end(tmp_path)
     frame = look(tmp_path)
     for page in (TASKS, DEVICES):
-        *_, titles, row = [line.plain for line in draw(frame, Desk(page=page), width=160).lines]
+        *_, titles, row = [line.plain for line in draw(frame, UiState(page=page), width=160).lines]
         at = titles.index("history")
         assert row[at] in "▁▂▃▄▅▆▇█"
         assert row[at - 1] == " "
         assert " node " in titles
     devices = replace(frame, devices=tuple(replace(device, node="vm") for device in frame.devices))
-    assert " node " in draw(devices, Desk(page=DEVICES), width=120).lines[-2].plain  # not n…
+    assert " node " in draw(devices, UiState(page=DEVICES), width=120).lines[-2].plain  # not n…
 
 
 # --- work is left -----------------------------------------------------------------------------------------------------
@@ -303,7 +302,7 @@ def test_a_command_is_shown_in_lines_that_can_be_pasted_or_merge_is_named(tmp_pa
     frame = replace(frame, title="july", total=replace(frame.total, go_on=(command,)))
 
     def lines(width: int, height: int) -> list[str]:
-        page = draw(frame, Desk(), width=width, height=height).lines
+        page = draw(frame, UiState(), width=width, height=height).lines
         return [line.plain.strip() for line in page if "badcjobs run" in line.plain or "--" in line.plain]
 
     told = lines(60, 50)
@@ -311,7 +310,7 @@ def test_a_command_is_shown_in_lines_that_can_be_pasted_or_merge_is_named(tmp_pa
     assert all(line.endswith(" \\") for line in told[:-1])
     assert " ".join(line.removesuffix("\\").strip() for line in told) == command
     assert lines(60, 16) == []
-    assert "badcjobs merge july" in "\n".join(line.plain for line in draw(frame, Desk(), width=60, height=16).lines)
+    assert "badcjobs merge july" in "\n".join(line.plain for line in draw(frame, UiState(), width=60, height=16).lines)
 
 
 # --- a run that is gone -----------------------------------------------------------------------------------------------

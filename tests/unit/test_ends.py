@@ -9,12 +9,19 @@ import pytest
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.ends import TaskEnd, end_lines, find_ends, has_worked, headline, nobody_began, verdict_of
+from badcjobs.cluster.slurm_commands import parse_ends, parse_exit_code
+from badcjobs.cluster.wait_for_job import (
+    TaskOutcome,
+    end_lines,
+    find_ends,
+    has_worked,
+    headline,
+    nobody_began,
+    verdict_of,
+)
 from badcjobs.model import JobStates, Submitted
 from badcjobs.paths import RunFolder
-from badcjobs.scheduler.sacct import parse_ends
-from badcjobs.scheduler.squeue import parse_exit_code
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
 
 JOB = Submitted("4821", None, (0, 1, 2))
 
@@ -29,8 +36,8 @@ def states(run: Path, **known: str) -> list[str | None]:
     return [end.state for end in find_ends(JOB, JobStates(array), RunFolder(run), run / "logs")]
 
 
-def end(state: str | None, exit_code: int | None = None, index: int | None = 0, *, worked: bool = False) -> TaskEnd:
-    return TaskEnd(index, state, exit_code, Path("/nowhere/4821_0_0_log.out"), worked)
+def end(state: str | None, exit_code: int | None = None, index: int | None = 0, *, worked: bool = False) -> TaskOutcome:
+    return TaskOutcome(index, state, exit_code, Path("/nowhere/4821_0_0_log.out"), worked)
 
 
 def test_without_any_word_nobody_knows(tmp_path: Path) -> None:
@@ -69,7 +76,7 @@ def test_what_submitit_keeps_of_a_call_counts_where_there_is_no_database(tmp_pat
         ([], "done"),
     ],
 )
-def test_the_verdict_on_the_tasks_is_that_of_the_emulation(ends: list[TaskEnd], verdict: str) -> None:
+def test_the_verdict_on_the_tasks_is_that_of_the_emulation(ends: list[TaskOutcome], verdict: str) -> None:
     assert verdict_of(ends) == verdict
 
 
@@ -124,7 +131,7 @@ def test_what_every_chunk_done_means_depends_on_who_did_them() -> None:
 
 def test_where_nobody_began_the_first_that_failed_speaks_for_all(tmp_path: Path) -> None:
     log = tmp_path / "4821_1_0_log.out"
-    ends = [end("COMPLETED"), TaskEnd(1, "FAILED", 9, log)]
+    ends = [end("COMPLETED"), TaskOutcome(1, "FAILED", 9, log)]
     told = nobody_began("4821", ends, then="the same command")
     assert (told.exit_code, told.why) == (
         3,

@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.exporting import ExportOrder, export
 from badcjobs.model import Reading
-from badcjobs.store.exports.badc_paths import chunk_file
-from badcjobs.store.exports.window import Window
+from badcjobs.report.export import ExportOrder, export
+from badcjobs.store.export_badc import chunk_file
+from badcjobs.store.export_tables import Window
 
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
 READING = Reading(utilization_percent=80, memory_used_bytes=5 * 2**30)
 
@@ -101,12 +100,6 @@ def test_every_chunk_has_its_own_detections_in_the_order_of_time(tmp_path: Path)
     heard = {p: [d["label"] for d in doc["detections"]] for p, doc in found.items() if p.startswith("rec/")}
     assert heard == {"rec/a.json": [], "rec/aa.json": [], "rec/é.json": ["E"], "rec/z.json": ["EARLY", "LATE"]}
     assert found["rec/z.json"]["detections"][1]["confidence"] is None
-
-
-def test_a_file_of_the_last_version_can_be_exported(tmp_path: Path) -> None:
-    found = badc(SCHEMA_1, tmp_path / "out")
-    assert found["rec/a.json"]["status"] == "ok"
-    assert len(log_lines(tmp_path / "out")) == 8
 
 
 def test_a_window_chooses_chunks_tries_and_what_the_summary_says(tmp_path: Path) -> None:

@@ -15,20 +15,17 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from support.task_files import START_MS, TaskFile
+from support.task_files import START_MS, TaskFile, make_job
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.exporting import ExportedFile, ExportOrder, export
-from badcjobs.exporting_heard import HeardOrder, export_heard
 from badcjobs.model import Reading
+from badcjobs.report.export import ExportedFile, ExportOrder, export
 from badcjobs.store.connect import open_sealed
-from badcjobs.store.exports.tables import list_tables
-from badcjobs.store.exports.window import Window
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.export_tables import Wanted, Window, list_tables
+from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.schema import TABLES, columns_of
 
-SCHEMA_1 = Path(__file__).parents[1] / "data" / "schema1" / "job.sqlite"
 NASTY = 'a"b,c\r\nd <script>é\u2028漢'
 
 
@@ -53,7 +50,7 @@ def add_rows(database: Path, count: int) -> None:
 
 
 def write(database: Path, form: str, output: Path, *tables: str, **more: Any) -> list[ExportedFile]:
-    return export(ExportOrder(database, form, output, tables, **more), io.BytesIO())
+    return export(ExportOrder(database, form, output, tables, **more), io.BytesIO()).files
 
 
 def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
@@ -107,10 +104,11 @@ def test_parquet_has_the_types_of_the_columns_and_null_where_nothing_is_known(tm
 
 
 def test_parquet_finds_the_types_of_what_a_view_computes(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "run")
     for view in ("task_summary", "device_summary", "job_summary"):
-        write(SCHEMA_1, "parquet", tmp_path / "out.parquet", view)
+        write(job, "parquet", tmp_path / "out.parquet", view)
         found = pyarrow.parquet.read_table(tmp_path / "out.parquet")
-        assert found.to_pylist() == rows_of(SCHEMA_1, view)
+        assert found.to_pylist() == rows_of(job, view)
     assert str(found.schema.field("tasks").type) == "int64"
     assert str(found.schema.field("audio_hours").type) == "double"
 
@@ -151,7 +149,7 @@ def test_a_number_that_json_has_no_word_for_is_null(tmp_path: Path) -> None:
 PEAK = """
 import io, sys
 from pathlib import Path
-from badcjobs.exporting import ExportOrder, export
+from badcjobs.report.export import ExportOrder, export
 export(ExportOrder(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), ("host_sample",)), io.BytesIO())
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
@@ -205,8 +203,9 @@ def test_one_table_goes_into_a_folder_that_is_there_under_its_own_name(tmp_path:
 
 
 def test_everything_is_every_table_and_view(tmp_path: Path) -> None:
-    exported = write(SCHEMA_1, "csv", tmp_path / "all", everything=True)
-    with closing(open_sealed(SCHEMA_1)) as db:
+    job = make_job(tmp_path / "run")
+    exported = write(job, "csv", tmp_path / "all", everything=True)
+    with closing(open_sealed(job)) as db:
         assert [file.table for file in exported] == list_tables(db)
     assert {"detection", "source_file", "job_summary"} <= {file.table for file in exported}
     assert sorted(p.stem for p in (tmp_path / "all").iterdir()) == sorted(file.table for file in exported)
@@ -223,13 +222,8 @@ def test_everything_in_a_window_leaves_what_has_no_time_whole(tmp_path: Path) ->
 
 
 def test_a_run_folder_means_its_job_database(tmp_path: Path) -> None:
-    (tmp_path / "job.sqlite").write_bytes(SCHEMA_1.read_bytes())
-    assert as_csv(tmp_path, tmp_path) == as_csv(SCHEMA_1, tmp_path)
-
-
-def test_a_file_of_the_last_version_gives_the_columns_that_it_has(tmp_path: Path) -> None:
-    for table in ("task", "chunk", "source_file"):
-        assert list(as_csv(SCHEMA_1, tmp_path, table)[0]) == list(rows_of(SCHEMA_1, table)[0])
+    job = make_job(tmp_path)
+    assert as_csv(tmp_path, tmp_path) == as_csv(job, tmp_path)
 
 
 def test_the_database_is_not_touched(tmp_path: Path) -> None:
@@ -328,6 +322,7 @@ def test_the_database_itself_is_never_the_output(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_merged_is_answered_with_the_line_that_merges_it(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
     with pytest.raises(DatabaseProblem) as refused:
         write(tmp_path, "csv", tmp_path / "out")
     assert refused.value.fix == f"badcjobs merge {tmp_path}"
@@ -409,17 +404,15 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
 
     def notes_of(source: Path) -> list[str]:
-        notes: list[str] = []
-        export(ExportOrder(source, form, tmp_path / "exported"), io.BytesIO(), note=notes.append)
-        return notes
+        return export(ExportOrder(source, form, tmp_path / "exported"), io.BytesIO()).notes
 
     assert (notes_of(tmp_path), notes_of(task)) == ([], [])
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
     (note,) = notes_of(tmp_path)
     assert note.startswith("merged: as of ")
     assert note.endswith(f"; 1 task database has changed since; to take that in: badcjobs merge {tmp_path}")
-    (heard,) = export_heard(HeardOrder(tmp_path, "csv", None), io.BytesIO(), lambda table, rows: None).notes[:1]
-    assert heard == note
+    heard = ExportOrder(tmp_path, "csv", None, wanted=Wanted(min_score=0.1))
+    assert export(heard, io.BytesIO()).notes[0] == note
 
 
 def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:

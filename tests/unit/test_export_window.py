@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from badcjobs.errors import BadInput
-from badcjobs.store.exports.window import Window, condition, parse_moment, parse_window
+from badcjobs.store.export_tables import Window, condition, parse_moment, parse_window
 
 JULY_MS = 1_782_864_000_000  # 2026-07-01T00:00:00Z
 

@@ -9,11 +9,11 @@ from support.task_files import TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.job import find_job_database, finish_job, summarize_database
 from badcjobs.model import Submitted
-from badcjobs.run_lock import emulation_in
-from badcjobs.scheduler.submitted_file import Intent, Record, forget_intent, write_intent, write_record
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.report.job import find_job_database, finish_job, summarize_database
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.run_lock import emulation_in
+from badcjobs.store.submission_record import Intent, Record, forget_intent, write_intent, write_record
 
 
 def test_the_tasks_of_a_run_stand_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

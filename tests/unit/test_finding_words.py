@@ -11,30 +11,30 @@ from support.summaries import JOB, PROOF, TASK, device
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.job import summarize_database
-from badcjobs.model import (
+from badcjobs.report.findings import find
+from badcjobs.report.headlines import headlines
+from badcjobs.report.job import summarize_database
+from badcjobs.report.job_tables import straggler_table
+from badcjobs.report.markdown import markdown
+from badcjobs.report.page import page
+from badcjobs.report.rules import Finding
+from badcjobs.report.summary import summarize
+from badcjobs.report.text import summary_text
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import (
     Completeness,
     CostFacts,
     DecisionFacts,
     DeviceFacts,
     ErrorFacts,
     FailedChunk,
-    Finding,
     ForeignProcess,
     JobFacts,
     MetricFacts,
     StateTime,
     TaskFacts,
 )
-from badcjobs.report.as_html import page
-from badcjobs.report.as_markdown import markdown
-from badcjobs.report.as_text import summary_text
-from badcjobs.report.findings import find
-from badcjobs.report.headlines import headlines
-from badcjobs.report.page_stragglers import find_stragglers
-from badcjobs.report.summarize import summarize
-from badcjobs.store.job_reader import read_job
-from badcjobs.store.merging.merge import MergeOrder, merge
 
 HOUR_S = 3600.0
 
@@ -69,7 +69,7 @@ def clock(mhz: float) -> MetricFacts:
 
 def found_in(facts: JobFacts, proof: Completeness | None = None) -> dict[str, Finding]:
     missing = () if proof is None else proof.missing_indices
-    return {finding.kind: finding for finding in find(facts, summarize(facts, missing, proof))}
+    return {finding.kind: finding for finding in find(summarize(facts, missing, proof))}
 
 
 BUSY = {"working": StateTime(HOUR_S, HOUR_S, 0.9 * HOUR_S, None)}
@@ -186,7 +186,7 @@ def test_the_command_that_finishes_a_job_stands_once_in_every_form(write) -> Non
     facts = job_of(killed, (), chunks={"done": 5, "pending": 3})
     proof = replace(PROOF, finish=("badcjobs submit m.csv --out=july --again", "badcjobs run m.csv --out=july"))
     summary = summarize(facts, (3,), proof)
-    found = find(facts, summary)
+    found = find(summary)
     assert {"tasks_missing", "tasks_killed"} <= {finding.kind for finding in found}
     text = write(replace(summary, findings=found), "july")
     assert all(text.count(command) == 1 for command in proof.finish)
@@ -277,31 +277,37 @@ def stragglers_on_page(facts: JobFacts) -> tuple[str, str]:
     return re.sub(r"<[^>]+>", " ", section), re.sub(r"<[^>]+>", "", number[1])
 
 
-def test_where_nobody_was_slow_the_page_says_who_was_compared_and_that_none_was() -> None:
-    tasks = tasks_on(nodes=3, rounds=1, devices=1)
+def test_where_no_device_was_slow_the_page_says_what_was_compared() -> None:
+    tasks = tasks_on(nodes=4, rounds=1, devices=1)
     words, number = stragglers_on_page(job_of(tasks, devices_of(tasks, BUSY)))
-    assert "Compared while working: 3 devices, with the median of the model: 50.0 × real time" in words
-    assert "Each of them had more than 80 % of that speed." in words
+    assert "Compared while working: 4 devices, with the median of the same model: 50.0 × real time" in words
     assert number == "0"
 
 
 def test_where_too_few_can_be_compared_the_page_says_only_that() -> None:
-    for tasks in (tasks_on(nodes=2, rounds=1, devices=1), tasks_on(nodes=1, rounds=9, devices=2)):
+    for tasks in (tasks_on(nodes=3, rounds=1, devices=1), tasks_on(nodes=1, rounds=9, devices=2)):
         words, number = stragglers_on_page(job_of(tasks, devices_of(tasks, BUSY)))
-        assert "Nobody was compared: that takes 3 devices of one model with 3 chunks of known length each." in words
-        assert "None of" not in words and number == ""
+        assert "No devices were compared: that takes 4 devices of one model at the same work" in words
+        assert number == ""
     words, number = stragglers_on_page(job_of(tasks_on(1, 1, devices=0), ()))
     assert "No device took part." in words and number == ""
 
 
-def test_those_who_could_not_be_compared_are_not_counted_among_those_who_were() -> None:
-    tasks = tasks_on(nodes=4, rounds=2, devices=1)
+def test_devices_that_could_not_be_compared_are_not_counted_among_those_that_were() -> None:
+    tasks = tasks_on(nodes=5, rounds=1, devices=1)
     devices = devices_of(tasks, BUSY)
     other = replace(devices[0], name="Tesla T4")
-    found = find_stragglers(summarize(job_of(tasks, (other, *devices[1:]))))
-    assert found.words.startswith("Compared while working: 7 devices of array tasks, with")
-    assert "1 other was not compared: that takes 3 devices" in found.words
-    assert (found.compared, found.table.rows) == (7, [])
+    table, words = straggler_table(summarize(job_of(tasks, (other, *devices[1:]))))
+    assert words.startswith("Compared while working: 4 devices, with")
+    assert "1 other was not compared: that takes 4 devices" in words
+    assert table is not None and table.rows == []
+
+
+def test_the_page_and_the_findings_have_the_same_stragglers() -> None:
+    facts = slow_one(5, of=5)
+    table, _ = straggler_table(summarize(facts))
+    assert table is not None
+    assert tuple(row[0] for row in table.rows) == found_in(facts)["straggler_device"].subjects
 
 
 # --- small numbers ----------------------------------------------------------------------------------------------------

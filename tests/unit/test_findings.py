@@ -9,9 +9,12 @@ from dataclasses import replace
 import pytest
 from support.traces import Trace, all_traces, diagnose, healthy
 
-from badcjobs import handbook
-from badcjobs.model import (
-    SEVERITIES,
+from badcjobs.cli import handbook
+from badcjobs.model import MemoryHeld
+from badcjobs.report.findings import KINDS, find, host_list
+from badcjobs.report.rules import SEVERITIES, Finding
+from badcjobs.report.summary import summarize
+from badcjobs.store.read_model import (
     AlertFacts,
     Completeness,
     DecisionFacts,
@@ -19,20 +22,14 @@ from badcjobs.model import (
     DeviceWork,
     ErrorFacts,
     FailedChunk,
-    Finding,
     GapFacts,
     JobFacts,
-    MemoryHeld,
     MetricFacts,
     StateTime,
     TaskFacts,
     UnderWay,
 )
-from badcjobs.report.finding_rules.nodes import host_list
-from badcjobs.report.findings import KINDS, find
-from badcjobs.report.summarize import summarize
-from badcjobs.workers.main_memory import MainMemory
-from badcjobs.workers.ramp import Beginning, Ramp, begin
+from badcjobs.workers.autoscale import Beginning, MainMemory, Ramp, begin
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
 RIGHT = 0.95
@@ -126,7 +123,7 @@ def test_a_silent_task_whose_work_another_attempt_is_doing_is_not_said_to_be_don
         (0, "others have done their work.", "nothing of it is left to do."),
     ):
         facts = replace(job((silent, replace(again, pending=left))), chunks={"done": 10, "pending": left})
-        (finding,) = find(facts, summarize(facts, now_ms=again.last_sign_ms))
+        (finding,) = find(summarize(facts, now_ms=again.last_sign_ms))
         assert (finding.kind, finding.severity) == ("tasks_silent", "note")
         assert finding.sentence == f"1 of 2 tasks went silent without an end; {said}"
         assert finding.advice.endswith(f"; {advice}")
@@ -138,7 +135,7 @@ def test_where_a_silent_task_was_emulated_nobody_is_sent_to_slurm(cluster: str, 
     facts = replace(job((task,)), chunks={"pending": 9})
     proof = Completeness(None, None, 9, 0, 0, 0, 9, 0, 0, 0, finish=(f"badcjobs submit m.csv --cluster={cluster}",))
     summary = replace(summarize(facts, now_ms=TASK.last_sign_ms + 600_000), completeness=proof)
-    (advice,) = [finding.advice for finding in find(facts, summary) if finding.kind == "tasks_silent"]
+    (advice,) = [finding.advice for finding in find(summary) if finding.kind == "tasks_silent"]
     assert advice.endswith(f"{said} The command stands under “to finish it”.")
     assert ("squeue" in advice) == (cluster == "slurm")
 
@@ -200,7 +197,7 @@ def job(
 
 
 def found_in(facts: JobFacts, missing: tuple[int, ...] = ()) -> list[str]:
-    return [finding.kind for finding in find(facts, summarize(facts, missing))]
+    return [finding.kind for finding in find(summarize(facts, missing))]
 
 
 def test_a_job_without_anything_has_no_findings() -> None:
@@ -259,7 +256,7 @@ def test_where_main_memory_kept_the_ramp_from_more_workers_that_is_what_to_ask_f
         memory.note(MemoryHeld(at_s=at_s, memory_bytes=11 * 2**30))
     for reason in (begun.reason, memory.too_little_for(1)):
         decisions = (DecisionFacts("workers_per_gpu", "Tesla V100", 1, str(reason), 1),)
-        (finding,) = find(replace(slow, decisions=decisions), summarize(slow))
+        (finding,) = find(summarize(replace(slow, decisions=decisions)))
         assert (finding.kind, finding.lines) == ("too_few_workers", ("#SBATCH --mem=32G",))
         assert any("were granted" in line for line in finding.evidence)
 
@@ -302,7 +299,7 @@ def test_a_gpu_that_cuda_lost_is_told_without_telemetry_too() -> None:
 def test_an_alert_of_the_hardware_names_its_node() -> None:
     alert = AlertFacts("ecc", "critical", 1, 1, 60.0, 3.0, None, "device 0 has new uncorrected memory errors (3)")
     facts = job(alerts=(alert,), alert_nodes={"ecc": ("gpu7",)})
-    (finding,) = find(facts, summarize(facts))
+    (finding,) = find(summarize(facts))
     assert finding.lines == ("#SBATCH --exclude=gpu7",) and finding.subjects == ("gpu7",)
 
 
@@ -337,7 +334,7 @@ def on_nodes(many: int, hot: int) -> JobFacts:
 )
 def test_few_hot_nodes_are_left_out_and_many_point_to_a_common_cause(many: int, hot: int, lines: tuple[str]) -> None:
     facts = on_nodes(many, hot)
-    finding = next(f for f in find(facts, summarize(facts)) if f.kind == "throttled_thermal")
+    finding = next(f for f in find(summarize(facts)) if f.kind == "throttled_thermal")
     assert finding.lines == lines
     assert len(finding.subjects) == hot  # the texts show the first few
     common = f"{hot} of {many} nodes: so wide a spread points to a common cause, not to these nodes"
@@ -347,7 +344,7 @@ def test_few_hot_nodes_are_left_out_and_many_point_to_a_common_cause(many: int, 
 def test_all_nodes_to_leave_out_stand_in_one_line_because_sbatch_takes_the_last_alone() -> None:
     alert = AlertFacts("ecc", "critical", 1, 1, 60.0, 3.0, None, "device 0 has new uncorrected memory errors (3)")
     facts = replace(on_nodes(44, 2), alerts=(alert,), alert_nodes={"ecc": ("gpu07",)})
-    worst, hot = find(facts, summarize(facts))
+    worst, hot = find(summarize(facts))
     assert (worst.kind, worst.lines) == ("ecc_errors", ("#SBATCH --exclude=gpu[01-02,07]",))
     assert (hot.kind, hot.lines) == ("throttled_thermal", ())
     assert hot.advice.endswith("The --exclude line above has it, too.")
@@ -360,7 +357,7 @@ def test_a_large_loss_is_told_though_its_share_is_small_and_the_larger_one_comes
         task = replace(TASK, last_sign_ms=START_MS + round(1000 * sum(spent.values())))
         work = replace(DEVICE.work, last_end_ms=task.last_sign_ms)
         facts = job((task,), (replace(DEVICE, states=times, work=work),))
-        return list(find(facts, summarize(facts)))
+        return list(find(summarize(facts)))
 
     assert lost(9.0) == [] and lost(15.0) == []  # little; 1.6 %
     assert [(f.kind, f.severity) for f in lost(25.0)] == [("waiting_for_audio", "note")]
@@ -375,7 +372,7 @@ def test_a_large_loss_is_told_though_its_share_is_small_and_the_larger_one_comes
 
 def test_chunks_that_were_done_again_are_no_success() -> None:
     assert found_in(job(conflicts=3, again_gpu_s=20.0)) == []  # of a task that was killed before it could say so
-    (finding,) = find(facts := job(conflicts=250, again_gpu_s=1800.0), summarize(facts))
+    (finding,) = find(summarize(job(conflicts=250, again_gpu_s=1800.0)))
     assert (finding.kind, finding.severity, finding.gpu_hours) == ("done_again", "warning", 0.5)
     assert finding.sentence == "250 chunks had been done already and were done again."
     assert "30.0 GPU-minutes, 50 % of the GPU time" in finding.evidence
@@ -391,20 +388,20 @@ def test_what_a_task_had_under_way_is_lost_once_it_is_silent() -> None:
     facts = replace(job((task,), (device,)), chunks={"done": 500, "pending": 9})
     runs, silent = (summarize(facts, now_ms=TASK.last_sign_ms + late_ms) for late_ms in (60_000, 600_000))
     killed = summarize(replace(facts, tasks=(replace(task, slurm_state="NODE_FAIL"),)))
-    assert (runs.devices[0].state_s, runs.devices[0].tries_lost) == ({"working": HOUR_S}, 0)
+    assert (runs.devices[0].state_s, runs.devices[0].work.lost) == ({"working": HOUR_S}, 0)
     for over in (silent, killed):
         (its,) = over.devices
-        assert (its.state_s, its.tries_lost) == ({"working": 2700.0, "lost": 900.0}, 2)
-        assert (its.state_busy_s, its.state_energy_j) == (
+        assert (its.state_s, its.work.lost) == ({"working": 2700.0, "lost": 900.0}, 2)
+        assert ({state: time.busy_s for state, time in its.states.items()}, its.state_energy_j) == (
             {"working": 2400.0, "lost": 600.0}, {"working": 6000.0, "lost": 1200.0},
         )  # fmt: skip
-        assert its.state_measured_s == {"working": 1350.0, "lost": 450.0}
+        assert its.measured_s == {"working": 1350.0, "lost": 450.0}
         assert over.gpu_hours == pytest.approx(sum(state.gpu_hours for state in over.states.values()))
     all_of_it = replace(device, under_way=UnderWay(2, HOUR_S - 1e-9, 3000.0, 7200.0, HOUR_S - 1e-9))
     silent_all = summarize(replace(facts, devices=(all_of_it,)), now_ms=TASK.last_sign_ms + 600_000)
     assert silent_all.states.keys() == {"lost"}
-    assert [finding.kind for finding in find(facts, runs)] == []
-    assert [finding.kind for finding in find(facts, silent)] == ["tasks_silent", "lost_work"]
+    assert [finding.kind for finding in find(runs)] == []
+    assert [finding.kind for finding in find(silent)] == ["tasks_silent", "lost_work"]
 
 
 def test_tries_in_flight_of_a_running_task_are_not_lost() -> None:
@@ -418,10 +415,10 @@ def test_a_killed_task_whose_work_was_done_by_another_asks_for_nothing() -> None
     killed = replace(TASK, name="1_0.r0.gpu2", verdict="killed", exit_code=None, done=0)
     for word, advice in (
         ("TIMEOUT", "Its time was over; nothing of it is left to do."),
-        (None, "Nothing of it is left to do;"),
+        (None, "Why is not known; nothing of it is left to do."),
     ):
         facts = job((TASK, replace(killed, slurm_state=word)))
-        (finding,) = find(facts, summarize(facts))
+        (finding,) = find(summarize(facts))
         assert (finding.kind, finding.severity, finding.lines) == ("tasks_killed", "note", ())
         assert advice in finding.advice and "submit" not in finding.advice
         assert any(f"× {word}" in figure for figure in finding.evidence) == (word is not None)
@@ -432,19 +429,19 @@ def test_a_killed_task_whose_work_another_attempt_is_doing_is_not_said_to_be_don
     again = replace(TASK, name="1_0.r1.gpu2", verdict=None, exit_code=None, pending=8,
                     started_at_ms=TASK.last_sign_ms + 6000, last_sign_ms=TASK.last_sign_ms + 9000)  # fmt: skip
     facts = replace(job((killed, again)), chunks={"done": 4, "pending": 8})
-    (finding,) = find(facts, summarize(facts))
+    (finding,) = find(summarize(facts))
     assert (finding.kind, finding.severity) == ("tasks_killed", "note")
     assert finding.sentence == "1 of 2 tasks was killed; another attempt has taken over its work."
-    assert finding.advice.startswith("There is nothing to do about it;")
+    assert finding.advice.endswith("; there is nothing to do about it.")
     ended = replace(facts, tasks=(killed, replace(again, verdict="stopped", exit_code=130)))
-    (finding, *_) = find(ended, summarize(ended))
+    (finding, *_) = find(summarize(ended))
     assert finding.sentence == "1 of 2 tasks was killed; a later attempt went on, and has ended, too."
-    assert finding.advice.startswith("What is left stands under 'to finish it';")
+    assert finding.advice.endswith("; what is left stands under 'to finish it'.")
     elsewhere = replace(facts, tasks=(killed, replace(again, array_index=1, shard_count=2)))
-    (finding,) = find(elsewhere, summarize(elsewhere))
+    (finding,) = find(summarize(elsewhere))
     assert (finding.severity, finding.sentence) == ("problem", "1 of 2 tasks was killed.")
     of_all = replace(facts, tasks=(replace(killed, array_index=1, shard_count=2), replace(again, shard_count=1)))
-    (finding,) = find(of_all, summarize(of_all))
+    (finding,) = find(summarize(of_all))
     assert finding.severity == "note", "a run of all that is left has its work, too"
 
 
@@ -453,7 +450,7 @@ def test_rows_beyond_the_end_of_a_sound_file_are_not_called_unreadable_files() -
               "/a.wav ends at 61.000 s, so the chunk from 55.000 s to 65.000 s is not all there", "RIFF?")  # fmt: skip
     chunks = tuple(FailedChunk("r", f"c{n}", "failed", 3, "bad_audio", error) for n, error in enumerate(errors))
     facts = replace(job(failed=chunks), chunks={"done": 500, "failed": 3})
-    rows, files = find(facts, summarize(facts))
+    rows, files = find(summarize(facts))
     assert rows.sentence == "2 chunks failed for good: bad_audio, a row beyond the end of its file."
     assert "end_ms" in rows.advice and "cannot be read" not in rows.advice
     assert "cannot be read" in files.advice and files.subjects == ("r/c2",)
@@ -462,7 +459,7 @@ def test_rows_beyond_the_end_of_a_sound_file_are_not_called_unreadable_files() -
 def test_outside_slurm_nobody_speaks_of_slurm() -> None:
     killed = replace(TASK, job_id="local1800000000000-7", verdict="killed", exit_code=None, pending=5)
     facts = replace(job((killed,)), chunks={"done": 500, "pending": 5})
-    (finding,) = find(facts, summarize(facts))
+    (finding,) = find(summarize(facts))
     assert finding.sentence == "1 task was killed; 5 chunks left."
     assert finding.severity == "problem" and "start the run again" in finding.advice
     assert "Slurm" not in " ".join((finding.sentence, *finding.evidence, finding.advice))
@@ -470,7 +467,7 @@ def test_outside_slurm_nobody_speaks_of_slurm() -> None:
 
 def test_a_job_on_the_cpu_is_told_unless_it_was_asked_for() -> None:
     facts = job((replace(TASK, devices=0),), (), cpu_tries=500, cpu_audio_s=7200.0)
-    (finding,) = find(facts, summarize(facts))
+    (finding,) = find(summarize(facts))
     assert (finding.kind, finding.severity) == ("ran_on_cpu", "note")
     assert finding.sentence == "No GPU was used: 500 chunks on the CPU."
     assert "2.0 hours of audio, in 1 task" in finding.evidence
@@ -480,14 +477,14 @@ def test_a_job_on_the_cpu_is_told_unless_it_was_asked_for() -> None:
 def test_many_are_told_with_their_thousands() -> None:
     killed = [replace(TASK, name=f"1_{n}", array_index=n, verdict="killed", pending=1) for n in range(24)]
     facts = job((TASK, *killed, *[replace(TASK, name=f"2_{n}") for n in range(1975)]))
-    finding = next(f for f in find(facts, summarize(facts)) if f.kind == "tasks_killed")
+    finding = next(f for f in find(summarize(facts)) if f.kind == "tasks_killed")
     assert finding.sentence == "24 of 2,000 tasks were killed; 24 chunks left."
 
 
 def test_of_very_many_failed_chunks_it_is_said_that_only_some_are_named() -> None:
     chunks = tuple(FailedChunk(f"r{n}", f"r{n}", "failed", 3, "bad_audio", "no header") for n in range(1000))
     facts = replace(job(failed=chunks), chunks={"done": 10, "failed": 3000})
-    (finding,) = find(facts, summarize(facts))
+    (finding,) = find(summarize(facts))
     assert finding.sentence.startswith("3,000 chunks failed") and len(finding.subjects) == 1000
     assert "of all 3,000 chunks that failed, the first 1,000 are named" in finding.evidence
 
@@ -505,7 +502,7 @@ def test_failures_are_told_class_by_class_and_harmless_for_a_terminal() -> None:
         FailedChunk("c", "c", "poison", 2, "hang", "silent"),
     )
     facts = replace(job(failed=chunks), chunks={"done": 10, "failed": 2, "poison": 1})
-    found = find(facts, summarize(facts))
+    found = find(summarize(facts))
     assert Counter(finding.kind for finding in found) == {"failed_chunks": 2, "poison_chunks": 1}
     assert all(text.isprintable() for finding in found for text in (*finding.evidence, *finding.subjects))
 
@@ -513,14 +510,14 @@ def test_failures_are_told_class_by_class_and_harmless_for_a_terminal() -> None:
 def test_node_memory_that_ran_out_asks_for_more() -> None:
     task = replace(TASK, memory_limit_bytes=16 * 2**30, memory_peak_bytes=12 * 2**30)
     facts = job((task,), errors=(ErrorFacts("host_memory", 4, 4, 4, 1, "std::bad_alloc"),))
-    (finding,) = find(facts, summarize(facts))
+    (finding,) = find(summarize(facts))
     assert finding.kind == "memory_request" and finding.lines == ("#SBATCH --mem=24G",)
 
 
 def test_a_request_for_next_time_has_a_margin_and_is_rounded_up() -> None:
     task = replace(TASK, memory_limit_bytes=64 * 2**30, memory_peak_bytes=10 * 2**30, time_limit_s=72 * HOUR_S)
     facts = job((task,))
-    lines = [line for finding in find(facts, summarize(facts)) for line in finding.lines]
+    lines = [line for finding in find(summarize(facts)) for line in finding.lines]
     assert lines == ["#SBATCH --mem=13G", "#SBATCH --time=1:25:00"]
 
 
@@ -546,7 +543,7 @@ def test_unused_cores_are_kept_where_more_workers_could_use_them() -> None:
 def test_missing_tasks_send_the_reader_to_the_command_that_finishes_the_job() -> None:
     facts = job()
     proof = Completeness(1000, None, 500, 500, 0, 0, 0, 0, 500, missing_indices=(3,), finish=("sbatch --array=3 x",))
-    (finding,) = find(facts, summarize(facts, (3,), proof))
+    (finding,) = find(summarize(facts, (3,), proof))
     assert finding.kind == "tasks_missing" and finding.lines == ()
     assert finding.advice.endswith("The command stands under “to finish it”.")
 

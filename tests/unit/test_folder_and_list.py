@@ -16,13 +16,14 @@ from support.powerless import powerless_folder
 from support.waiting import wait_for
 
 from badcjobs.errors import BadInput
-from badcjobs.manifest import WHOLE, Remarks, Shard, Sources, open_sources
-from badcjobs.manifest.audio_header import read_header
-from badcjobs.manifest.look_ahead import look_ahead
-from badcjobs.manifest.mistakes import Mistakes
-from badcjobs.manifest.surveying import survey
 from badcjobs.model import AudioHeader, Chunk
-from badcjobs.source_check import check_source
+from badcjobs.planning.preflight_facts import check_source
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.look_ahead import look_ahead
+from badcjobs.sources.mistakes import Mistakes, Remarks
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.survey import survey
+from badcjobs.sources.walk import WHOLE, Shard
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms"
 

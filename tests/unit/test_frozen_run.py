@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from badcjobs.config import RunSettings, make_settings
 from badcjobs.errors import BadInput
-from badcjobs.frozen_run import FrozenRun, check_against, freeze
-from badcjobs.manifest import Cutting
-from badcjobs.manifest.name_patterns import parse_patterns
-from badcjobs.model import ArrayShape
+from badcjobs.model import ArrayShape, Cutting, parse_patterns
+from badcjobs.settings import FrozenRun, RunSettings, check_against, freeze, make_settings
 
 SETTINGS = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
 
@@ -182,12 +179,6 @@ def test_what_paths_of_recordings_mean_cannot_change_in_the_middle_of_a_run(tmp_
     assert (refused.value.fix or "").endswith("; badcjobs export --config FILE reads names anew")
     with pytest.raises(BadInput, match="patterns: not as in"):
         check_against(frozen(), run, path)  # a run without any is one, too
-
-
-def test_a_run_toml_of_a_version_that_froze_no_patterns_goes_with_any() -> None:
-    older = FrozenRun(frozen().settings, None)
-    assert "recordings" not in older.to_toml("0.1.0")
-    check_against(older, frozen(replace(SETTINGS, patterns=PATTERNS)), Path("run.toml"))
 
 
 def test_the_command_that_goes_on_has_the_patterns_of_the_run(tmp_path: Path) -> None:

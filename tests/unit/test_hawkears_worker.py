@@ -16,16 +16,16 @@ import pytest
 from support.audio import make_wav
 from support.fake_hawkears import hear, make_fake_root
 from support.fake_hawkears_package import fake_package_environ
+from support.fake_prefix import install_fake_prefix
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
+from badcjobs.processes import PrefixLauncher, SubprocessLauncher
 from badcjobs.seams import SessionBroken
-from badcjobs.workers.choose import choose_engine
-from badcjobs.workers.hawkears2 import HawkEarsEngine
-from badcjobs.workers.hawkears_python import WORKER, probe_hawkears, python_of
-from badcjobs.workers.launch import SubprocessLauncher
-from badcjobs.workers.patience import Patience
+from badcjobs.workers.engines import choose_engine
+from badcjobs.workers.hawkears import WORKER, HawkEarsEngine, ask_hawkears, python_of
+from badcjobs.workers.stream_session import Patience
 
 GPU = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="nvml"), 1, 6)
 NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
@@ -60,8 +60,9 @@ class Place:
 
     def engine(self, *options: str, patience: Patience | None = None, allow_cpu: bool = False) -> HawkEarsEngine:
         return HawkEarsEngine(
-            ["no-such-program"], python=sys.executable, root=self.root, extra_args=options, environ=self.environ,
-            launcher=SubprocessLauncher("test"), clock=SystemClock(), allow_cpu=allow_cpu, patience=patience,
+            sys.executable, root=self.root, args=options, environ=self.environ,
+            launcher=SubprocessLauncher("test"), clock=SystemClock(), allow_cpu=allow_cpu,
+            patience=patience or Patience(),
         )  # fmt: skip
 
     def process(self, engine: HawkEarsEngine, paths: Sequence[str], plan: WorkerPlan = GPU) -> dict[str, ChunkResult]:
@@ -237,35 +238,40 @@ def test_a_gpu_with_no_room_at_all_is_said(place: Place) -> None:
 def test_locations_and_scores_filter_as_they_do_in_one_call_with_a_list(place: Place, options: tuple[str, ...]) -> None:
     """HawkEars knows the recordings of its list by their names; ours come one by one."""
     paths = [place.good(name) for name in "abcd"]
-    found: list[dict[int, Any]] = []
-    for shape in ("", "other"):  # fed one by one, and through its public API
-        place.environ["FAKE_HAWKEARS_SHAPE"] = shape
-        talk = place.start("--threads", "2", *options).give(*paths)
-        found.append({event["id"]: event["detections"] for event in talk.hear("done", 4)})
-        talk.end()
-    assert found[0] == found[1]
+    talk = place.start("--threads", "2", *options).give(*paths)
+    found = {event["id"]: event["detections"] for event in talk.hear("done", 4)}
+    talk.end()
+    assert found == {number: one_call_with_a_list(place, paths, options)[path] for number, path in enumerate(paths)}
     everything = sum(len(hear(Path(path).read_bytes())) for path in paths)
-    assert (sum(map(len, found[0].values())) < everything) == (options != ("--region", "CA-NT"))
+    assert (sum(map(len, found.values())) < everything) == (options != ("--region", "CA-NT"))
 
 
-def test_in_lists_a_bad_recording_costs_only_itself(place: Place) -> None:
+def one_call_with_a_list(place: Place, paths: list[str], options: tuple[str, ...]) -> dict[str, Any]:
+    """What HawkEars finds when its own command line calls it once for all recordings."""
+    program = """
+import json, sys
+from badcjobs.workers.hawkears_worker import read_call, rows, species_names
+from hawkears.core import analyzer
+paths, *options = json.loads(sys.argv[1])
+found, made, Analyzer = {}, [], analyzer.Analyzer
+analyzer.Analyzer = lambda *args, **named: made.append(Analyzer(*args, **named)) or made[-1]
+analyze, call = read_call(options)
+def note(result):
+    found[str(result.recording_path)] = rows(result.detections, species_names(made[-1]))
+call.update(input_path=".", output_path=".", rtype=None, quiet=True, raise_errors=True)
+analyze(**{**call, "recording_paths": paths, "recording_callback": note})
+print(json.dumps(found))
+"""
+    argv = [sys.executable, "-c", program, json.dumps([paths, *options])]
+    done = subprocess.run(argv, env=place.environ, cwd=place.root, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_hawkears_of_another_shape_is_a_mistake_of_the_installation(place: Place) -> None:
     place.environ["FAKE_HAWKEARS_SHAPE"] = "other"
-    paths = [
-        place.good("a"),
-        place.fake("b", "traceback"),
-        place.good("c"),
-        place.file("d", b"no audio"),
-        place.good("e"),
-    ]
-    talk = place.start("--threads", "1").give(*paths)
-    talk.hear("done", 3)
-    failed = {event["id"]: event["error"] for event in talk.hear("failed", 2)}
-    assert "expected input to have 1 channels" in failed[1]
-    assert "Could not load recording" in failed[3]
-    assert talk.end() == 0
-
-
-# --- the engine -------------------------------------------------------------------------------------------------------
+    with pytest.raises(SessionBroken, match=r"needs HawkEars 2\.3 or later") as broken:
+        place.process(place.engine(), [place.good("a")])
+    assert (broken.value.error_class, broken.value.at_start) == ("configuration", True)
 
 
 def test_the_engine_takes_results_as_they_come_and_says_what_began(place: Place) -> None:
@@ -406,13 +412,40 @@ def test_a_script_that_is_not_there_has_no_python(tmp_path: Path) -> None:
     assert python_of(tmp_path / "gone") is None
 
 
-def test_a_python_is_asked_whether_its_hawkears_can_be_fed(place: Place) -> None:
-    asked = probe_hawkears(sys.executable, ["--region", "CA-NT"], environ=place.environ, cwd=place.root)
-    assert (asked.can_be_fed, asked.version, asked.problem) == (True, "2.3.0", None)
+def test_a_hawkears_without_its_api_is_refused_with_the_version_that_is_needed(place: Place) -> None:
+    assert ask_hawkears([sys.executable], ["--region", "CA-NT"], environ=place.environ, cwd=place.root) == (
+        "2.3.0",
+        None,
+    )
     place.environ["FAKE_HAWKEARS_SHAPE"] = "none"
-    old = probe_hawkears(sys.executable, [], environ=place.environ, cwd=place.root)
-    assert not old.can_be_fed
-    assert "analyze() has no" in (old.problem or "")
+    with pytest.raises(NotHere, match=r"needs HawkEars 2\.3 or later") as refused:
+        place.engine().check()
+    assert "analyze() has no raise_errors" in (refused.value.why or "")
+    assert "pip install 'hawkears>=2.3'" in (refused.value.fix or "")
+
+
+def test_a_program_on_path_that_is_no_python_script_is_refused(place: Place) -> None:
+    script = place.folder / "bin" / "hawkears"
+    script.parent.mkdir()
+    script.write_text('#!/bin/sh\nexec apptainer exec --nv hawkears.sif hawkears "$@"\n')
+    script.chmod(0o755)
+    engine = choose_engine(
+        "hawkears", args=[], command=None, hawkears_python=None, hawkears_root=place.root,
+        allow_cpu=False, environ={"PATH": str(script.parent)}, launcher=SubprocessLauncher("test"), clock=SystemClock(),
+    )  # fmt: skip
+    with pytest.raises(NotHere, match="program 'hawkears' was not found"):
+        engine.check()
+
+
+def test_behind_a_prefix_the_python_is_looked_for_there(place: Place) -> None:
+    inside = install_fake_prefix(place.folder / "bin")
+    words = ["bash", "-c", f'{inside} "$0" "{sys.executable}" "${{@:2}}"', f"{place.folder}/{{worker}}"]
+    engine = HawkEarsEngine(
+        "/only/in/the/container/python", root=place.root, args=[], environ=place.environ,
+        launcher=PrefixLauncher(SubprocessLauncher("test"), words, "task"), clock=SystemClock(), allow_cpu=True,
+    )  # fmt: skip
+    engine.check()
+    assert (place.folder / "task-check.report").exists()
 
 
 def test_the_check_refuses_wrong_options_and_a_python_without_hawkears_before_anything_is_started(place: Place) -> None:
@@ -423,18 +456,3 @@ def test_the_check_refuses_wrong_options_and_a_python_without_hawkears_before_an
     place.environ.pop("PYTHONPATH")
     with pytest.raises(NotHere, match="has no HawkEars"):
         place.engine().check()
-
-
-def test_a_hawkears_that_cannot_be_fed_is_run_as_it_comes(place: Place) -> None:
-    place.environ["FAKE_HAWKEARS_SHAPE"] = "none"
-    engine = choose_engine(
-        "hawkears", args=["--threads", "1"], command=None, hawkears_python=sys.executable, hawkears_root=place.root,
-        allow_cpu=False, environ=place.environ, launcher=SubprocessLauncher("test"), clock=SystemClock(),
-    )  # fmt: skip
-    fed = engine.wants
-    engine.check()
-    assert isinstance(engine, HawkEarsEngine)
-    assert fed == 3
-    assert engine.wants > 1000
-    results = place.process(engine, [place.good("a"), place.good("b")])
-    assert sorted(name for name, result in results.items() if result.ok) == ["a", "b"]

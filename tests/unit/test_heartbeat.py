@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 from support.hand_clock import HandClock
 
-from badcjobs.heartbeat import Beat, Progress, heartbeat_line
+from badcjobs.task.progress import Heartbeat, TaskProgress, heartbeat_line
 
 
-def line(progress: Progress, **given: Any) -> str:
+def line(progress: TaskProgress, **given: Any) -> str:
     values: dict[str, Any] = {"cpu_percent": 12.4, "memory_percent": 38.6, "gpu_percent": 85.0, "devices": 4, **given}
     return heartbeat_line(progress, **values)
 
 
 def test_the_line_is_as_the_contract_shows_it() -> None:
     elapsed_s = 850 / 7  # 840 of 960 chunks are left, so this takes seven times as long again
-    progress = Progress(120, 960, audio_done_s=412 * elapsed_s, elapsed_s=elapsed_s)
+    progress = TaskProgress(120, 960, audio_done_s=412 * elapsed_s, elapsed_s=elapsed_s)
     assert line(progress) == "heartbeat cpu=12% mem=39% gpu=85% devices=4 chunks=120/960 rate=412x eta=00:14:10"
 
 
 def test_what_nobody_knows_is_a_question_mark_and_never_a_zero() -> None:
-    unknown = line(Progress(0, 960, 0.0, 30.0), cpu_percent=None, memory_percent=None, gpu_percent=None, devices=0)
+    unknown = line(TaskProgress(0, 960, 0.0, 30.0), cpu_percent=None, memory_percent=None, gpu_percent=None, devices=0)
     assert unknown == "heartbeat cpu=? mem=? gpu=? devices=0 chunks=0/960 rate=? eta=?"
 
 
 def test_a_zero_that_was_measured_is_a_zero() -> None:
-    assert "cpu=0% mem=39% gpu=0% " in line(Progress(1, 2, 1.0, 1.0), cpu_percent=0.0, gpu_percent=0.0)
+    assert "cpu=0% mem=39% gpu=0% " in line(TaskProgress(1, 2, 1.0, 1.0), cpu_percent=0.0, gpu_percent=0.0)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_a_zero_that_was_measured_is_a_zero() -> None:
     ],
 )
 def test_the_time_left_is_at_the_pace_so_far(settled: int, total: int, elapsed_s: float, eta: str) -> None:
-    assert line(Progress(settled, total, 1.0, elapsed_s)).endswith(f" eta={eta}")
+    assert line(TaskProgress(settled, total, 1.0, elapsed_s)).endswith(f" eta={eta}")
 
 
 def test_chunks_that_failed_move_the_work_on_but_have_no_rate() -> None:
-    assert line(Progress(5, 10, 0.0, 60.0)).endswith("chunks=5/10 rate=? eta=00:01:00")
+    assert line(TaskProgress(5, 10, 0.0, 60.0)).endswith("chunks=5/10 rate=? eta=00:01:00")
 
 
 def test_when_all_that_is_left_has_failed_before_the_end_is_not_known() -> None:
-    assert line(Progress(9, 10, 90.0, 60.0, retrying=1)).endswith("chunks=9/10 rate=2x eta=?")
+    assert line(TaskProgress(9, 10, 90.0, 60.0, retrying=1)).endswith("chunks=9/10 rate=2x eta=?")
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_when_all_that_is_left_has_failed_before_the_end_is_not_known() -> None:
     [(1.0, "1x"), (0.999, "1x"), (0.45, "0.45x"), (0.1234, "0.12x"), (0.0042, "0.0042x"), (1e-9, "0.0001x")],
 )
 def test_a_rate_below_real_time_is_slow_and_never_zero(rate: float, said: str) -> None:
-    assert f" rate={said} " in line(Progress(1, 10, 60 * rate, 60.0))
+    assert f" rate={said} " in line(TaskProgress(1, 10, 60 * rate, 60.0))
 
 
 def test_there_is_one_line_per_minute_and_none_is_made_up_for_after_a_sleep() -> None:
     clock = HandClock()
-    beat = Beat(60.0, clock)
+    beat = Heartbeat(60.0, clock)
     assert not beat.is_due
     clock.sleep(60)
     assert [beat.is_due, beat.is_due] == [True, False]

@@ -16,9 +16,8 @@ import pytest
 from support.waiting import wait_for
 
 from badcjobs.model import Device, WorkerPlan
+from badcjobs.processes import TASK_MARK, SubprocessLauncher, end_leftovers, last_lines, worker_environment
 from badcjobs.seams import Process
-from badcjobs.workers.launch import TASK_MARK, SubprocessLauncher, last_lines, worker_environment
-from badcjobs.workers.leftovers import end_leftovers
 
 SLEEP = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 ENVIRON = {"PATH": os.environ["PATH"]}
@@ -51,7 +50,7 @@ def start(launcher: SubprocessLauncher, tmp_path: Path) -> Iterator[Callable[...
 
     yield start_one
     for process in started:
-        launcher.signal(process, signal.SIGKILL)
+        launcher.kill(process)
         process.wait()
 
 
@@ -82,7 +81,7 @@ def test_the_launcher_ends_the_whole_group(start: Callable[..., Process], launch
     shell = start(["sh", "-c", "sleep 60 & sleep 60"])
     wait_for(lambda: len(psutil.Process(shell.pid).children()) == 2, "two children")
     children = [child.pid for child in psutil.Process(shell.pid).children()]
-    launcher.signal(shell, signal.SIGKILL)
+    launcher.kill(shell)
     assert shell.wait(60) == -signal.SIGKILL
     wait_for(lambda: not any(map(is_running, children)), "they are gone")
 
@@ -92,7 +91,7 @@ def test_signalling_a_program_that_has_ended_does_no_harm(
 ) -> None:
     ended = start(["true"])
     assert ended.wait(60) == 0
-    launcher.signal(ended, signal.SIGKILL)
+    launcher.kill(ended)
 
 
 def test_a_ctrl_c_in_our_own_group_does_not_reach_a_worker(start: Callable[..., Process]) -> None:
@@ -104,7 +103,7 @@ def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path, hears_te
     wrapper_code = f"""
 import sys, time
 from pathlib import Path
-from badcjobs.workers.launch import SubprocessLauncher
+from badcjobs.processes import SubprocessLauncher
 launcher = SubprocessLauncher("doomed")
 worker = launcher.start(["sleep", "60"], env={{"PATH": {ENVIRON["PATH"]!r}}}, cwd=None,
                         stderr=Path({str(tmp_path / "log")!r}), hears_term={hears_term})

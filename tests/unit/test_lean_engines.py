@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.fake_hawkears import install_fake_hawkears, make_fake_root
+from support.fake_hawkears import make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import Chunk, ChunkResult, Device, WorkerPlan
+from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import Engine, SessionBroken
 from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.demo import DemoEngine
+from badcjobs.workers.engines import DemoEngine
+from badcjobs.workers.hawkears import HawkEarsEngine, hawkears_environment, sized_arguments
 from badcjobs.workers.hawkears1 import HawkEars1Engine
-from badcjobs.workers.hawkears2 import HawkEarsEngine, hawkears_environment, sized_arguments
-from badcjobs.workers.launch import SubprocessLauncher
 
 USUAL = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="simulated"), 1, 8)
 LEAN = replace(USUAL, lean=True)
@@ -33,20 +33,11 @@ def environment(folder: Path, **others: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(folder), **fake_package_environ(), **others}
 
 
-def fed(folder: Path) -> Engine:
-    return hawkears(folder, python=sys.executable)
-
-
-def as_it_comes(folder: Path, **others: str) -> Engine:
-    return hawkears(folder, python=None, **others)
-
-
-def hawkears(folder: Path, python: str | None, **others: str) -> Engine:
+def hawkears(folder: Path, **others: str) -> Engine:
     return HawkEarsEngine(
-        [str(install_fake_hawkears(folder / "bin"))],
-        python=python,
+        sys.executable,
         root=make_fake_root(folder / "root"),
-        extra_args=THREE_AT_ONCE,
+        args=THREE_AT_ONCE,
         environ=environment(folder, FAKE_HAWKEARS_ROOM_S="40", **others),
         launcher=SubprocessLauncher("lean"),
         clock=SystemClock(),
@@ -58,7 +49,7 @@ def version_1(folder: Path) -> Engine:
     return HawkEars1Engine(
         sys.executable,
         root=make_fake_hawkears1(folder / "root"),
-        extra_args=THREE_AT_ONCE,
+        args=THREE_AT_ONCE,
         environ=environment(folder, FAKE_HAWKEARS_ROOM_S="40"),
         launcher=SubprocessLauncher("lean"),
         clock=SystemClock(),
@@ -84,7 +75,7 @@ def analyse(engine: Engine, plan: WorkerPlan, folder: Path, lengths_s: Sequence[
         session.close()
 
 
-@pytest.mark.parametrize("make", [fed, as_it_comes, version_1, demo])
+@pytest.mark.parametrize("make", [hawkears, version_1, demo])
 def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(tmp_path: Path, make: Callable[[Path], Engine]) -> None:
     engine = make(tmp_path)
     for plan, length_s, error_class in ((USUAL, 25, "out_of_memory"), (LEAN, 25, None), (LEAN, 41, "out_of_memory")):
@@ -124,7 +115,7 @@ def test_the_one_thread_gets_the_cores_of_all(tmp_path: Path) -> None:
 
 
 def test_models_that_do_not_fit_are_no_recordings_fault(tmp_path: Path) -> None:
-    engine = as_it_comes(tmp_path, FAKE_HAWKEARS_OOM="load")
+    engine = hawkears(tmp_path, FAKE_HAWKEARS_OOM="load")
     for lengths_s in ([1], [1, 1, 1]):
         with pytest.raises(SessionBroken, match="CUDA out of memory") as broken:
             analyse(engine, USUAL, tmp_path, lengths_s)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from badcjobs.learned import Learned, Lesson, learned_files
+from badcjobs.workers.learned import Learned, Lesson, learned_files
+from badcjobs.workers.memory_limits import MemoryLimit
 
 
 def test_a_lesson_is_found_by_the_next_task_of_the_run_and_by_another_run(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_what_is_nearer_wins_fact_by_fact_and_notes_add_up(tmp_path: Path) -> No
     Learned("demo", [far]).note("GPU", workers=2, crowded_s=600.0)
     Learned("demo", [near]).note("GPU", workers=5)
     Learned("demo", [near]).note("GPU", alone_s=900.0)
-    assert Learned("demo", [near, far]).about("GPU") == Lesson(workers=5, crowded_s=600.0, alone_s=900.0)
+    assert Learned("demo", [near, far]).about("GPU") == Lesson(workers=5, limit=MemoryLimit(600.0, 900.0))
 
 
 def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.job import summarize_database
-from badcjobs.live_source import LiveSource, open_run
-from badcjobs.live_view import open_machine_view, open_run_view
+from badcjobs.live.machine_view import open_machine_view
+from badcjobs.live.run_view import open_run_view
+from badcjobs.live.serve import LiveSource, open_run
 from badcjobs.model import StandIn, Submitted
-from badcjobs.report.as_prometheus import job_samples
-from badcjobs.report.metrics import METRIC_BY_NAME, METRICS, SERVED, TEXTFILE, prometheus_text
-from badcjobs.scheduler.submitted_file import Record, write_record
+from badcjobs.report.job import summarize_database
+from badcjobs.report.prometheus import METRIC_BY_NAME, METRICS, SERVED, TEXTFILE, job_samples, prometheus_text
 from badcjobs.seams import Clock
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.submission_record import Record, write_record
 
 OF_A_READING = {m.name for m in METRICS if m.source.startswith(("last reading", "device."))}
 
@@ -167,7 +167,9 @@ def test_no_link_is_followed_out_of_a_run_that_others_may_see(run: Path, tmp_pat
     assert {item.document["label"] for item in look.tasks.values()} == {"4821_0", "4821_1", "4821_2", "4821_9"}
     assert "666_7" not in source.prometheus(look)
     named = ("666_7.r0.gpu1.sqlite", "job.sqlite", "submitted.json")
-    assert look.remarks == tuple(f"{n} is a link that leads out of the run folder: it is not followed" for n in named)
+    assert look.snapshot.remarks == tuple(
+        f"{n} is a link that leads out of the run folder: it is not followed" for n in named
+    )
     assert "666_7" in [task.label for task in open_run_view(run, SystemClock()).look().tasks]  # in one's own terminal
 
 
@@ -178,7 +180,7 @@ def test_a_tasks_folder_that_is_a_link_out_of_the_run_is_not_looked_into(run: Pa
     source = open_run(run, SystemClock())
     look = source.look()
     assert {item.document["state"] for item in look.tasks.values()} == {"waiting"}
-    assert look.remarks == ("tasks is a link that leads out of the run folder: it is not followed",)
+    assert look.snapshot.remarks == ("tasks is a link that leads out of the run folder: it is not followed",)
     assert source.log_end("4821_2.r0.gpu1", 9) is None
     (tmp_path / "june").symlink_to(run)
     (run / "tasks").unlink()
@@ -196,12 +198,6 @@ def test_a_file_that_has_not_changed_is_not_read_again_and_one_that_broke_still_
     again = series(source.prometheus(source.look()))
     energy = 'badcjobs_energy_joules_total{run="july"}'
     assert again[energy] == first[energy] > 0
-
-
-def test_files_of_older_versions_tell_what_they_have() -> None:
-    for folder in sorted((Path(__file__).parents[1] / "data").glob("schema*")):
-        source = open_run(folder, SystemClock())
-        assert any(name.startswith("badcjobs_tries_total") for name in series(source.prometheus(source.look()))), folder
 
 
 def test_a_machine_tells_readings_alone() -> None:

@@ -11,21 +11,20 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.databases import query
+from support.databases import query, seal_is_broken
 from support.live_files import grow
 from support.small_disk import small_disk
 from support.task_files import START_MS, make_chunk
 
 from badcjobs.errors import BadInput
-from badcjobs.live_folder import LiveFolder, choose_live_folder
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.store.filesystem import Filesystem
-from badcjobs.store.live.halves import LeftHalf, OwnHalf, PublishedWork, SealedHalf, left_behind, work_left_behind
-from badcjobs.store.live.publish import publish
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
-from badcjobs.store.seal import seal_is_broken
+from badcjobs.store.live_files import LiveHalf, OwnHalf, left_behind, work_left_behind
+from badcjobs.store.live_folder import LiveFolder, choose_live_folder
+from badcjobs.store.publish import publish
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
 READING = Reading(utilization_percent=50, power_w=250.5)
@@ -188,9 +187,8 @@ import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.task_files import make_chunk
-from badcjobs.model import Allocation, TaskKey
-from badcjobs.store.seal import seal_is_broken
-from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.model.arrays import Allocation, TaskKey
+from badcjobs.store.task_writer import TaskWriter
 writer = TaskWriter(Path({str(tmp_path / "wrapper.sqlite")!r}), TaskKey("4821", 7, 0, "gpu3"), shared=True)
 writer.begin_task(Allocation(False, "4821", "gpu3"), started_at_ms=1, pid=1, version="0", engine="x", telemetry=True)
 writer.fill([make_chunk(f"c{{n}}") for n in range(500)], lambda rows: None)
@@ -202,7 +200,7 @@ writer.fill((make_chunk(f"d{{n}}") for n in range(5000)), die)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert (tmp_path / "wrapper.sqlite-journal").stat().st_size > 0
-    publish([LeftHalf(tmp_path / "wrapper.sqlite")], target)
+    publish([LiveHalf(tmp_path / "wrapper.sqlite", "left")], target)
     assert query(target, "SELECT count(*) FROM chunk") == [(500,)]
     assert query(target, "PRAGMA integrity_check") == [("ok",)]
 
@@ -219,7 +217,7 @@ def test_the_halves_of_the_safe_mode_are_joined_without_opening_a_live_file(tmp_
         )
         with recorder.batch():
             recorder.write_tick(START_MS, [(1, READING)], HostReading(1.0, 2, 3))
-        halves = [OwnHalf(wrapper), SealedHalf(tmp_path / "snapshot.sqlite")]
+        halves = [OwnHalf(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")]
         publish(halves, target, workplace=tmp_path)
         assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 0)]
         recorder.snapshot(tmp_path / "snapshot.sqlite")
@@ -231,7 +229,7 @@ def test_the_halves_of_the_safe_mode_are_joined_without_opening_a_live_file(tmp_
 def test_nothing_is_never_published_over_something(tmp_path: Path, target: Path) -> None:
     target.write_bytes(b"something")
     with pytest.raises(FileNotFoundError):
-        publish([LeftHalf(tmp_path / "wrapper.sqlite"), LeftHalf(tmp_path / "recorder.sqlite")], target)
+        publish([LiveHalf(tmp_path / "wrapper.sqlite", "left"), LiveHalf(tmp_path / "recorder.sqlite", "left")], target)
     assert target.read_bytes() == b"something"
 
 
@@ -249,10 +247,10 @@ def test_what_was_published_from_memory_is_not_replaced_by_the_older_file_of_a_d
             if number == 0:
                 wrapper.snapshot(tmp_path / "stale.sqlite")
                 assert work_left_behind(file, target, shared=shared) == left_behind(file, shared=shared)
-        publish([OwnHalf(wrapper)], target, workplace=tmp_path)
+        publish([OwnHalf(wrapper.snapshot)], target, workplace=tmp_path)
     assert work_left_behind(file, target, shared=shared) == left_behind(file, shared=shared), "they are equal"
     stale = work_left_behind(tmp_path / "stale.sqlite", target, shared=shared)
-    assert stale == PublishedWork(target)
+    assert stale == LiveHalf(target, "published")
     with closing(TelemetryWriter(tmp_path / "recorder.sqlite", KEY.task_id, shared=shared)) as recorder:
         recorder.write_tick(START_MS, [(1, READING)], None)
     for _ in range(2):  # nothing is doubled, however often
@@ -282,7 +280,11 @@ def test_a_publication_delays_no_tick(tmp_path: Path, target: Path, shared: bool
                 began_s = time.monotonic()
                 if shared:
                     writer.snapshot(tmp_path / "snapshot.sqlite")
-                    publish([OwnHalf(wrapper), SealedHalf(tmp_path / "snapshot.sqlite")], target, workplace=tmp_path)
+                    publish(
+                        [OwnHalf(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")],
+                        target,
+                        workplace=tmp_path,
+                    )
                 else:
                     publish([tmp_path / "wrapper.sqlite", live], target)
                 published_s.append(time.monotonic() - began_s)

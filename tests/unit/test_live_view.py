@@ -16,15 +16,16 @@ from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.job import finish_job, summarize_database
-from badcjobs.live_view import open_machine_view, open_run_view
+from badcjobs.live.draw import as_plain_text
+from badcjobs.live.machine_view import open_machine_view
+from badcjobs.live.run_view import open_run_view
+from badcjobs.live.snapshot import Snapshot
 from badcjobs.model import StandIn
-from badcjobs.monitor.draw import as_plain_text
-from badcjobs.monitor.frame import Frame
-from badcjobs.report.task_states import state_of
-from badcjobs.store.job_reader import read_job
-from badcjobs.store.live_reader import read_tasks
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.progress import state_of
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_tasks import read_tasks
 
 NOW_MS = START_MS + 10_000
 HALF_DONE = {"a": "done", "b": "done", "c": "failed", "d": "pending"}
@@ -35,7 +36,7 @@ def running(folder: Path, **changes: object) -> TaskFile:
     return TaskFile(folder, **values)  # type: ignore[arg-type]
 
 
-def look(folder: Path, now_ms: int = NOW_MS) -> Frame:
+def look(folder: Path, now_ms: int = NOW_MS) -> Snapshot:
     return open_run_view(folder, HandClock(now_ms)).look()
 
 
@@ -70,7 +71,7 @@ def test_a_device_shows_its_last_sample_and_its_course(tmp_path: Path) -> None:
     assert first.reading.temperature_c is None  # it never said: not 0
     assert set(first.trail.utilization_percent) == {80}
     assert set(first.trail.temperature_c) == {None}
-    assert (first.chunks_done, first.rate) == (2, pytest.approx(6))
+    assert (first.work.done, first.rate) == (2, pytest.approx(6))
 
 
 def test_the_last_sample_is_found_wherever_the_rows_lie(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_the_last_sample_is_found_wherever_the_rows_lie(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:  # as no publication of ours would leave it
         db.execute("UPDATE sample SET rowid = rowid + 1000")
     (task,) = read_tasks(path)
-    assert [device.reading.utilization_percent for device in task.devices] == [80, 80]
+    assert [device.reading.utilization_percent for device in task.its_devices] == [80, 80]
 
 
 def test_a_chunk_that_was_begun_is_shown_on_its_device(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from support.audio import make_wav
 from support.powerless import powerless_folder
 
 from badcjobs.errors import BadInput
-from badcjobs.manifest import WHOLE, Remarks, Shard, open_sources
 from badcjobs.model import Chunk, Fingerprint
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import WHOLE, Shard
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 

@@ -18,7 +18,8 @@ FEW, MANY = 2_000, 200_000
 READ_ALL = """
 import json, re, sys, time
 from pathlib import Path
-from badcjobs.manifest import open_sources, parse_shard
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import parse_shard
 started = time.monotonic()
 sources = open_sources([Path(sys.argv[1])], root=None)
 chunks = sum(1 for _ in sources.chunks(parse_shard(sys.argv[2])))

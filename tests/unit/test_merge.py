@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import Reading
-from badcjobs.store.job_file import open_job_database
-from badcjobs.store.merging.find_files import find_task_databases
-from badcjobs.store.merging.merge import MergeOrder
-from badcjobs.store.merging.merge import merge
-from badcjobs.store.merging.source_file import SourceFile
-
 import itertools
 import os
 import random
@@ -26,6 +17,12 @@ from support.databases import query
 from support.mounts import lie_about_filesystem
 from support.task_files import START_MS, TaskFile, make_device
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import Reading
+from badcjobs.store.connect import open_job_database
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.source_files import SourceFile, find_task_databases
 
 
 @pytest.fixture
@@ -200,7 +197,7 @@ import resource
 from pathlib import Path
 from badcjobs.errors import DatabaseProblem
 from badcjobs.clock import SystemClock
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
 run = Path({str(run)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))  # no file may grow beyond this, as on a full disk
 try:

@@ -18,9 +18,9 @@ from support.task_files import TaskFile
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.connect import create_live
-from badcjobs.store.merging.merge import MergeOrder, merge
-from badcjobs.store.merging.source_file import SourceFile
+from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.schema import SCHEMA_VERSION
+from badcjobs.store.source_files import SourceFile
 
 SAMPLES, CHUNKS = 1500, 60
 STATES = {f"c{n:03d}": "done" for n in range(CHUNKS)}
@@ -71,7 +71,7 @@ HOPELESS: dict[str, tuple[Callable[[Path], object], str]] = {
     "somebody else's": (lambda path: write_pragma(path, "application_id = 7"), "not a badcjobs database"),
     "a newer schema": (
         lambda path: write_pragma(path, "user_version = 99"),
-        f"schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads up to schema {SCHEMA_VERSION}",
+        f"schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads schema {SCHEMA_VERSION}",
     ),
 }
 

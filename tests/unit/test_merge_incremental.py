@@ -16,8 +16,7 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.merging.merge import MergeOrder, MergeOutcome, merge
-from badcjobs.store.merging.remove_merged import remove_merged_files
+from badcjobs.store.merge import MergeOrder, MergeOutcome, merge, remove_merged_files
 
 
 def merged(run: Path, *inputs: Path, **options: bool) -> MergeOutcome:
@@ -172,7 +171,7 @@ def test_another_job_database_in_the_folder_is_not_mistaken_for_a_task(tmp_path:
     assert merged(tmp_path).read == 0
 
 
-@pytest.mark.parametrize("what", ["a task database", "somebody else's database"])
+@pytest.mark.parametrize("what", ["a task database", "another program's database"])
 def test_merge_never_replaces_what_is_not_a_job_database(tmp_path: Path, what: str) -> None:
     task = TaskFile(tmp_path, states={"a": "done"}).write()
     target = tmp_path / "precious.sqlite"

@@ -16,8 +16,8 @@ from support.task_files import TaskFile
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.seams import Clock
-from badcjobs.store.merging.lock import only_merge
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.merge_target import only_merge
 
 
 def told(*, wait: bool, lock_of: Path, clock: Clock | None = None) -> list[str]:
@@ -55,7 +55,7 @@ def test_the_lock_of_a_merge_that_was_killed_here_is_taken_over_at_once(tmp_path
 import os, signal, sys
 from pathlib import Path
 from badcjobs.clock import SystemClock
-from badcjobs.store.merging.lock import only_merge
+from badcjobs.store.merge_target import only_merge
 with only_merge(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), wait=True, tell=print):
     os.kill(os.getpid(), signal.SIGKILL)
 """

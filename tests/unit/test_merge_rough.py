@@ -20,13 +20,12 @@ from support.task_files import START_MS, TaskFile
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import HostReading
-from badcjobs.store.job_reader import read_job
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
-from badcjobs.store.merging.lock import only_merge
-from badcjobs.store.merging.merge import MergeOrder, MergeOutcome, merge
-from badcjobs.store.merging.remove_merged import remove_merged_files
-from badcjobs.store.merging.source_file import SourceFile
+from badcjobs.store.merge import MergeOrder, MergeOutcome, merge, remove_merged_files
+from badcjobs.store.merge_target import only_merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.source_files import SourceFile
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 STATES = {f"c{n:03d}": "done" for n in range(60)}
 
@@ -294,7 +293,7 @@ def test_a_merge_killed_in_the_middle_of_its_transaction_leaves_a_journal_and_th
 import os, signal
 from pathlib import Path
 from badcjobs.clock import SystemClock
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
 run = Path({str(tmp_path)!r})
 die = lambda files, of, rows: files == 2 and os.kill(os.getpid(), signal.SIGKILL)
 merge(MergeOrder([run], run / "job.sqlite", progress=die), SystemClock())

@@ -12,21 +12,20 @@ from support.hand_clock import HandClock
 from support.live_run import write_live_run
 from support.task_files import START_MS
 
-from badcjobs.live_view import open_run_view
+from badcjobs.live.draw import Page, draw, help_lines
+from badcjobs.live.run_view import open_run_view
+from badcjobs.live.snapshot import Snapshot
+from badcjobs.live.text_fit import Paper, Part, fit, flow, wrap, wrap_command
+from badcjobs.live.ui_state import DEVICES, HELP, TASK, TASKS, UiState, press
 from badcjobs.model import Reading
-from badcjobs.monitor.columns import Paper
-from badcjobs.monitor.desk import DEVICES, HELP, TASK, TASKS, Desk, press
-from badcjobs.monitor.draw import Page, draw
-from badcjobs.monitor.fitting import Part, fit, flow, wrap, wrap_command
-from badcjobs.monitor.frame import DeviceLine, Frame
-from badcjobs.monitor.help_page import help_lines
+from badcjobs.store.read_model import DeviceFacts
 
 NOW_MS = START_MS + 600_000
 SIZES = [(width, height) for width in (40, 60, 80, 100, 200) for height in (10, 16, 24, 40, 60)]
 
 
 @pytest.fixture(scope="module")
-def frame(tmp_path_factory: pytest.TempPathFactory) -> Frame:
+def frame(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """Look at a run in the middle of its work whose names, which are not ours to keep short, are short."""
     folder = tmp_path_factory.mktemp("run")
     write_live_run(folder, 20, now_ms=NOW_MS, waiting=4, seconds=30)
@@ -47,8 +46,8 @@ def text(page: Page) -> str:
 
 @pytest.mark.parametrize("page", [TASKS, DEVICES, TASK, HELP])
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_no_line_is_cut_at_any_size(frame: Frame, page: str, width: int, height: int) -> None:
-    desk = Desk(page=page, opened=frame.tasks[2].name)
+def test_no_line_is_cut_at_any_size(frame: Snapshot, page: str, width: int, height: int) -> None:
+    desk = UiState(page=page, opened=frame.tasks[2].name)
     lines = [line.plain for line in draw(frame, desk, width=width, height=height).lines]
     assert len(lines) == height
     assert max(map(cell_len, lines)) <= width
@@ -56,8 +55,8 @@ def test_no_line_is_cut_at_any_size(frame: Frame, page: str, width: int, height:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_share_eta_states_and_some_tasks_are_on_every_screen(frame: Frame, width: int, height: int) -> None:
-    shown = text(draw(frame, Desk(), width=width, height=height))
+def test_share_eta_states_and_some_tasks_are_on_every_screen(frame: Snapshot, width: int, height: int) -> None:
+    shown = text(draw(frame, UiState(), width=width, height=height))
     assert re.search(r"\d%.* ETA ~0:\d\d:\d\d$", shown, re.MULTILINE)
     for state in ("16 running", "4 waiting", "2 done", "1 failed", "1 silent"):
         assert state in shown
@@ -67,9 +66,9 @@ def test_share_eta_states_and_some_tasks_are_on_every_screen(frame: Frame, width
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_all_of_the_help_can_be_read_by_scrolling(frame: Frame, width: int) -> None:
+def test_all_of_the_help_can_be_read_by_scrolling(frame: Snapshot, width: int) -> None:
     wanted = [line.plain.rstrip() for line in help_lines(Paper(width))]
-    desk, read = Desk(page=HELP), list[str]()
+    desk, read = UiState(page=HELP), list[str]()
     for _ in wanted:
         page = draw(frame, desk, width=width, height=10)
         shown = [line.plain.rstrip() for line in page.lines[:-1]]
@@ -82,14 +81,14 @@ def test_all_of_the_help_can_be_read_by_scrolling(frame: Frame, width: int) -> N
     assert max(map(cell_len, wanted)) <= width
 
 
-def test_at_eighty_by_twenty_four_the_help_is_on_one_page(frame: Frame) -> None:
-    shown = draw(frame, Desk(page=HELP), width=80, height=24)
+def test_at_eighty_by_twenty_four_the_help_is_on_one_page(frame: Snapshot) -> None:
+    shown = draw(frame, UiState(page=HELP), width=80, height=24)
     assert "any key goes back" in shown.lines[-1].plain
     assert len(shown.names) == 1
 
 
-def test_who_comes_back_from_a_task_or_the_help_is_at_the_same_line(frame: Frame) -> None:
-    desk = Desk(line=7)
+def test_who_comes_back_from_a_task_or_the_help_is_at_the_same_line(frame: Snapshot) -> None:
+    desk = UiState(line=7)
     names = [task.name for task in frame.tasks]
     for key, back in (("enter", "escape"), ("?", "x")):
         away = press(desk, key, rows=5, names=list(names))
@@ -101,30 +100,30 @@ def test_who_comes_back_from_a_task_or_the_help_is_at_the_same_line(frame: Frame
 
 def test_large_devices_have_room_for_their_numbers() -> None:
     reading = Reading(utilization_percent=100, memory_used_bytes=140 * 2**30, temperature_c=100, power_w=1000.0)
-    device = DeviceLine("gpu1", 0, "GPU-0", None, "B200", "nvml", "4821_0.r0.gpu1", memory_total_bytes=180 * 2**30)
+    device = DeviceFacts("4821_0.r0.gpu1", "gpu1", 0, "GPU-0", "", "B200", "nvml", memory_total_bytes=180 * 2**30)
     device = replace(device, power_limit_w=1200.0, reading=reading, rate=123_456.0)
-    row = draw(Frame(NOW_MS, "july", True, devices=(device,)), Desk(page=DEVICES), width=120).lines[-1].plain
+    row = draw(Snapshot(NOW_MS, "july", True, devices=(device,)), UiState(page=DEVICES), width=120).lines[-1].plain
     for whole in ("140.0/180.0", "1000/1200 W", "100 °C", "100%", "123k×"):
         assert whole in row
 
 
 @pytest.mark.parametrize("width", [40, 41, 60, 80, 81, 100, 200])
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_wide_letters_take_the_room_they_need(frame: Frame, width: int, ascii_only: bool) -> None:
+def test_wide_letters_take_the_room_they_need(frame: Snapshot, width: int, ascii_only: bool) -> None:
     birds = "鳥の声" * 9
     task = replace(frame.tasks[0], job_id=birds, node="鳥の声")
     device = replace(frame.devices[0], task=f"{birds}_0.r0.gpu1", node="鳥の声", name="鳥の声")
     wide = replace(frame, title=birds, tasks=(task,), devices=(device,), alerts=())
     clock = time.strftime("%H:%M:%S", time.localtime(NOW_MS / 1000))
     for page in (TASKS, DEVICES):
-        lines = [line.plain for line in draw(wide, Desk(page=page), width=width, ascii_only=ascii_only).lines]
+        lines = [line.plain for line in draw(wide, UiState(page=page), width=width, ascii_only=ascii_only).lines]
         assert max(map(cell_len, lines)) <= width
         assert lines[0].endswith(f"  {clock}")
         assert cell_len(lines[0]) == width
         assert "_0  " in lines[-1]
         if width == 200 and not ascii_only:
             assert "  鳥の声  " in lines[-1]
-    shown = text(draw(wide, Desk(), width=width, ascii_only=ascii_only))
+    shown = text(draw(wide, UiState(), width=width, ascii_only=ascii_only))
     for state in ("16 running", "4 waiting", "2 done", "1 failed", "1 silent"):
         assert state in shown
 

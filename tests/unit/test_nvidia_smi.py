@@ -19,10 +19,9 @@ from support.hand_clock import HandClock
 from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
-from badcjobs.gpu.nvidia_smi import NvidiaSmiReader
-from badcjobs.gpu.nvidia_smi_query import make_reading, sample_query
-from badcjobs.gpu.programs import Stream
-from badcjobs.gpu.sane import LIMITS
+from badcjobs.devices.nvidia_smi import SAMPLE_FIELDS, NvidiaSmiReader, Query, make_reading
+from badcjobs.devices.plausible import LIMITS
+from badcjobs.devices.programs import Stream
 from badcjobs.model import METRICS, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
@@ -80,7 +79,7 @@ def reason(reader: NvidiaSmiReader, index: int = 0) -> str:
 
 
 def test_a_line_of_a_real_card_is_understood() -> None:
-    line = sample_query().parse(REAL_LINE)
+    line = Query(SAMPLE_FIELDS).parse(REAL_LINE)
     assert line is not None
     uuid, values, missing = line
     reading = make_reading(values, missing)
@@ -95,7 +94,7 @@ def test_a_line_of_a_real_card_is_understood() -> None:
     ["[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "N/A", "", "[Insufficient Permissions]", "nan", "x"],
 )
 def test_what_is_no_value_is_none_with_that_as_the_reason_and_never_zero(said: str) -> None:
-    line = sample_query().parse(REAL_LINE.replace("107.85", said))
+    line = Query(SAMPLE_FIELDS).parse(REAL_LINE.replace("107.85", said))
     assert line is not None
     reading = make_reading(line[1], line[2])
     assert reading.power_w is None
@@ -121,7 +120,7 @@ def test_what_is_no_value_is_none_with_that_as_the_reason_and_never_zero(said: s
 def test_a_number_that_cannot_be_is_none_with_what_was_said(metric: str, column: int, said: str) -> None:
     fields = REAL_LINE.split(", ")
     fields[column] = said
-    line = sample_query().parse(", ".join(fields))
+    line = Query(SAMPLE_FIELDS).parse(", ".join(fields))
     assert line is not None
     reading = make_reading(line[1], line[2])
     assert getattr(reading, metric) is None
@@ -130,7 +129,7 @@ def test_a_number_that_cannot_be_is_none_with_what_was_said(metric: str, column:
 
 
 def test_numbers_that_cannot_be_have_one_reason_however_they_change() -> None:
-    query, reasons = sample_query(), set()
+    query, reasons = Query(SAMPLE_FIELDS), set()
     for said in ("-5", "-6", "7e20"):
         line = query.parse(REAL_LINE.replace("107.85", said))
         assert line is not None
@@ -151,12 +150,12 @@ def test_every_metric_has_limits_and_sqlite_can_hold_them() -> None:
     ["", "No devices were found", "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.", "0, 1"],
 )
 def test_what_is_no_line_of_values_is_not_taken_for_one(text: str) -> None:
-    assert sample_query().parse(text) is None
+    assert Query(SAMPLE_FIELDS).parse(text) is None
 
 
 def test_a_line_without_any_value_is_no_reading() -> None:
     uuid, *fields = REAL_LINE.split(", ")
-    line = sample_query().parse(", ".join([uuid, *["[GPU is lost]"] * len(fields)]))
+    line = Query(SAMPLE_FIELDS).parse(", ".join([uuid, *["[GPU is lost]"] * len(fields)]))
     assert line is not None
     with pytest.raises(DeviceUnreadable, match="no metric can be read: GPU is lost"):
         make_reading(line[1], line[2])
@@ -373,7 +372,7 @@ def test_closing_ends_the_process(open_smi: Open) -> None:
 def test_a_reader_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     program = FakeNvidiaSmi(tmp_path / "bin")
     code = (
-        "import time\nfrom badcjobs.clock import SystemClock\nfrom badcjobs.gpu.nvidia_smi import NvidiaSmiReader\n"
+        "import time\nfrom badcjobs.clock import SystemClock\nfrom badcjobs.devices.nvidia_smi import NvidiaSmiReader\n"
         f"reader = NvidiaSmiReader({str(program.program)!r}, SystemClock())\n"
         f"reader.read({fake_uuid(0)!r})\nprint('reading', flush=True)\ntime.sleep(60)\n"
     )

@@ -496,7 +496,7 @@ def test_the_last_reading_leaves_nothing_out(bench: OpenBench) -> None:
     one = bench()
     one.read()
     assert one.read_later(1).energy_j is None
-    one.reader.hurry()
+    one.reader.force_full_read()
     last = one.read_later(1, worked_s=1)
     assert last.energy_j is not None
     assert last.busy_percent == pytest.approx(50)
@@ -506,7 +506,7 @@ def test_a_last_reading_that_follows_a_whole_one_at_once_does_not_cut_a_window_t
     one = bench()
     one.read()
     assert one.read_later(5, worked_s=5).busy_percent == 100
-    one.reader.hurry()
+    one.reader.force_full_read()
     assert one.read_later(0.05).busy_percent is None
 
 
@@ -523,7 +523,7 @@ def test_the_last_reading_has_the_energy_counter_however_long_that_takes(bench: 
         last = one.read_later(5)
     assert last.energy_j is None, "it is left out for some turns"
     one.move(1)
-    one.reader.hurry()
+    one.reader.force_full_read()
     assert one.read().energy_j is not None
 
 
@@ -536,5 +536,5 @@ def test_where_windows_are_dear_they_are_longer_and_still_leave_no_moment_out(be
     assert 5 <= len(known) <= 8
     assert known == pytest.approx([50.0] * len(known))
     one.read_later(2)
-    one.reader.hurry()
+    one.reader.force_full_read()
     assert one.read_later(1).busy_percent is not None

@@ -114,5 +114,5 @@ def test_the_last_reading_hears_of_a_fault_of_its_own_second(bench: OpenBench) -
     one.read_later(1)
     one.stand_in.set(xid="0:31")
     assert one.read_later(1).faults == ()
-    one.reader.hurry()
+    one.reader.force_full_read()
     assert one.read_later(1).faults == ("Xid 31",)

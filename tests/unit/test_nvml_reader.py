@@ -14,7 +14,7 @@ import pytest
 from support.fake_nvml import FakeNvml, fake_nvml_environ, fake_uuid
 from support.hand_clock import HandClock
 
-from badcjobs.gpu.nvml import NvmlReader
+from badcjobs.devices.nvml import NvmlReader
 from badcjobs.seams import DeviceUnreadable, ReaderUnavailable
 
 Open = Callable[..., tuple[NvmlReader, FakeNvml]]
@@ -43,7 +43,7 @@ def inventory_in_a_new_process(environ: dict[str, str]) -> str:
     """Print what the reader finds, or why it finds nothing."""
     program = """
 from badcjobs.clock import SystemClock
-from badcjobs.gpu.nvml import NvmlReader
+from badcjobs.devices.nvml import NvmlReader
 from badcjobs.seams import ReaderUnavailable
 try:
     print([device.uuid for device in NvmlReader(SystemClock()).inventory()])
@@ -302,6 +302,6 @@ def test_a_reader_can_be_used_again_after_it_was_closed(open_nvml: Open) -> None
 
 
 def test_importing_the_stage_does_not_load_the_binding() -> None:
-    program = "import sys, badcjobs.gpu.choose; print('pynvml' in sys.modules)"
+    program = "import sys, badcjobs.devices.choose; print('pynvml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -15,7 +15,7 @@ import pytest
 from support.fake_nvml import FakeNvml
 
 from badcjobs.clock import SystemClock
-from badcjobs.gpu.nvml import NvmlReader
+from badcjobs.devices.nvml import NvmlReader
 from badcjobs.model import METRICS, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable
 

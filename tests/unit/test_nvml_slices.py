@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.fake_nvml import NvmlBench, fake_slice_uuid, fake_uuid
 
-from badcjobs.allocation.visible_devices import resolve_devices
+from badcjobs.devices.visibility import resolve_devices
 from badcjobs.model import ProcessReading, Reading
 from badcjobs.seams import DeviceUnreadable
 

@@ -8,14 +8,23 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
+from support.scripted_engine import (
+    CLOCK,
+    News,
+    Notebook,
+    Script,
+    ScriptedEngine,
+    ScriptedSession,
+    audio_steps,
+    done,
+    failed,
+)
 
-from badcjobs.audio.cutter import AudioCutter
 from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
-from badcjobs.workers.pieces import PiecewiseEngine
-from badcjobs.workers.supervise import RetryPolicy, Supervisor
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor
 
 MODEL = "Tesla V100"
 
@@ -40,12 +49,13 @@ class Bench:
         self.notes = Notebook(self.chunks)
         limits = MemoryLimits(known, self.learned.__setitem__)
         self.supervisor = Supervisor(
-            PiecewiseEngine(self.engine, AudioCutter(None), limits, clock=CLOCK),
+            self.engine,
             [WorkerPlan(n, Device(str(n), "test", name=MODEL), n, 2) for n in range(workers)],
             self.notes,
             clock=CLOCK,
             policy=RetryPolicy(retries, 0.005),
             scratch=folder / "scratch",
+            audio=audio_steps(folder, limits=limits),
         )
 
     def _chunk(self, folder: Path, number: int, length_s: float) -> Chunk:

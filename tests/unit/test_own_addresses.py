@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from badcjobs.own_addresses import is_wildcard, reachable_as
-from badcjobs.serving import Address, bind
+from badcjobs.live.serve import Address, bind, is_wildcard, reachable_as
 
 
 @pytest.mark.parametrize(("host", "wild"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("gpu1", False)])

@@ -10,14 +10,23 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.scripted_engine import CLOCK, News, Script, ScriptedEngine, ScriptedSession, done, failed
+from support.scripted_engine import (
+    CLOCK,
+    News,
+    Script,
+    ScriptedEngine,
+    ScriptedSession,
+    audio_steps,
+    done,
+    failed,
+    open_feed,
+)
 
-from badcjobs.audio.cutter import AudioCutter
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
-from badcjobs.seams import CannotCut, Cutter, SessionBroken
+from badcjobs.seams import SessionBroken
+from badcjobs.sources.cutter import AudioCutter, CannotCut
+from badcjobs.workers.feed import SessionFeed
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
-from badcjobs.workers.pieces import PiecewiseEngine, needs_lean, ways_left
-from badcjobs.workers.piecewise_session import PiecewiseSession
 
 V100 = Device("0", "test", name="Tesla V100")
 USUAL = WorkerPlan(0, V100, 1, 2)
@@ -44,16 +53,19 @@ class Bench:
     folder: Path
     script: Script
     limits: MemoryLimits = field(default_factory=MemoryLimits)
-    cutter: Cutter = field(default_factory=lambda: AudioCutter(None))
+    cutter: AudioCutter = field(default_factory=lambda: AudioCutter(None))
 
     def __post_init__(self) -> None:
         self.inner = ScriptedEngine(self.script, wants=7)
-        self.engine = PiecewiseEngine(self.inner, self.cutter, self.limits, clock=CLOCK)
+        self.steps = audio_steps(self.folder, limits=self.limits, cutter=self.cutter)
         self.scratch = self.folder / "scratch"
         self.scratch.mkdir()
 
-    def open(self, plan: WorkerPlan = LEAN) -> PiecewiseSession:
-        return self.engine.open(plan, self.scratch)
+    def open(self, plan: WorkerPlan = LEAN) -> SessionFeed:
+        return open_feed(self.inner, plan, self.scratch, self.steps)
+
+    def needs_lean(self, chunk: Chunk) -> bool:
+        return self.limits.way_of("Tesla V100", chunk.key, chunk.audio_s).lean
 
     def chunk(self, name: str, seconds: float, *, told: bool = True) -> Chunk:
         path = make_wav(self.folder / f"{name}.wav", seconds, 1000)
@@ -75,15 +87,6 @@ def started(news: list[News]) -> list[str]:
 # --- what passes through ----------------------------------------------------------------------------------------------
 
 
-def test_the_engine_inside_is_the_engine_outside(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, fits(100))
-    assert (bench.engine.name, bench.engine.wants) == ("scripted", 7)
-    session = bench.open(USUAL)
-    assert session.pid == 1000
-    assert session.close() == 0
-    assert bench.inner.sessions[0].closed == 1
-
-
 @pytest.mark.parametrize("plan", [USUAL, LEAN], ids=["usual", "lean"])
 def test_what_fits_passes_through_untouched(tmp_path: Path, plan: WorkerPlan) -> None:
     bench = Bench(tmp_path, fits(100))
@@ -91,7 +94,7 @@ def test_what_fits_passes_through_untouched(tmp_path: Path, plan: WorkerPlan) ->
     news = list(bench.open(plan).process(batch))
     assert started(news) == ["a", "b"]
     assert [result.chunk for result in results(news)] == batch
-    assert all(one.chunk is batch[0] or one.chunk is batch[1] for one in news)
+    assert all(one.chunk in batch for one in news)
 
 
 def test_passing_through_costs_next_to_nothing(tmp_path: Path) -> None:
@@ -103,7 +106,7 @@ def test_passing_through_costs_next_to_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path, script, MemoryLimits(SMALL))
     batch = [Chunk("r", str(number), "a.wav", "/a.wav", 0, 1000) for number in range(5000)]
     start_s = time.process_time()
-    assert not any(needs_lean(bench.engine, USUAL, chunk) for chunk in batch)
+    assert not any(bench.needs_lean(chunk) for chunk in batch)
     assert len(list(bench.open(USUAL).process(batch))) == 10_000
     assert (time.process_time() - start_s) / 5000 < 0.001
 
@@ -128,10 +131,10 @@ def climb(bench: Bench, chunk: Chunk) -> tuple[ChunkResult, int]:
     tries = 0
     while True:
         tries += 1
-        session = bench.open(LEAN if needs_lean(bench.engine, USUAL, chunk) else USUAL)
+        session = bench.open(LEAN if bench.needs_lean(chunk) else USUAL)
         (result,) = results(list(session.process([chunk])))
         session.close()
-        if result.ok or not ways_left(bench.engine, result):
+        if result.ok or not bench.limits.ways_left(result.chunk.key):
             return result, tries
         assert tries < 12
 
@@ -198,11 +201,11 @@ def test_a_chunk_that_fails_otherwise_after_it_ran_out_teaches_nothing(tmp_path:
     bench = Bench(tmp_path, script)
     chunk, other = bench.chunk("a", 30), bench.chunk("b", 30)
     list(bench.open(USUAL).process([chunk]))
-    assert needs_lean(bench.engine, USUAL, other)
+    assert bench.needs_lean(other)
     with pytest.raises(SessionBroken):
         list(bench.open().process([chunk]))
-    assert needs_lean(bench.engine, USUAL, chunk)
-    assert not needs_lean(bench.engine, USUAL, other)
+    assert bench.needs_lean(chunk)
+    assert not bench.needs_lean(other)
 
 
 def test_of_several_in_progress_nobody_is_the_one_that_was_too_long(tmp_path: Path) -> None:
@@ -366,11 +369,4 @@ def test_a_full_disk_is_not_the_memorys_fault(tmp_path: Path) -> None:
     bench = Bench(tmp_path, fits(40), MemoryLimits(SMALL), full)
     (result,) = results(list(bench.open().process([bench.chunk("a", 60)])))
     assert result.error_class == "no_space"
-    assert ways_left(bench.engine, result) is None
-
-
-def test_a_plain_engine_is_never_asked_for_less() -> None:
-    engine = ScriptedEngine(fits(1))
-    chunk = Chunk("r", "a", "a.wav", "/a.wav", 0, 60_000)
-    assert needs_lean(engine, USUAL, chunk) is False
-    assert ways_left(engine, failed(chunk, "out_of_memory")) is None
+    assert bench.limits.ways_left(result.chunk.key) is None

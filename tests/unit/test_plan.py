@@ -12,24 +12,20 @@ from hypothesis import strategies as st
 from support.summaries import TASK, device
 
 from badcjobs.errors import BadInput
-from badcjobs.model import JobFacts, StateTime, TaskFacts
-from badcjobs.plan.curve import at_length
-from badcjobs.plan.document import to_dict
-from badcjobs.plan.lengths import Lengths
-from badcjobs.plan.make import Plan, make_plan
-from badcjobs.plan.margin import make_margin, round_up
-from badcjobs.plan.shares import share_out
-from badcjobs.plan.sizing import size_tasks
-from badcjobs.plan.speed import NothingMeasured, Speed, speed_of
-from badcjobs.plan.survey import Survey
-from badcjobs.plan.wish import Caps, Wish, check_wish
+from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
+from badcjobs.planning.plan_speed import NothingMeasured, Speed, at_length, speed_of
+from badcjobs.planning.plan_survey import Lengths, Survey
+from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin, round_up, share_out, size_tasks
+from badcjobs.planning.site import Site
+from badcjobs.store.read_model import JobFacts, StateTime, TaskFacts
 
 HOUR_S = 3600
 SPEED = Speed(400.0, "as --rate says")
-SOCKEYE = Caps(
-    "sockeye", array_tasks=10_000, queued_jobs=10_000, gpu_hours=2_400, time_s=168 * HOUR_S, files=10_000_000,
-    node_gpus=4, node_cpus=24, node_memory_gb=180, plan_time_s=24 * HOUR_S, free_cores_per_gpu=6,
+SOCKEYE = Site(
+    "sockeye", array_tasks=10_000, queued_jobs=10_000, gpu_hours=2_400, time_h=168, files=10_000_000,
+    node_gpus=4, node_cpus=24, node_memory_gb=180, plan_time_h=24, bill_rule="max", bill_gpu=6, bill_cpu=1,
 )  # fmt: skip
+ANYWHERE = Site("")
 some_lengths = st.lists(st.one_of(st.none(), st.integers(0, 10**6), st.just(30_000)), min_size=1, max_size=200)
 
 
@@ -49,8 +45,8 @@ def survey_of(*runs: tuple[int | None, int]) -> Survey:
     return survey
 
 
-def plan_of(survey: Survey, speed: Speed = SPEED, caps: Caps = SOCKEYE, **wish: Any) -> Plan:
-    return make_plan(survey, speed, Wish(**wish), caps)
+def plan_of(survey: Survey, speed: Speed = SPEED, site: Site = SOCKEYE, **wish: Any) -> CampaignPlan:
+    return make_plan(survey, speed, PlanWish(**wish), site)
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
@@ -100,10 +96,10 @@ def test_a_length_that_nobody_knows_counts_as_the_mean_of_the_others() -> None:
 def test_even_a_task_as_slow_as_the_margin_ends_inside_its_time(
     many: list[int], rate: float, gpus: int, time_s: int
 ) -> None:
-    lengths, wish = lengths_of(many), Wish(time_s=time_s, gpus_per_task=gpus)
+    lengths, wish = lengths_of(many), PlanWish(time_s=time_s, gpus_per_task=gpus)
     speed = replace(SPEED, audio_hours_per_gpu_hour=rate)
     margin = make_margin(speed, None)
-    sizing = size_tasks(lengths, speed, margin, wish, Caps())
+    sizing = size_tasks(lengths, speed, margin, wish, ANYWHERE)
     for share in sizing.shares:
         if share.rows > 1:
             slow_s = margin.start_up_s + margin.factor * share.audio_ms / 1000 / rate / gpus
@@ -112,20 +108,22 @@ def test_even_a_task_as_slow_as_the_margin_ends_inside_its_time(
 
 def test_no_more_tasks_are_made_than_the_time_limit_wants() -> None:
     hours = int(400 * (24 * HOUR_S - 600) / 1.5 / HOUR_S)  # start-up, end and margin are kept back
-    assert plan_of(survey_of((3_600_000, hours)), caps=Caps(), time_s=24 * HOUR_S).tasks == 1
-    assert plan_of(survey_of((3_600_000, hours + 1)), caps=Caps(), time_s=24 * HOUR_S).tasks == 2
+    assert plan_of(survey_of((3_600_000, hours)), site=ANYWHERE, time_s=24 * HOUR_S).tasks == 1
+    assert plan_of(survey_of((3_600_000, hours + 1)), site=ANYWHERE, time_s=24 * HOUR_S).tasks == 2
 
 
 def test_a_time_limit_that_nobody_gave_is_what_the_fullest_task_needs() -> None:
-    plan = plan_of(survey_of((30_000, 480)), caps=Caps())  # 4 hours of audio: 36 s of work
+    plan = plan_of(survey_of((30_000, 480)), site=ANYWHERE)  # 4 hours of audio: 36 s of work
     assert (plan.tasks, plan.sizing.time_s, plan.sizing.chosen) == (1, 15 * 60, True)
     assert round_up(3 * HOUR_S + 1) == 3.5 * HOUR_S
 
 
 @settings(max_examples=60)
-@given(st.integers(20 * 60, 30 * HOUR_S), st.integers(1, 3_000), st.sampled_from(["time_s", "plan_time_s"]))
+@given(st.integers(20 * 60, 30 * HOUR_S), st.integers(1, 3_000), st.sampled_from(["time_h", "plan_time_h"]))
 def test_a_time_limit_that_is_rounded_up_stays_within_the_one_of_the_site(cap_s: int, chunks: int, cap: str) -> None:
-    plan = plan_of(survey_of((600_000, chunks)), replace(SPEED, audio_hours_per_gpu_hour=40.0), Caps(**{cap: cap_s}))
+    plan = plan_of(
+        survey_of((600_000, chunks)), replace(SPEED, audio_hours_per_gpu_hour=40.0), Site("", **{cap: cap_s / HOUR_S})
+    )
     assert plan.sizing.time_s <= cap_s
 
 
@@ -148,7 +146,7 @@ def test_a_chunk_that_no_task_could_finish_is_named_and_still_planned() -> None:
     (remark,) = (one for one in plan.remarks if one.subject == "long chunks")
     assert remark.severity == "problem"
     assert remark.text.startswith("1 chunk longer than the 31.78 hours")
-    assert remark.examples == ("c100 in r100.wav (90.00 hours)",)
+    assert remark.details == ("c100 in r100.wav (90.00 hours)",)
     assert remark.fix == "--chunk-length 3600   (whole recordings are cut on the fly), or --time 68:00:00"
     assert sum(share.rows for share in plan.sizing.shares) == 101
 
@@ -157,21 +155,21 @@ def test_what_is_advised_against_long_chunks_helps() -> None:
     slow = replace(SPEED, audio_hours_per_gpu_hour=0.05)
     survey = survey_of((300_000, 10))
     survey.rows_alone = True  # --chunk-length would change nothing
-    (remark,) = plan_of(survey, slow, Caps(), time_s=HOUR_S).remarks
+    (remark,) = plan_of(survey, slow, ANYWHERE, time_s=HOUR_S).remarks
     assert remark.text.startswith("10 chunks longer than the 100 s of audio")
     assert (remark.fix or "").startswith("--time 2:40:00, or a faster GPU")
     assert (remark.fix or "").endswith("whole recordings instead of this manifest, with --chunk-length 100")
-    assert plan_of(survey, slow, Caps(), time_s=2 * HOUR_S + 40 * 60).remarks == ()
-    (remark,) = plan_of(survey, slow, Caps(time_s=2 * HOUR_S), time_s=HOUR_S).remarks
+    assert plan_of(survey, slow, ANYWHERE, time_s=2 * HOUR_S + 40 * 60).remarks == ()
+    (remark,) = plan_of(survey, slow, Site("", time_h=2), time_s=HOUR_S).remarks
     assert "--time" not in (remark.fix or "")
-    assert plan_of(survey_of((100_000, 10)), slow, Caps(), time_s=HOUR_S).remarks == ()
+    assert plan_of(survey_of((100_000, 10)), slow, ANYWHERE, time_s=HOUR_S).remarks == ()
 
 
 def test_more_tasks_are_made_where_there_are_gpus_for_them_and_each_is_worth_its_start_up() -> None:
     survey = survey_of((3_600_000, 4000))  # 10 GPU-hours
-    assert plan_of(survey, caps=Caps()).tasks == 2
-    assert plan_of(survey, caps=Caps(), gpus=8).tasks == 8
-    assert plan_of(survey, caps=Caps(), gpus=800).tasks == 12  # 50 min each, ten times the start-up
+    assert plan_of(survey, site=ANYWHERE).tasks == 2
+    assert plan_of(survey, site=ANYWHERE, gpus=8).tasks == 8
+    assert plan_of(survey, site=ANYWHERE, gpus=800).tasks == 12  # 50 min each, ten times the start-up
 
 
 # --- waves and the end ------------------------------------------------------------------------------------------------
@@ -187,9 +185,9 @@ def test_more_tasks_are_made_where_there_are_gpus_for_them_and_each_is_worth_its
 def test_every_task_is_in_exactly_one_wave_and_every_wave_fits_the_caps(
     tasks: int, array_tasks: int | None, queued_jobs: int | None, gpu_hours: int | None
 ) -> None:
-    caps = Caps("x", array_tasks=array_tasks, queued_jobs=queued_jobs, gpu_hours=gpu_hours)
+    site = Site("x", array_tasks=array_tasks, queued_jobs=queued_jobs, gpu_hours=gpu_hours)
     one_chunk_per_task = replace(SPEED, audio_hours_per_gpu_hour=0.2)
-    plan = plan_of(survey_of((3_600_000, tasks)), one_chunk_per_task, caps, time_s=12 * HOUR_S)
+    plan = plan_of(survey_of((3_600_000, tasks)), one_chunk_per_task, site, time_s=12 * HOUR_S)
     waves = plan.waves.waves
     assert plan.tasks == tasks
     assert [task for wave in waves for task in range(wave.first, wave.first + wave.tasks)] == list(range(tasks))
@@ -205,7 +203,7 @@ def test_every_task_is_in_exactly_one_wave_and_every_wave_fits_the_caps(
 
 def test_the_merge_job_of_a_wave_counts_in_the_queue_limit() -> None:
     plan = plan_of(
-        survey_of((3_600_000, 10)), replace(SPEED, audio_hours_per_gpu_hour=0.2), Caps("x", queued_jobs=10),
+        survey_of((3_600_000, 10)), replace(SPEED, audio_hours_per_gpu_hour=0.2), Site("x", queued_jobs=10),
         time_s=12 * HOUR_S,
     )  # fmt: skip
     assert [wave.tasks for wave in plan.waves.waves] == [5, 5], "10 tasks and a merge job are 11 jobs"
@@ -223,25 +221,25 @@ def test_waves_stay_under_the_cap_on_gpu_hours_and_are_equally_large() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caps", "waves", "why"),
+    ("site", "waves", "why"),
     [
-        (Caps(), 3, "Slurm's own limit"),
-        (Caps("x", array_tasks=2_000), 2, "arrays of 2,000"),
-        (Caps("x", array_tasks=5_000, queued_jobs=801), 4, "queues 801 jobs"),
+        (ANYWHERE, 3, "Slurm's own limit"),
+        (Site("x", array_tasks=2_000), 2, "arrays of 2,000"),
+        (Site("x", array_tasks=5_000, queued_jobs=801), 4, "queues 801 jobs"),
     ],
 )
-def test_waves_stay_under_the_limits_of_arrays_and_queues(caps: Caps, waves: int, why: str) -> None:
+def test_waves_stay_under_the_limits_of_arrays_and_queues(site: Site, waves: int, why: str) -> None:
     survey = survey_of((3_600_000, 2_500))
-    plan = plan_of(survey, replace(SPEED, audio_hours_per_gpu_hour=0.2), caps, time_s=12 * HOUR_S)
+    plan = plan_of(survey, replace(SPEED, audio_hours_per_gpu_hour=0.2), site, time_s=12 * HOUR_S)
     assert (plan.tasks, len(plan.waves.waves)) == (2_500, waves)
     assert why in plan.waves.why
 
 
 def test_the_end_is_reckoned_with_the_gpus_there_are_at_a_time_or_not_at_all() -> None:
     survey, slow = survey_of((3_600_000, 1_000)), replace(SPEED, audio_hours_per_gpu_hour=10.0)
-    alone = plan_of(survey, slow, Caps(), time_s=12 * HOUR_S)
+    alone = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S)
     assert alone.waves.running_s is None
-    plan = plan_of(survey, slow, Caps(), time_s=12 * HOUR_S, gpus=5)
+    plan = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S, gpus=5)
     assert plan.tasks == 13
     rounds, task_s = 3, 300 + 77 * 360
     assert plan.waves.running_s == pytest.approx(rounds * task_s)
@@ -250,7 +248,7 @@ def test_the_end_is_reckoned_with_the_gpus_there_are_at_a_time_or_not_at_all() -
 
 
 def test_a_site_file_may_say_how_many_gpus_one_gets() -> None:
-    plan = plan_of(survey_of((3_600_000, 100)), caps=replace(SOCKEYE, plan_gpus=40))
+    plan = plan_of(survey_of((3_600_000, 100)), site=replace(SOCKEYE, plan_gpus=40))
     assert plan.waves.gpus == 40
     assert "site file of sockeye" in plan.waves.gpus_why
 
@@ -303,14 +301,14 @@ def test_a_job_without_gpus_or_without_results_says_nothing_about_speed() -> Non
 def test_memory_and_cores_are_those_that_were_measured_for_as_many_gpus() -> None:
     measured = task_of(0, 660_000.0, memory_peak_bytes=10 * 2**30, cpu_mean_cores=6.0)
     speed = speed_of(job_of(measured), "x")
-    asking = plan_of(survey_of((30_000, 10)), speed, Caps(), gpus_per_task=4).asking
+    asking = plan_of(survey_of((30_000, 10)), speed, ANYWHERE, gpus_per_task=4).asking
     assert (asking.mem_gb, asking.cpus) == (25, 17)  # 1.2 × 5 GiB × 4 + 1, and 1.3 × 3 × 4 + 1
     assert "measured" in asking.mem_why
     assert "measured" in asking.cpus_why
 
 
 def test_without_a_measurement_they_are_what_submit_asks_for_and_that_is_said() -> None:
-    asking = plan_of(survey_of((30_000, 10)), caps=Caps(), gpus_per_task=2).asking
+    asking = plan_of(survey_of((30_000, 10)), site=ANYWHERE, gpus_per_task=2).asking
     assert (asking.mem_gb, asking.cpus) == (8, 4)
     assert "as submit asks for: nothing is measured" in asking.mem_why
     assert "as submit asks for: nothing is measured" in asking.cpus_why
@@ -328,7 +326,7 @@ def test_cores_that_cost_nothing_beside_the_gpus_are_taken_and_a_node_is_never_e
 
 
 def test_impossible_wishes_are_refused_all_at_once() -> None:
-    wish = Wish(time_s=200 * HOUR_S, gpus_per_task=8, gpus=2, margin=0.5, cpus=0, mem_gb=500)
+    wish = PlanWish(time_s=200 * HOUR_S, gpus_per_task=8, gpus=2, margin=0.5, cpus=0, mem_gb=500)
     with pytest.raises(BadInput) as refused:
         check_wish(wish, SOCKEYE)
     why = refused.value.why or ""
@@ -339,12 +337,12 @@ def test_impossible_wishes_are_refused_all_at_once() -> None:
 @pytest.mark.parametrize("margin", [float("nan"), float("inf"), 0.0])
 def test_a_margin_that_is_no_factor_is_refused(margin: float) -> None:
     with pytest.raises(BadInput, match="--margin"):
-        check_wish(Wish(margin=margin), Caps())
+        check_wish(PlanWish(margin=margin), ANYWHERE)
 
 
 def test_one_task_that_is_larger_than_the_cap_is_refused_with_the_time_that_fits() -> None:
     with pytest.raises(BadInput) as refused:
-        check_wish(Wish(time_s=30 * HOUR_S), replace(SOCKEYE, gpu_hours=100.0))
+        check_wish(PlanWish(time_s=30 * HOUR_S), replace(SOCKEYE, gpu_hours=100.0))
     assert "one task of 4 GPUs × 30 h is 120 GPU-hours, but sockeye allows 100" in refused.value.what
     assert refused.value.fix == "--time 25:00:00"
 
@@ -368,9 +366,9 @@ def test_what_is_odd_about_a_source_is_said_with_examples() -> None:
     survey = survey_of((30_000, 5), (None, 23), (0, 1))
     survey.rates_hz.update({48_000: 3, 44_100: 7})
     said = {remark.subject: remark for remark in plan_of(survey).remarks}
-    assert said["unknown length"].examples == (*(f"r{number}.wav" for number in range(5, 25)), "… and 3 more")
+    assert said["unknown length"].details == (*(f"r{number}.wav" for number in range(5, 25)), "… and 3 more")
     assert "planned with the mean of the others, 30.0 s" in said["unknown length"].text
-    assert said["empty"].examples == ("r28.wav",)
+    assert said["empty"].details == ("r28.wav",)
     assert "planned with 0 s" in said["empty"].text
     assert "7 files with 44,100 Hz, 3 files with 48,000 Hz" in said["sample rates"].text
     assert {remark.severity for remark in said.values()} == {"note"}
@@ -432,7 +430,7 @@ def test_chunks_longer_than_is_safe_get_the_speed_of_one_thread_and_the_length_t
     assert "50 of 50 chunks are longer than the 18 s that are safe on Tesla V100" in remark.text
     assert "longer than 60 s in pieces" in remark.text
     assert remark.fix is not None and remark.fix.startswith("--chunk-length 15 ")  # its last chunk may have 3 s more
-    assert len(remark.examples) == 3
+    assert len(remark.details) == 3
 
 
 @pytest.mark.parametrize(("measured_s", "said"), [(170.0, True), (30.0, False), (None, False)])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,20 +18,21 @@ from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.config import make_settings
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.learned import subject_of
-from badcjobs.manifest import WHOLE, open_sources
-from badcjobs.manifest.audio_header import read_header
 from badcjobs.model import FITS, AudioHeader, Chunk, Probed, ProbeKey, ProbeResult, Trial
-from badcjobs.plan.remarks import remark_source
-from badcjobs.plan.speed import Speed
-from badcjobs.plan.wish import Wish
-from badcjobs.plan_probe import version_here
-from badcjobs.plan_words import plan_text
-from badcjobs.planning import PlanHere, Planned, PlanOrder, plan_sources, read_sources
-from badcjobs.probed import to_toml
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.planning.findings import judge_all
+from badcjobs.planning.make_plan import SOURCE_REMARKS
+from badcjobs.planning.plan import Planned, PlanOrder, plan_sources, plan_text
+from badcjobs.planning.plan_speed import Speed, version_here
+from badcjobs.planning.plan_survey import read_sources
+from badcjobs.planning.plan_tasks import PlanWish
+from badcjobs.settings import make_settings
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import WHOLE
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.probe_results import to_toml
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 SHA256 = "ab" * 32
@@ -53,7 +55,7 @@ def plan(
     cwd: Path, *sources: Path | str, environ: Mapping[str, str] | None = None, rate: float | None = 400.0, **order: Any
 ) -> Planned:
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
-    return plan_sources(PlanOrder(flags=flags, rate=rate, **order), PlanHere(environ or {}, cwd))
+    return plan_sources(PlanOrder(flags=flags, rate=rate, **order), environ or {}, cwd)
 
 
 def text_of(planned: Planned) -> str:
@@ -79,7 +81,7 @@ def test_rows_that_say_their_end_are_planned_without_their_audio(tmp_path: Path)
     planned = plan(tmp_path, manifest)
     assert planned.plan.audio_hours == pytest.approx(40 * 30 / 3600)
     (remark,) = planned.plan.remarks
-    assert (remark.severity, remark.examples) == ("note", ("audio/r0.wav",))
+    assert (remark.severity, remark.details) == ("note", ("audio/r0.wav",))
     assert "the first file of 1 folder is not there, or cannot be used" in remark.text
 
 
@@ -90,7 +92,7 @@ def test_of_a_first_file_that_is_no_audio_or_may_not_be_looked_at_the_reason_is_
         Path("b/x").mkdir(parents=True)
         manifest = write_manifest(folder / "m.csv", "a,a,closed/a.wav,0,3000,0,,", "b,b,b/x,0,3000,0,,")
         (remark,) = plan(folder, manifest).plan.remarks
-        assert remark.examples == ("cannot look at closed/a.wav: Permission denied", "a folder, not an audio file: b/x")
+        assert remark.details == ("cannot look at closed/a.wav: Permission denied", "a folder, not an audio file: b/x")
 
 
 @pytest.mark.parametrize("kind", ["folder", "manifest"])
@@ -101,7 +103,7 @@ def test_a_pipe_is_left_out_and_named(tmp_path: Path, kind: str) -> None:
     (problem,) = plan(tmp_path, "audio" if kind == "folder" else manifest).plan.remarks
     assert (problem.severity, problem.subject) == ("problem", "left out")
     below = "" if kind == "folder" else "audio/"
-    assert problem.examples[0].endswith(f"a pipe, a socket or a device, not an audio file: {below}pipe.wav")
+    assert problem.details[0].endswith(f"a pipe, a socket or a device, not an audio file: {below}pipe.wav")
 
 
 def test_headers_tell_the_length_of_files_and_of_rows_without_an_end(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_headers_tell_the_length_of_files_and_of_rows_without_an_end(tmp_path: P
 def test_recordings_that_are_cut_are_planned_chunk_by_chunk(tmp_path: Path) -> None:
     make_wav(tmp_path / "audio" / "a.wav", 60, 100, tone_hz=10)
     planned = plan(
-        tmp_path, "audio", flags={"chunk_length": 20.0, "overlap": 5.0}, write=Path("p"), wish=Wish(time_s=900)
+        tmp_path, "audio", flags={"chunk_length": 20.0, "overlap": 5.0}, write=Path("p"), wish=PlanWish(time_s=900)
     )
     survey = planned.plan.survey
     assert (survey.lengths.rows, survey.cut) == (4, 4)
@@ -186,7 +188,7 @@ def test_of_files_that_break_off_what_is_there_is_planned_and_what_is_not_will_f
     (remark,) = (one for one in made.remarks if one.subject == "broken off")
     assert remark.text.startswith("2 files with less audio than the header says")
     assert remark.text.endswith("; 2 chunks without any of it will fail")
-    assert remark.examples == (
+    assert remark.details == (
         "a.wav (its header says 8 s, 3 s are there)", "header alone.wav (its header says 8 s, 0 s are there)",
     )  # fmt: skip
 
@@ -218,12 +220,12 @@ def test_files_that_cannot_be_read_are_counted_apart_with_the_reason(tmp_path: P
     sources = open_sources([tmp_path / "audio" if kind == "folder" else manifest], root=tmp_path / "audio")
     found = read_sources(replace(sources, read_header=read_badly), None, lambda rows: None)
     assert (found.lengths.unknown, found.unreadable, found.untold) == (2, 1, 1)
-    problem, note = remark_source(found)
-    assert (problem.severity, problem.subject, problem.examples) == (
+    problem, note = judge_all(SOURCE_REMARKS, SimpleNamespace(survey=found))
+    assert (problem.severity, problem.subject, problem.details) == (
         "problem", "unreadable", ("b.wav: Input/output error",),
     )  # fmt: skip
     assert problem.fix == f"ls -l {tmp_path}/audio/b.wav"
-    assert (note.subject, note.examples) == ("unknown length", ("noise.wav",))
+    assert (note.subject, note.details) == ("unknown length", ("noise.wav",))
 
 
 @pytest.mark.parametrize("kind", ["folder", "manifest"])
@@ -245,7 +247,7 @@ def test_a_folder_that_may_not_be_looked_into_is_left_out_and_is_no_row() -> Non
         found = plan(folder, "audio", "closed").plan
         (problem,) = found.remarks
         assert problem.text.startswith("2 closed folders and 1 whole source cannot be planned")
-        assert problem.examples[0] == f"{folder}/audio has a folder that cannot be read: x/ (Permission denied)"
+        assert problem.details[0] == f"{folder}/audio has a folder that cannot be read: x/ (Permission denied)"
         assert problem.fix == f"ls -ld {folder}/audio/x"
 
 
@@ -268,9 +270,9 @@ def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(
     assert remark.severity == "problem"
     assert remark.text.startswith("34 rows cannot be planned")
     assert remark.text.endswith("badcjobs run would refuse them, or fail those whose audio cannot be used")
-    assert remark.examples[0] == f"{manifest} line 2: end_ms 4000 is not after start_ms 5000"
-    assert remark.examples[1] == f"{manifest} line 11: chunk id 'c0' of recording 'r0' is already on line 3"
-    assert remark.examples[-1] == "… and 14 more"
+    assert remark.details[0] == f"{manifest} line 2: end_ms 4000 is not after start_ms 5000"
+    assert remark.details[1] == f"{manifest} line 11: chunk id 'c0' of recording 'r0' is already on line 3"
+    assert remark.details[-1] == "… and 14 more"
     assert planned.plan.survey.lengths.rows == 8
     assert [chunk_id for _, chunk_id, *_ in rows_in(tmp_path / "p")] == [f"c{n}" for n in range(8)]
     assert planned.written is not None
@@ -290,8 +292,8 @@ def test_rows_are_counted_and_not_mistakes_and_a_broken_manifest_is_named_with_i
     assert (survey.lengths.rows, survey.left_out, survey.left_out_sources) == (3, 1, 1)
     (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
     assert remark.text.startswith("1 row and 1 whole source cannot be planned")
-    assert remark.examples[-1].startswith(f"{broken} lacks the columns recording_id, chunk_id, source_path (its header")
-    assert len((tmp_path / "p" / "left-out.txt").read_text().splitlines()) == len(remark.examples) == 6
+    assert remark.details[-1].startswith(f"{broken} lacks the columns recording_id, chunk_id, source_path (its header")
+    assert len((tmp_path / "p" / "left-out.txt").read_text().splitlines()) == len(remark.details) == 6
     with pytest.raises(BadInput) as refused:
         plan(tmp_path, write_manifest(tmp_path / "only.csv"))
     assert refused.value.what.startswith("there is nothing to plan: 1 whole source cannot be used")
@@ -520,7 +522,7 @@ def test_a_run_that_was_never_merged_is_named_with_the_command_that_does_it(tmp_
 
 def test_the_same_source_gives_the_same_plan_byte_for_byte(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(200))
-    order: dict[str, Any] = {"rate": 0.5, "wish": Wish(time_s=1200), "write": Path("p")}
+    order: dict[str, Any] = {"rate": 0.5, "wish": PlanWish(time_s=1200), "write": Path("p")}
     first = plan(tmp_path, manifest, **order)
     files = files_of(tmp_path / "p")
     (tmp_path / "p").rename(tmp_path / "old")
@@ -534,7 +536,7 @@ def test_the_same_source_gives_the_same_plan_byte_for_byte(tmp_path: Path) -> No
 def test_shards_hold_every_row_once_in_order_and_balanced(tmp_path: Path) -> None:
     rows = [f"r{n},c{n},a/r{n}.wav,0,{1000 + n * 37 % 5000},0,,x" for n in range(500)]
     manifest = write_manifest(tmp_path / "m.csv", *rows)
-    planned = plan(tmp_path, manifest, rate=0.5, wish=Wish(time_s=1500), write=Path("p"))
+    planned = plan(tmp_path, manifest, rate=0.5, wish=PlanWish(time_s=1500), write=Path("p"))
     assert [row[1] for row in rows_in(tmp_path / "p")] == [f"c{n}" for n in range(500)]
     assert (tmp_path / "p" / "wave-1" / "tasks.txt").read_text().splitlines() == [
         str(tmp_path / "p" / "wave-1" / f"task-{n:04}.csv") for n in range(planned.plan.tasks)
@@ -593,12 +595,12 @@ def test_a_row_is_cut_in_its_shard_as_it_would_be_in_the_whole_source(tmp_path: 
     files = [f"own,o{n},own{n}.wav,{30_000 * n},{30_000 * n + 30_000},0,," for n in range(3)]
     endless = ["long,e0,long.wav,20000,,0,,", "long,e1,long.wav,59000,,0,,"]
     manifest = write_manifest(tmp_path / "m.csv", *stretches, *files, *endless)
-    plan(tmp_path, manifest, rate=0.05, wish=Wish(time_s=1500), write=Path("p"))
+    plan(tmp_path, manifest, rate=0.05, wish=PlanWish(time_s=1500), write=Path("p"))
     whole = list(open_sources([manifest], root=None).chunks(WHOLE))
     assert [chunk.is_cut for chunk in whole] == [True] * 4 + [False] * 3 + [True] * 2
     assert in_shards(tmp_path / "p", tmp_path) == whole
-    plan(tmp_path, *sorted((tmp_path / "p").glob("wave-*/*.csv")), rate=0.05, wish=Wish(time_s=1500), write=Path("q"),
-         flags={"root": str(tmp_path)})  # fmt: skip
+    plan(tmp_path, *sorted((tmp_path / "p").glob("wave-*/*.csv")), rate=0.05,
+         wish=PlanWish(time_s=1500), write=Path("q"), flags={"root": str(tmp_path)})  # fmt: skip
     assert in_shards(tmp_path / "q", tmp_path) == whole, "also in a plan of a plan"
 
 
@@ -607,7 +609,7 @@ def test_what_is_cut_out_of_a_recording_stays_so_in_its_shard_whatever_becomes_o
     make_wav(audio / "short.wav", 7, 100, tone_hz=10)
     make_wav(audio / "long.wav", 60, 100, tone_hz=10)
     cutting = {"chunk_length": 4.0, "overlap": 3.0}
-    plan(tmp_path, "audio", rate=0.05, wish=Wish(time_s=900), write=Path("p"), flags=cutting)
+    plan(tmp_path, "audio", rate=0.05, wish=PlanWish(time_s=900), write=Path("p"), flags=cutting)
     make_wav(audio / "long.wav", 6, 100, tone_hz=10)  # it was replaced by a shorter one
     found = in_shards(tmp_path / "p", audio)
     assert all(chunk.is_cut for chunk in found)
@@ -640,7 +642,7 @@ def test_relative_paths_keep_their_form_where_one_root_serves_and_become_absolut
 
 def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(1200))
-    wish = Wish(time_s=24 * 3600, gpus=40)
+    wish = PlanWish(time_s=24 * 3600, gpus=40)
     planned = plan(
         tmp_path, manifest, rate=0.004, site="sockeye", wish=wish, write=Path("p"), out=Path("/scratch/x"),
         keys=("account=st-pi-1-gpu",), flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
@@ -661,7 +663,7 @@ def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> Non
 def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every_task(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(1201))
     planned = plan(
-        tmp_path, manifest, rate=0.003, site="sockeye", wish=Wish(time_s=24 * 3600), write=Path("p"),
+        tmp_path, manifest, rate=0.003, site="sockeye", wish=PlanWish(time_s=24 * 3600), write=Path("p"),
         keys=("account=st-pi-1-gpu",),
     )  # fmt: skip
     sizes = [wave.tasks for wave in planned.plan.waves.waves]

@@ -5,56 +5,60 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from badcjobs.preflight.billing import judge_billing
-from badcjobs.preflight.facts import (
-    Asked,
+from badcjobs.cluster.job_script import BatchScript, Call, Mistake
+from badcjobs.cluster.sbatch_options import Asked, parse_signal
+from badcjobs.planning import place_rules, request_rules, script_rules
+from badcjobs.planning.findings import Remark, fine, judge_all, problem, remarks_text, warning
+from badcjobs.planning.place_rules import below_any
+from badcjobs.planning.preflight_facts import (
     FolderFacts,
     GpuFacts,
-    Mistake,
     ModuleFacts,
     NameFacts,
     NodeFacts,
-    ScriptFacts,
+    PreflightFacts,
+    SbatchAnswer,
     SlurmFacts,
     SourceFacts,
-    Start,
-    WarningSignal,
+    parse_trial,
 )
-from badcjobs.preflight.finding import Finding, findings_text, fine, headline, problem, warning
-from badcjobs.preflight.folders import below_any, judge_files, judge_live, judge_out, judge_submit
-from badcjobs.preflight.machine import judge_gpus, judge_slurm, say_source
-from badcjobs.preflight.modules import judge_modules
-from badcjobs.preflight.names import hear_sbatch, judge_names, parse_trial
-from badcjobs.preflight.request import (
-    judge_account,
-    judge_array,
-    judge_gpu_hours,
-    judge_merge_account,
-    judge_node,
-    judge_shares,
-    judge_spread,
-    judge_time,
-)
-from badcjobs.preflight.script import judge_grace, judge_script
-from badcjobs.preflight.site import Site
-from badcjobs.site_file import find_site
+from badcjobs.planning.site import Site, find_site
 
 SOCKEYE = find_site("sockeye", Path())
 HOME = "/home/ada"
 SCRATCH = FolderFacts("/scratch/st-lab-1/july", "/scratch/st-lab-1/july", "lustre, shared", shared=True, skew_s=0.0)
-START = Start(9, "badcjobs run m.csv --out o", by_exec=True, by_srun=False)
-SIGNAL = WarningSignal("USR1", 180, to_script=True)
-SCRIPT = ScriptFacts("job.sbatch", START, SIGNAL, append=True, modules=("gcc", "cuda"))
+START = Call(9, "badcjobs run m.csv --out o", before=("exec",))
+SIGNAL = parse_signal("B:USR1@180")
+APPEND = {"open-mode": "append"}
+SCRIPT = BatchScript("job.sbatch", APPEND, signal=SIGNAL, calls=(START,), modules=("gcc", "cuda"))
 
 
 def at(path: str, real: str | None = None, **more: object) -> FolderFacts:
     return replace(SCRATCH, path=path, real=real or path, **more)  # type: ignore[arg-type]
 
 
-def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+ALL = (
+    *place_rules.OUT, request_rules.SPACING, *place_rules.PLACES, *request_rules.REQUEST, request_rules.NAMES,
+    request_rules.SHARES, script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE,
+)  # fmt: skip
+
+
+def facts(site: Site | None = None, script: BatchScript | None = None, **others: Any) -> PreflightFacts:
+    start = script.start if script else None
+    return PreflightFacts(site=site or Site(""), script=script, start=start, home=HOME, **others)
+
+
+def about(subjects: str, site: Site | None = None, script: BatchScript | None = None, **others: Any) -> list[Remark]:
+    """Return what is said about some subjects."""
+    found = judge_all(ALL, facts(site, script, **others))
+    return [one for one in found if one.subject in subjects.split(", ")]
+
+
+def told(findings: Iterable[Remark]) -> list[tuple[str, str]]:
     """Return severity and subject of each; whoever is not fine must have a line to paste."""
     listed = list(findings)
     assert all(one.fix for one in listed if one.severity != "fine")
@@ -62,7 +66,7 @@ def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
     return [(one.severity, one.subject) for one in listed]
 
 
-def the(severity: str, findings: Iterable[Finding]) -> Finding:
+def the(severity: str, findings: Iterable[Remark]) -> Remark:
     (found,) = [one for one in findings if one.severity == severity]
     return found
 
@@ -88,7 +92,7 @@ def the(severity: str, findings: Iterable[Finding]) -> Finding:
 def test_the_folder_for_results_must_be_writable_where_the_job_runs(
     out: FolderFacts, site: Site | None, expected: tuple[str, str], words: str
 ) -> None:
-    findings = list(judge_out(out, site, HOME, on_cluster=True))
+    findings = about("out", site, out=out, on_cluster=True)
     assert told(findings)[0] == expected
     assert words in findings[0].text
     assert findings[0].severity == "fine" or "--out " in (findings[0].fix or "")
@@ -96,27 +100,25 @@ def test_the_folder_for_results_must_be_writable_where_the_job_runs(
 
 def test_a_local_disk_is_fine_where_there_is_no_cluster() -> None:
     out = at("/data/runs", shared=False, missing=True)
-    assert told(judge_out(out, None, HOME, on_cluster=False)) == [("fine", "out"), ("fine", "clock")]
+    assert told(about("out, clock", out=out)) == [("fine", "out"), ("fine", "clock")]
 
 
 @pytest.mark.parametrize(
     ("skew_s", "severity"), [(0.0, "fine"), (1.9, "fine"), (-3.5, "warning"), (59.0, "warning"), (7200.0, "problem")]
 )
 def test_a_clock_that_differs_is_said_with_its_seconds(skew_s: float, severity: str) -> None:
-    findings = [
-        one for one in judge_out(at("/x", skew_s=skew_s), None, HOME, on_cluster=False) if one.subject == "clock"
-    ]
+    findings = about("clock", out=at("/x", skew_s=skew_s))
     assert told(findings) == [(severity, "clock")]
     assert f"{abs(skew_s):,.1f} s" in findings[0].text
-    assert told(judge_slurm(SlurmFacts(skew_s=skew_s), site_named=False))[-1] == (severity, "clock")
+    assert told(about("clock", slurm=SlurmFacts(skew_s=skew_s)))[-1] == (severity, "clock")
 
 
 def test_a_clock_nobody_could_read_is_not_judged() -> None:
-    assert told(judge_out(at("/x", skew_s=None), None, HOME, on_cluster=False)) == [("fine", "out")]
+    assert told(about("out, clock", out=at("/x", skew_s=None))) == [("fine", "out")]
 
 
 def test_a_full_disk_is_seen_before_the_job_is() -> None:
-    findings = judge_out(at("/x", free_bytes=5 * 2**20), None, HOME, on_cluster=False)
+    findings = about("out, room", out=at("/x", free_bytes=5 * 2**20))
     assert "5 MiB" in the("warning", findings).text
 
 
@@ -133,13 +135,13 @@ def test_a_full_disk_is_seen_before_the_job_is() -> None:
 def test_files_of_the_run_are_compared_with_the_smaller_of_quota_and_room(
     tasks: int, free: int | None, site: Site | None, severity: str, words: str
 ) -> None:
-    (found,) = judge_files(replace(SCRATCH, free_files=free), site, tasks)
+    (found,) = about("files", site, out=replace(SCRATCH, free_files=free), asked=Asked(tasks=tasks))
     assert (found.severity, found.subject) == (severity, "files")
     assert words in found.text
 
 
 def test_the_array_that_fits_the_file_quota_is_in_the_fix() -> None:
-    (found,) = judge_files(replace(SCRATCH, free_files=510), None, 100)
+    (found,) = about("files", out=replace(SCRATCH, free_files=510), asked=Asked(tasks=100))
     assert found.fix == "#SBATCH --array=0-49"
 
 
@@ -158,11 +160,12 @@ def test_the_array_that_fits_the_file_quota_is_in_the_fix() -> None:
 def test_submitting_and_logging_from_a_refused_folder_is_a_problem(
     folder: str, output: str | None, expected: list[tuple[str, str]]
 ) -> None:
-    assert told(judge_submit(at(folder), SOCKEYE, HOME, replace(SCRIPT, output=output))) == expected
+    script = replace(SCRIPT, options={} if output is None else {"output": output})
+    assert told(about("submit folder, log folder", SOCKEYE, script, submit=at(folder))) == expected
 
 
 def test_without_a_site_no_folder_is_refused() -> None:
-    assert told(judge_submit(at("/home/ada"), None, HOME, SCRIPT)) == []
+    assert told(about("submit folder, log folder", None, SCRIPT, submit=at("/home/ada"))) == []
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_without_a_site_no_folder_is_refused() -> None:
 def test_a_live_database_on_a_shared_filesystem_is_not_fine(
     temporary: FolderFacts | None, site: Site | None, mode: str, severity: str
 ) -> None:
-    findings = list(judge_live(temporary, site, live_mode=mode))
+    findings = about("live files", site, temporary=temporary, live_mode=mode)
     assert told(findings) == [(severity, "live files")]
     assert severity == "fine" or "lustre" in findings[0].text
 
@@ -210,7 +213,7 @@ def test_a_folder_is_below_a_rule_by_whole_names() -> None:
 def test_an_array_larger_than_allowed_is_refused_with_one_that_is_not(
     tasks: int | None, last: int | None, site: Site | None, slurm: SlurmFacts | None, problems: list[str]
 ) -> None:
-    findings = list(judge_array(Asked(tasks=tasks, last_index=last), site, slurm))
+    findings = about("array, queue", site, asked=Asked(tasks=tasks, last_index=last), slurm=slurm)
     told(findings)
     assert [one.fix for one in findings if one.severity == "problem"] == problems
 
@@ -230,7 +233,7 @@ def test_an_array_larger_than_allowed_is_refused_with_one_that_is_not(
 def test_gpu_hours_over_the_cap_are_shown_as_a_product_with_what_fits(
     tasks: int | None, gpus: int, hours: int, fix: str | None
 ) -> None:
-    (found,) = judge_gpu_hours(Asked(tasks=tasks, gpus_per_task=gpus, time_s=hours * 3600), SOCKEYE)
+    (found,) = about("GPU-hours", SOCKEYE, asked=Asked(tasks=tasks, gpus_per_task=gpus, time_s=hours * 3600))
     assert found.severity == ("problem" if fix else "fine")
     assert f"= {(tasks or 1) * gpus * hours:,} GPU-hours" in found.text
     assert "2,400" in found.text
@@ -238,13 +241,13 @@ def test_gpu_hours_over_the_cap_are_shown_as_a_product_with_what_fits(
 
 
 def test_a_product_below_ten_gpu_hours_is_not_rounded_to_another_number() -> None:
-    (found,) = judge_gpu_hours(Asked(tasks=9, gpus_per_task=1, time_s=600), None)
+    (found,) = about("GPU-hours", asked=Asked(tasks=9, gpus_per_task=1, time_s=600))
     assert "9 tasks × 1 GPU × 0.1667 h = 1.5 GPU-hours" in found.text
 
 
 @pytest.mark.parametrize("asked", [Asked(), Asked(tasks=9, gpus_per_task=4), Asked(tasks=9, time_s=60)])
 def test_gpu_hours_nobody_knows_are_not_judged(asked: Asked) -> None:
-    assert list(judge_gpu_hours(asked, SOCKEYE)) == []
+    assert about("GPU-hours", SOCKEYE, asked=asked) == []
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ def test_gpu_hours_nobody_knows_are_not_judged(asked: Asked) -> None:
     ],
 )
 def test_what_a_task_wants_of_a_node_must_fit_into_one(asked: Asked, expected: list[tuple[str, str]]) -> None:
-    assert told(judge_node(asked, SOCKEYE)) == expected
+    assert told(about("GPUs, cores, memory", SOCKEYE, asked=asked)) == expected
 
 
 @pytest.mark.parametrize(
@@ -277,17 +280,18 @@ def test_what_no_site_file_says_about_a_node_this_slurm_may_say(
     asked: Asked, site: Site | None, fix: str | None
 ) -> None:
     there = NodeFacts("partition gpu", 8, 64, 180_000 / 1024)
-    findings = list(judge_node(asked, site, there))
+    findings = about("GPUs, cores, memory", site, asked=asked, nodes=there)
     assert [one.fix for one in findings] == ([fix] if fix else [])
     assert all("a node of partition gpu has" in one.text for one in findings if site is not SOCKEYE)
-    assert site is SOCKEYE or list(judge_node(asked, site, NodeFacts("this Slurm"))) == []
+    assert site is SOCKEYE or about("GPUs, cores, memory", site, asked=asked, nodes=NodeFacts("this Slurm")) == []
 
 
 def test_gpus_in_a_partition_that_has_none_are_looked_for() -> None:
-    (found,) = judge_node(Asked(gpus_per_node=1), None, NodeFacts("partition cpu", 0, 64, 100.0))
+    (found,) = about("GPUs", asked=Asked(gpus_per_node=1), nodes=NodeFacts("partition cpu", 0, 64, 100.0))
     assert (found.severity, found.fix) == ("problem", "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)")
 
 
+NAMED = "partition, constraint, GPUs, nodes"
 THERE = NameFacts("this Slurm", ("gpu", "short"), ("n1", "n2"), ("Fast", "gpu_mem_32"), ("a100", "v100"))
 
 
@@ -311,16 +315,17 @@ THERE = NameFacts("this Slurm", ("gpu", "short"), ("n1", "n2"), ("Fast", "gpu_me
     ],
 )
 def test_what_is_asked_for_by_name_must_be_there(asked: Asked, words: str | None, fix: str) -> None:
-    found = list(judge_names(asked, THERE))
+    found = about(NAMED, asked=asked, names=THERE)
     assert [one.severity for one in found] == ([] if words is None else ["problem"])
     assert all((words or "") in one.text and (one.fix or "").startswith(fix) for one in found)
-    assert list(judge_names(asked, None)) == []
+    assert about(NAMED, asked=asked) == []
 
 
 def test_a_cluster_with_one_kind_or_none_says_so() -> None:
-    (found,) = judge_names(Asked(constraint="x"), replace(THERE, whose="partition cpu", features=()))
+    (found,) = about(NAMED, asked=Asked(constraint="x"), names=replace(THERE, whose="partition cpu", features=()))
     assert "no node of partition cpu has the feature x (there: none)" in found.text
-    (found,) = judge_names(Asked(partition="x"), replace(THERE, partitions=tuple(f"p{n}" for n in range(10))))
+    many = replace(THERE, partitions=tuple(f"p{n}" for n in range(10)))
+    (found,) = about(NAMED, asked=Asked(partition="x"), names=many)
     assert found.text.endswith("p6, p7 and 2 more)")
 
 
@@ -343,25 +348,27 @@ NOWHERE = "allocation failure: Requested node configuration is not available\n" 
 def test_what_sbatch_would_say_is_asked_beforehand(
     said: tuple[int, str], expected: tuple[str, str], words: str
 ) -> None:
-    (found,) = hear_sbatch([], [], parse_trial(*said), "job.sbatch")
+    (found,) = request_rules.judge_request(facts(None, SCRIPT, trial=parse_trial(*said)))
     assert told([found]) == [expected]
     assert words in found.text
     assert said[1] != INVALID or found.details == ("invalid partition specified: nope",)
 
 
 def test_sbatch_has_the_last_word_about_names_and_repeats_nothing_that_is_said_better() -> None:
-    named = list(judge_names(Asked(partition="hidden"), THERE))
-    assert told(hear_sbatch([], named, parse_trial(*TAKEN), "x")) == [("fine", "sbatch")]
-    assert hear_sbatch([], named, parse_trial(1, INVALID), "x") == named
-    assert hear_sbatch([], named, None, "x") == named
-    sure = hear_sbatch([], [], parse_trial(1, NOWHERE), "x", all_work=True)
-    assert told(sure) == [("problem", "sbatch")]
-    other = problem("GPU-hours", "too many", "fewer")
-    assert told(hear_sbatch([other], [], parse_trial(1, INVALID), "x"))[1:] == [("problem", "sbatch")]
+    def judged(trial: SbatchAnswer | None, asked: Asked, names: NameFacts = THERE) -> list[tuple[str, str]]:
+        return told(request_rules.judge_request(facts(SOCKEYE, SCRIPT, trial=trial, asked=asked, names=names)))
+
+    hidden = Asked(partition="hidden")
+    assert judged(parse_trial(*TAKEN), hidden) == [("fine", "sbatch")]
+    assert judged(parse_trial(1, INVALID), hidden) == judged(None, hidden) == [("problem", "partition")]
+    assert judged(parse_trial(1, NOWHERE), Asked(), replace(THERE, all_work=True)) == [("problem", "sbatch")]
+    too_much = Asked(tasks=50, gpus_per_task=4, time_s=100 * 3600, account="st-x-gpu")
+    found = judged(parse_trial(1, INVALID), too_much)
+    assert ("problem", "GPU-hours") in found and found[-1] == ("problem", "sbatch")
     assert parse_trial(1, "sbatch: error: Unable to contact slurm controller (connect failure)") is None
 
 
-MERGING = replace(SCRIPT, start=None, other_commands=("merge",))
+MERGING = replace(SCRIPT, calls=(replace(START, command="merge"),))
 
 
 @pytest.mark.parametrize(
@@ -376,10 +383,10 @@ MERGING = replace(SCRIPT, start=None, other_commands=("merge",))
         (Asked(), None, None),
     ],
 )
-def test_the_account_of_gpu_jobs_is_not_for_a_merge(asked: Asked, script: ScriptFacts | None, fix: str | None) -> None:
-    found = list(judge_merge_account(asked, SOCKEYE, script))
+def test_the_account_of_gpu_jobs_is_not_for_a_merge(asked: Asked, script: BatchScript | None, fix: str | None) -> None:
+    found = about("merge account", SOCKEYE, script, asked=asked)
     assert [one.fix for one in found] == ([fix] if fix else [])
-    assert list(judge_merge_account(asked, None, script)) == list(judge_merge_account(asked, Site("x"), script)) == []
+    assert about("merge account", Site("x"), script, asked=asked) == []
 
 
 @pytest.mark.parametrize(
@@ -395,23 +402,23 @@ def test_the_account_of_gpu_jobs_is_not_for_a_merge(asked: Asked, script: Script
 def test_a_time_must_be_allowed_and_none_at_all_is_not_the_same_as_not_said(
     asked: Asked, site: Site | None, expected: list[tuple[str, str]]
 ) -> None:
-    assert told(judge_time(asked, site)) == expected
+    assert told(about("time", site, asked=asked)) == expected
 
 
 def test_gpu_hours_without_a_time_limit_have_no_end() -> None:
     asked = Asked(tasks=10, gpus_per_task=4, no_time_limit=True)
-    (found,) = judge_gpu_hours(asked, SOCKEYE)
+    (found,) = about("GPU-hours", SOCKEYE, asked=asked)
     assert (found.severity, found.subject) == ("problem", "GPU-hours")
     assert "10 tasks × 4 GPUs without a time limit have no end" in found.text
     assert (found.fix or "").startswith("#SBATCH --time=60:00:00 ")
-    assert list(judge_gpu_hours(asked, None)) == []
+    assert about("GPU-hours", asked=asked) == []
 
 
 @pytest.mark.parametrize(
     ("asked", "start", "expected"),
     [
         (Asked(nodes=2, gpus_per_task=8), START, [("warning", "nodes")]),
-        (Asked(nodes=2, gpus_per_task=8), replace(START, spread=True), []),
+        (Asked(nodes=2, gpus_per_task=8), replace(START, before=("srun",)), []),
         (Asked(nodes=1, gpus_per_task=4), START, []),
         (Asked(gpus_per_task=8), START, [("warning", "nodes")]),  # takes two nodes of four
         (Asked(gpus_per_task=4), START, []),
@@ -419,13 +426,13 @@ def test_gpu_hours_without_a_time_limit_have_no_end() -> None:
     ],
 )
 def test_a_task_of_several_nodes_must_be_started_on_all_of_them(
-    asked: Asked, start: Start, expected: list[tuple[str, str]]
+    asked: Asked, start: Call, expected: list[tuple[str, str]]
 ) -> None:
-    assert told(judge_spread(asked, SOCKEYE, replace(SCRIPT, start=start))) == expected
+    assert told(about("nodes", SOCKEYE, replace(SCRIPT, calls=(start,)), asked=asked)) == expected
 
 
 def test_memory_that_costs_more_than_the_gpus_is_shown_with_its_arithmetic() -> None:
-    (found,) = judge_billing(Asked(gpus_per_task=4, memory_gb_per_node=64, cpus=24), SOCKEYE)
+    (found,) = about("billing", SOCKEYE, asked=Asked(gpus_per_task=4, memory_gb_per_node=64, cpus=24))
     assert (found.severity, found.subject) == ("warning", "billing")
     for words in ("13.3 times", "4 GPUs × 6 = 24", "64 GB × 5 = 320", "24 cores × 1 = 24", "320 an hour"):
         assert words in found.text
@@ -434,11 +441,11 @@ def test_memory_that_costs_more_than_the_gpus_is_shown_with_its_arithmetic() -> 
 
 def test_the_bill_of_several_nodes_counts_what_all_of_them_give() -> None:
     asked = Asked(nodes=2, gpus_per_task=8, gpus_per_node=4, memory_gb_per_node=64, cpus=48, cpus_per_node=24)
-    (found,) = judge_billing(asked, SOCKEYE)
+    (found,) = about("billing", SOCKEYE, asked=asked)
     for words in ("13.3 times", "8 GPUs × 6 = 48", "128 GB × 5 = 640", "48 cores × 1 = 48"):
         assert words in found.text
     assert (found.fix or "").startswith("#SBATCH --mem=16G ")  # of each node
-    assert told(judge_billing(replace(asked, memory_gb_per_node=16), SOCKEYE)) == [("fine", "billing")]
+    assert told(about("billing", SOCKEYE, asked=replace(asked, memory_gb_per_node=16))) == [("fine", "billing")]
 
 
 @pytest.mark.parametrize(
@@ -461,7 +468,7 @@ def test_the_bill_of_several_nodes_counts_what_all_of_them_give() -> None:
 def test_a_bill_counts_the_largest_or_the_sum_as_the_site_says(
     asked: Asked, site: Site, severity: str, words: str
 ) -> None:
-    (found,) = judge_billing(asked, site)
+    (found,) = about("billing", site, asked=asked)
     assert found.severity == severity
     assert words in found.text
 
@@ -480,10 +487,11 @@ def test_an_account_must_end_as_the_site_says(
     account: str | None, has_script: bool, expected: list[tuple[str, str]], fix: str | None
 ) -> None:
     asked = Asked(account=account, gpus_per_task=4)
-    findings = list(judge_account(asked, SOCKEYE, has_script=has_script))
+    script = SCRIPT if has_script else None
+    findings = about("account", SOCKEYE, script, asked=asked)
     assert told(findings) == expected
     without_gpus = replace(asked, gpus_per_task=None)
-    assert not has_script or not list(judge_account(without_gpus, SOCKEYE, has_script=True))
+    assert not has_script or not about("account", SOCKEYE, SCRIPT, asked=without_gpus)
     assert [one.fix for one in findings if one.fix] == ([fix] if fix else [])
 
 
@@ -500,12 +508,12 @@ def test_an_account_must_end_as_the_site_says(
 def test_an_array_is_compared_with_what_there_is_to_do(
     tasks: int | None, chunks: int, listed: int | None, expected: list[tuple[str, str]]
 ) -> None:
-    assert told(judge_shares(Asked(tasks=tasks), SourceFacts(chunks, 0.0, 0, listed))) == expected
+    assert told(about("array", asked=Asked(tasks=tasks), source=SourceFacts(chunks, 0.0, 0, listed))) == expected
 
 
 def test_one_task_has_and_many_have_nothing_to_do() -> None:
     for tasks, words in ((2, "2 tasks for 1 chunk: 1 has nothing"), (3, "3 tasks for 1 chunk: 2 have nothing")):
-        (found,) = judge_shares(Asked(tasks=tasks), SourceFacts(1, 0.0, 0, None))
+        (found,) = about("array", asked=Asked(tasks=tasks), source=SourceFacts(1, 0.0, 0, None))
         assert found.text == f"{words} to do"
 
 
@@ -513,7 +521,10 @@ def test_one_task_has_and_many_have_nothing_to_do() -> None:
 
 
 def test_a_script_as_it_should_be_has_nothing_to_fix() -> None:
-    assert told(judge_script(SCRIPT, Asked(time_s=3600))) == [("fine", "start"), ("fine", "signal")]
+    assert told(script_rules.judge_script(facts(None, SCRIPT, asked=Asked(time_s=3600)))) == [
+        ("fine", "start"),
+        ("fine", "signal"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -530,12 +541,14 @@ def test_a_warning_that_comes_before_the_job_has_begun_is_a_problem(
     lead_s: int, time_s: int | None, fix: str | None
 ) -> None:
     script = replace(SCRIPT, signal=replace(SIGNAL, lead_s=lead_s))
-    found = [one for one in judge_script(script, Asked(time_s=time_s)) if one.severity == "problem"]
+    said = script_rules.judge_script(facts(None, script, asked=Asked(time_s=time_s)))
+    found = [one for one in said if one.severity == "problem"]
     assert [(one.subject, one.fix) for one in found] == ([("signal", fix)] if fix else [])
 
 
-SHELL = replace(START, by_exec=False)
-SRUN = replace(START, by_exec=False, by_srun=True)
+SHELL = replace(START, before=())
+SRUN = replace(START, before=("srun",))
+MERGE = replace(SHELL, command="merge")
 TO_STEPS = replace(SIGNAL, to_script=False)
 WRONG = Mistake(" line 3: sbatch knows no option --x", "#SBATCH --y")
 
@@ -544,37 +557,36 @@ WRONG = Mistake(" line 3: sbatch knows no option --x", "#SBATCH --y")
     ("changes", "expected"),
     [
         ({"signal": None}, [("warning", "signal")]),
-        ({"append": False}, [("warning", "log")]),
-        ({"start": SHELL}, [("problem", "start")]),  # USR1 kills a shell that waits for its child
-        ({"start": SHELL, "signal": None}, [("warning", "start"), ("warning", "signal")]),
-        ({"start": SRUN, "signal": TO_STEPS}, []),
-        ({"start": SRUN}, [("problem", "start")]),
-        ({"start": replace(SRUN, by_exec=True)}, []),
-        ({"start": replace(START, within="a pipeline")}, [("problem", "start")]),
-        ({"start": replace(START, within="the background")}, [("problem", "start")]),
-        ({"start": replace(SHELL, within="brackets"), "signal": None}, [("warning", "start"), ("warning", "signal")]),
-        ({"start": replace(SRUN, within="a pipeline"), "signal": TO_STEPS}, [("warning", "start")]),
-        ({"start": replace(SRUN, within="a pipeline"), "signal": TO_STEPS, "pipefail": True}, []),
-        ({"start": SHELL, "starts": (START, SHELL)}, [("problem", "start")]),
-        ({"start": START, "starts": (START, START)}, []),  # two branches
-        ({"start": SHELL, "traps": frozenset({"USR1"})}, []),  # its own answer, which may be right
+        ({"options": {}}, [("warning", "log")]),
+        ({"calls": (SHELL,)}, [("problem", "start")]),  # USR1 kills a shell that waits for its child
+        ({"calls": (SHELL,), "signal": None}, [("warning", "start"), ("warning", "signal")]),
+        ({"calls": (SRUN,), "signal": TO_STEPS}, []),
+        ({"calls": (SRUN,)}, [("problem", "start")]),
+        ({"calls": (replace(START, before=("exec", "srun")),)}, []),
+        ({"calls": (replace(START, within="a pipeline"),)}, [("problem", "start")]),
+        ({"calls": (replace(START, within="the background"),)}, [("problem", "start")]),
+        ({"calls": (START, SHELL)}, [("problem", "start")]),
+        ({"calls": (START, START)}, []),  # two branches
+        ({"calls": (SHELL,), "traps_signals": True}, []),  # its own answer, which may be right
         ({"signal": TO_STEPS}, [("warning", "signal")]),
-        ({"signal": WarningSignal("HUP", 180, True)}, [("warning", "signal")]),
-        ({"signal": WarningSignal("USR1", 60, True)}, [("warning", "signal")]),
-        ({"signal": WarningSignal("USR2", 120, True)}, []),
+        ({"signal": parse_signal("B:HUP@180")}, [("warning", "signal")]),
+        ({"signal": parse_signal("B:USR1@60")}, [("warning", "signal")]),
+        ({"signal": parse_signal("B:USR2@120")}, []),
         ({"mistakes": (WRONG, WRONG)}, [("problem", "script"), ("problem", "script")]),
         ({"near_options": (WRONG,)}, [("warning", "script")]),
         ({"wrong_calls": (WRONG,)}, [("problem", "call")]),
-        ({"afterok": WRONG}, [("warning", "dependency")]),
-        ({"start": None}, [("warning", "start")]),
-        ({"start": None, "signal": None, "append": False, "other_commands": ("merge",)}, []),
+        ({"calls": (MERGE,), "options": {"dependency": "afterok:7"}}, [("warning", "dependency")]),
+        ({"options": {**APPEND, "dependency": "afterok:7"}}, []),  # the job before need not be an array
+        ({"calls": ()}, [("warning", "start")]),
+        ({"calls": (), "unread": (9,)}, []),
+        ({"calls": (MERGE,), "signal": None, "options": {}}, []),
     ],
 )
 def test_what_would_keep_signals_or_logs_away_is_found(
     changes: dict[str, object], expected: list[tuple[str, str]]
 ) -> None:
     script = replace(SCRIPT, **changes)  # type: ignore[arg-type]
-    assert [one for one in told(judge_script(script, Asked())) if one[0] != "fine"] == expected
+    assert [one for one in told(script_rules.judge_script(facts(None, script))) if one[0] != "fine"] == expected
 
 
 @pytest.mark.parametrize(
@@ -590,7 +602,7 @@ def test_what_would_keep_signals_or_logs_away_is_found(
 def test_the_grace_must_fit_into_what_slurm_gives(
     slurm: SlurmFacts | None, grace_s: float, expected: list[tuple[str, str]]
 ) -> None:
-    assert told(judge_grace(slurm, grace_s)) == expected
+    assert told(about("grace", slurm=slurm, grace_s=grace_s)) == expected
 
 
 LOADED = ModuleFacts(("gcc", "cuda"), command=True, loaded=("gcc/9.4.0", "cuda/11.8", "zlib/1.2"))
@@ -601,16 +613,15 @@ LOADED = ModuleFacts(("gcc", "cuda"), command=True, loaded=("gcc/9.4.0", "cuda/1
     [
         (("gcc", "cuda"), LOADED, [("fine", "modules")]),
         (("gcc/9.4.0", "cuda/11.8"), None, []),
-        (("cuda", "gcc"), LOADED, [("warning", "modules"), ("fine", "modules")]),
         (("cuda",), None, [("warning", "modules")]),
         (("gcc", "cuda"), replace(LOADED, loaded=("gcc/9.4.0",), said="unknown: cuda"), [("problem", "modules")]),
         (("gcc", "cuda"), ModuleFacts(("gcc", "cuda"), command=False), [("warning", "modules")]),
     ],
 )
-def test_modules_are_loaded_in_the_sites_order_and_are_there(
+def test_modules_that_the_site_wants_are_loaded_and_are_there(
     modules: tuple[str, ...], found: ModuleFacts | None, expected: list[tuple[str, str]]
 ) -> None:
-    assert told(judge_modules(replace(SCRIPT, modules=modules), SOCKEYE, found)) == expected
+    assert told(about("modules", SOCKEYE, replace(SCRIPT, modules=modules), modules=found)) == expected
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
@@ -628,31 +639,24 @@ def test_modules_are_loaded_in_the_sites_order_and_are_there(
     ],
 )
 def test_no_gpu_is_fine_on_a_login_node_and_nowhere_else(gpus: GpuFacts, on_cluster: bool, severity: str) -> None:
-    (found,) = judge_gpus(gpus, on_cluster=on_cluster)
+    (found,) = about("GPUs", gpus=gpus, on_cluster=on_cluster)
     assert told([found]) == [(severity, "GPUs")]
     assert gpus.names or gpus.why in found.text
 
 
 def test_a_slurm_that_does_not_answer_is_a_warning_and_none_at_all_is_fine() -> None:
-    assert told(judge_slurm(None, site_named=True)) == [("fine", "Slurm")]
-    assert told(judge_slurm(SlurmFacts(trouble="Unable to contact slurm controller"), site_named=True)) == [
+    assert told(about("Slurm", SOCKEYE)) == [("fine", "Slurm")]
+    assert told(about("Slurm", SOCKEYE, slurm=SlurmFacts(trouble="Unable to contact slurm controller"))) == [
         ("warning", "Slurm")
     ]
-
-
-def test_a_source_is_told_with_its_hours_and_what_nobody_knows() -> None:
-    assert say_source(SourceFacts(1200, 36_000, 3)).text == (
-        "1,200 chunks, 10.0 hours of audio, 3 of unknown length; every file is there"
-    )
-    assert "no audio file was looked at" in say_source(SourceFacts(1200, 0.0, 0, stats=False)).text
 
 
 # --- the text ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_worst_comes_first_and_only_lines_to_paste_are_longer_than_100() -> None:
-    long = problem("out", "word " * 60, "--out " + "x" * 150, ["line 1: first", "line 2: second"])
-    text = findings_text([fine("array", "100 tasks"), warning("submit folder", "hm", "cd /x"), long])
+    long = problem("out", "word " * 60, "--out " + "x" * 150, ("line 1: first", "line 2: second"))
+    text = remarks_text([fine("array", "100 tasks"), warning("submit folder", "hm", "cd /x"), long])
     lines = text.splitlines()
     assert lines[0] == "1 problem and 1 warning: not ready"
     assert [line.split()[0] for line in lines[1:] if line[2:3].strip()] == ["problem", "warning", "fine"]
@@ -661,5 +665,5 @@ def test_the_worst_comes_first_and_only_lines_to_paste_are_longer_than_100() -> 
 
 
 def test_without_a_problem_it_is_ready_and_a_name_cannot_steer_the_terminal() -> None:
-    assert headline([fine("a", "b")]) == "0 problems and 0 warnings: ready to submit"
-    assert "\x1b" not in findings_text([warning("out", "a\x1b[31mb", "ls a\x1b")])
+    assert remarks_text([fine("a", "b")]).startswith("0 problems and 0 warnings: ready to submit\n")
+    assert "\x1b" not in remarks_text([warning("out", "a\x1b[31mb", "ls a\x1b")])

@@ -10,21 +10,20 @@ from pathlib import Path
 import pytest
 from support.hand_clock import HandClock
 from support.probes import GIB, KEY, trial
-from support.scripted_engine import News, Script, ScriptedEngine, ScriptedSession, done, failed
+from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
 
-from badcjobs.gpu.choose import open_reader
-from badcjobs.gpu.simulated import simulated_uuid
+from badcjobs.devices.choose import open_reader
+from badcjobs.devices.simulated import simulated_uuid
 from badcjobs.model import TOO_LONG, Chunk, StandIn, Trial, WorkerPlan
-from badcjobs.probe.verdict import judge
-from badcjobs.probing import why_not_finished
-from badcjobs.report.probe_page import probe_page
-from badcjobs.report.probe_text import probe_text
+from badcjobs.planning.probe import why_not_finished
+from badcjobs.planning.probe_page import probe_page, probe_text
+from badcjobs.planning.probe_search import judge
+from badcjobs.planning.probe_trial import TrialEvents
 from badcjobs.seams import SessionBroken
-from badcjobs.stop import StopRequest
-from badcjobs.workers.demo_memory import PretendedMemory
-from badcjobs.workers.demo_worker import memory_of, parse_arguments
-from badcjobs.workers.failures import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY
-from badcjobs.workers.watched_engine import Watch, WatchedEngine
+from badcjobs.task.stop import StopRequest
+from badcjobs.workers.demo_worker import PretendedMemory, memory_of, parse_arguments
+from badcjobs.workers.retry import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, RetryPolicy
+from badcjobs.workers.supervise import Supervisor
 
 MIB = 2**20
 CHUNKS = [Chunk("r", name, f"{name}.wav", f"/{name}.wav") for name in ("a", "b")]
@@ -79,15 +78,25 @@ def test_workers_of_one_pretended_device_share_its_memory_as_long_as_they_live(t
 # --- what an engine said ----------------------------------------------------------------------------------------------
 
 
-def listen(script: Script, tmp_path: Path, *, lean: bool = False) -> tuple[Watch, ScriptedEngine]:
-    watch = Watch()
-    engine = ScriptedEngine(script)
-    session = WatchedEngine(engine, watch, lean=lean).open(WorkerPlan(0, None, None, 1), tmp_path)
-    try:
-        list(session.process(CHUNKS))
-    except SessionBroken:
-        pass
-    session.close()
+def listen(script: Script, tmp_path: Path, *, lean: bool = False) -> tuple[TrialEvents, ScriptedEngine]:
+    watch = TrialEvents()
+    engine = ScriptedEngine(script, wants=2)
+    supervisor = Supervisor(
+        engine,
+        [WorkerPlan(0, None, None, 1, lean=lean)],
+        Notebook(CHUNKS),
+        clock=CLOCK,
+        policy=RetryPolicy(retries=0, backoff_s=0.0),
+        scratch=tmp_path,
+        listen=watch.note,
+    )
+    supervisor.start()
+    while supervisor.busy and watch.trouble is None:
+        supervisor.handle_events(timeout_s=0.02)
+    watch.closed = True
+    supervisor.kill()
+    while supervisor.busy:
+        supervisor.handle_events(timeout_s=0.02)
     return watch, engine
 
 
@@ -108,15 +117,16 @@ def test_that_the_memory_ran_out_counts_more_than_what_came_before_it(tmp_path: 
     assert trouble is not None and trouble.is_out_of_memory and trouble.at_start
 
 
-def test_a_chunk_lost_with_others_decides_only_where_its_words_say_why(tmp_path: Path) -> None:
-    watch, _ = listen(lambda session, batch: iter([failed(batch[0], BATCH_LOST, charged=False)]), tmp_path)
+def test_a_chunk_lost_with_others_decides_only_where_its_words_say_why() -> None:
+    watch, other = TrialEvents(), TrialEvents()
+    watch.note(failed(CHUNKS[0], BATCH_LOST, charged=False))
     assert watch.trouble is None
-    other, _ = listen(lambda session, batch: iter([failed(batch[0], EXIT_CODE)]), tmp_path)
+    other.note(failed(CHUNKS[0], EXIT_CODE))
     assert other.trouble is not None and not other.trouble.is_out_of_memory
 
 
 def test_what_is_said_after_the_end_is_of_our_own_making(tmp_path: Path) -> None:
-    watch = Watch()
+    watch = TrialEvents()
     watch.closed = True
     watch.note(failed(CHUNKS[0], EXIT_CODE))
     assert watch.trouble is None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, Trial
-from badcjobs.probe.search import Bounds, Step, bracket, is_over, next_step, usual_is_over
+from badcjobs.planning.probe_search import Bounds, ProbeStep, bracket, is_over, next_step, usual_is_over
 
 LIMITS = st.floats(3.1, 20_000)
 
@@ -23,10 +23,10 @@ def too_long(length_s: float, *, lean: bool = False) -> Trial:
     return Trial(length_s, lean, TOO_LONG)
 
 
-def search(holds: Callable[[Step], bool], bounds: Bounds, devices: int = 1) -> list[Trial]:
+def search(holds: Callable[[ProbeStep], bool], bounds: Bounds, devices: int = 1) -> list[Trial]:
     """Play the devices: each takes the next step as soon as it is free, the oldest trial ends first."""
     trials: list[Trial] = []
-    running: list[Step] = []
+    running: list[ProbeStep] = []
     while True:
         while len(running) < devices and (step := next_step(trials, bounds, running)) is not None:
             assert step not in running
@@ -93,11 +93,11 @@ def test_one_thread_that_does_not_help_costs_one_trial() -> None:
 def test_devices_of_one_model_never_try_the_same_and_need_fewer_rounds() -> None:
     bounds, trials = Bounds(60, 3600), [fits(60), fits(120)]
     first = next_step(trials, bounds)
-    assert first == Step(False, 240)
-    assert next_step(trials, bounds, [first]) == Step(False, 480)
+    assert first == ProbeStep(False, 240)
+    assert next_step(trials, bounds, [first]) == ProbeStep(False, 480)
     between = [*trials, too_long(240)]
-    assert next_step(between, bounds) == Step(False, 170)
-    assert next_step(between, bounds, [Step(False, 170.0)]) == Step(False, 143)
+    assert next_step(between, bounds) == ProbeStep(False, 170)
+    assert next_step(between, bounds, [ProbeStep(False, 170.0)]) == ProbeStep(False, 143)
 
 
 def test_nothing_is_tried_beyond_the_longest_that_was_asked_for() -> None:
@@ -108,13 +108,13 @@ def test_nothing_is_tried_beyond_the_longest_that_was_asked_for() -> None:
 def test_a_longer_end_goes_on_where_a_shorter_one_stopped() -> None:
     trials = [fits(60), fits(120)]
     assert is_over(trials, Bounds(60, 120))
-    assert next_step(trials, Bounds(60, 1000)) == Step(False, 240)
+    assert next_step(trials, Bounds(60, 1000)) == ProbeStep(False, 240)
 
 
 def test_an_engine_that_does_not_start_as_usual_is_tried_lean_and_then_not_at_all() -> None:
     trials = [Trial(60, False, NO_START)]
     assert usual_is_over(trials, Bounds())
-    assert next_step(trials, Bounds()) == Step(True, 60)
+    assert next_step(trials, Bounds()) == ProbeStep(True, 60)
     assert next_step([*trials, Trial(60, True, NO_START)], Bounds()) is None
 
 

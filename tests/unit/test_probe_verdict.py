@@ -6,9 +6,9 @@ import pytest
 from support.probes import KEY, trial
 
 from badcjobs.model import NO_START, TOO_LONG, ProbeResult, Trial
-from badcjobs.probe.verdict import choose_best, judge
-from badcjobs.probe_trial import Measure, measure
-from badcjobs.report.probe_text import probe_text
+from badcjobs.planning.probe_page import probe_text
+from badcjobs.planning.probe_search import choose_best, judge
+from badcjobs.planning.probe_trial import Measure, measure
 
 
 def test_the_best_is_the_shortest_within_two_percent_of_the_fastest() -> None:

@@ -10,14 +10,23 @@ import pytest
 from support.probes import GIB, KEY, trial
 
 from badcjobs.clock import SystemClock
-from badcjobs.config import RunSettings
 from badcjobs.model import TOO_LONG, Device, Probed, Trial, WorkerPlan
-from badcjobs.probe.verdict import judge
-from badcjobs.probed import Damaged, NoStore, ProbeStore, parse_probes, probe_files, read_probes, readers_of, to_toml
-from badcjobs.probed_limits import find_limits
-from badcjobs.workers.demo import DemoEngine
-from badcjobs.workers.launch import SubprocessLauncher
+from badcjobs.planning.probe_search import judge
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.settings import RunSettings
+from badcjobs.workers.engines import DemoEngine
+from badcjobs.workers.learned import find_limits
 from badcjobs.workers.memory_limits import MemoryLimit
+from badcjobs.workers.probe_results import (
+    Damaged,
+    NoStore,
+    ProbeStore,
+    parse_probes,
+    probe_files,
+    read_probes,
+    readers_of,
+    to_toml,
+)
 
 TRIALS = [
     trial(60, 400, peak_bytes=3 * GIB),

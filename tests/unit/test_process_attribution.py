@@ -14,9 +14,8 @@ import pytest
 from support.databases import query
 
 from badcjobs.model import ProcessReading, Reading
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry.process_lookup import ProcessLookup, Who, parse_parent
-from badcjobs.telemetry.processes import ProcessBook
+from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.device_processes import ProcessBook, ProcessLookup, Who, parse_parent
 
 START_MS = 1_800_000_000_000
 MARK = "BADCJOBS_TASK=4821_7.r0.gpu3-99"

@@ -19,12 +19,22 @@ from support.live_run import write_live_run
 from support.summaries import FINDINGS, JOB, NASTY, PROOF, TASK, device
 
 from badcjobs.clock import SystemClock
-from badcjobs.job import summarize_database
-from badcjobs.live_source import open_run
-from badcjobs.report.as_prometheus import READING_NAMES, job_samples
-from badcjobs.report.metrics import COUNTER, METRIC_BY_NAME, METRICS, SERVED, Metric, Sample, prometheus_text
-from badcjobs.report.summarize import summarize
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.live.serve import open_run
+from badcjobs.model import Reading
+from badcjobs.report.job import summarize_database
+from badcjobs.report.prometheus import (
+    COUNTER,
+    METRIC_BY_NAME,
+    METRICS,
+    READING_NAMES,
+    SERVED,
+    Metric,
+    Sample,
+    job_samples,
+    prometheus_text,
+)
+from badcjobs.report.summary import summarize
+from badcjobs.store.merge import MergeOrder, merge
 
 
 def job_text(run: str = "july") -> str:
@@ -136,7 +146,14 @@ def test_what_is_not_known_or_no_number_is_left_out_with_its_head() -> None:
     odd = [Sample("badcjobs_source_rows", None), Sample("badcjobs_speed_ratio", math.nan),
            Sample("badcjobs_left_gpu_seconds", math.inf)]  # fmt: skip
     assert prometheus_text(odd) == ""
-    unknown = replace(device(), last={}, energy_counter_j=None, energy_integrated_j=None, power_limit_w=None)
+    unknown = replace(
+        device(),
+        reading=Reading(),
+        read_at_ms=None,
+        energy_counter_j=None,
+        energy_integrated_j=None,
+        power_limit_w=None,
+    )
     text = prometheus_text(job_samples(summarize(replace(JOB, devices=(unknown,))), "july"))
     assert "badcjobs_gpu_power" not in text
     assert "badcjobs_energy_joules_total" not in text

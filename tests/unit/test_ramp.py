@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from badcjobs.model import MemoryHeld
-from badcjobs.workers.ramp import Beginning, Ramp, Step, begin
+from badcjobs.workers.autoscale import Beginning, Ramp, WorkerStep, begin
 
 GIB = 2**30
 
@@ -73,7 +73,7 @@ def climb(
     left: int = 10**6,
     memory_each: float | None = None,
     held: Callable[[float, int], MemoryHeld | None] = lambda now_s, workers: None,
-) -> list[Step]:
+) -> list[WorkerStep]:
     """Let time pass; ``speed`` is the chunks per second that so many workers per device achieve.
 
     ``held``: the last reading of the main memory at a moment, with so many workers per device.
@@ -213,5 +213,5 @@ def test_nothing_is_measured_before_every_worker_is_warm() -> None:
 def test_memory_that_ran_out_costs_a_worker_but_never_the_last() -> None:
     ramp = Ramp(Beginning(3, 16, ""), 1, settled=False)
     step = ramp.too_much("it ran out of memory")
-    assert step == Step(2, "it ran out of memory", settled=False)
+    assert step == WorkerStep(2, "it ran out of memory", settled=False)
     assert Ramp(Beginning(1, 16, ""), 1, settled=False).too_much("it ran out of memory") is None

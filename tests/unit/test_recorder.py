@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -13,23 +14,15 @@ import pytest
 from support.databases import query
 from support.hand_clock import HandClock
 
-import badcjobs.recording as recording
-from badcjobs.gpu.nothing import NothingReader
-from badcjobs.gpu.script import SimulatedDevice, SimulationScript
-from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
+import badcjobs.telemetry.recorder_process as recording
+from badcjobs.devices.choose import NothingReader
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript, simulated_uuid
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry.cost import CostBook, Effort, Life, Use, parse_peak_memory, read_own_use
-from badcjobs.telemetry.followed import Followed
-from badcjobs.telemetry.gaps import Gaps
-from badcjobs.telemetry.host import HostReader, parse_cpu_times, parse_memory
-from badcjobs.telemetry.notes import Book, Notes
-from badcjobs.telemetry.recorder import Recorder
-from badcjobs.telemetry.sampler import Sampler
+from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.cost import CostBook, HostReader, parse_cpu_times, parse_memory, parse_peak_memory, read_own_use
+from badcjobs.telemetry.recorder import Book, Effort, Followed, Gaps, Recorder, Sampler, SourceBook, Unwritten
 from badcjobs.telemetry.sidecar import parse_last_words
-from badcjobs.telemetry.sources import SourceBook
-from badcjobs.telemetry.unwritten import Unwritten
 
 TASK = 77
 
@@ -54,7 +47,7 @@ class ScriptedReader:
             raise DeviceUnreadable(answer)
         return answer
 
-    def hurry(self) -> None:
+    def force_full_read(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -143,7 +136,8 @@ class Bench:
             since_ms=since_ms,
             again=again,
             refused=self.refused.append,
-            notes=Notes(self.writer, self.books, self.trouble.append),
+            books=self.books,
+            trouble=self.trouble.append,
             effort=self.effort,
         )
         self.recorder.run(wait)
@@ -222,7 +216,7 @@ def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench: B
             second = self._clock.monotonic_s() - self._start_s
             return Reading(power_w=100.0, energy_j=100.0 * second if self.is_last or second % 5 == 0 else None)
 
-        def hurry(self) -> None:
+        def force_full_read(self) -> None:
             self.is_last = True
 
     bench.run(7, EveryFiveSeconds(bench.clock, {}))
@@ -595,7 +589,7 @@ def test_a_file_that_is_none_is_left_to_those_who_write_it(tmp_path: Path, caplo
     ],
 )
 def test_devices_without_a_first_reading_are_counted_in_good_english(silent: dict[int, str], said: list[str]) -> None:
-    assert recording.say_what_is_silent(silent) == said
+    assert recording.describe_unreadable(silent) == said
 
 
 LOGGED = "2026-11-02 12:00:00,123 recorder {} {}\n"
@@ -648,14 +642,22 @@ def test_a_recorder_in_time_is_not_late_whatever_its_interval(bench: Bench, inte
 def test_the_recorders_row_is_brought_up_to_date_every_ten_seconds_and_at_the_end(bench: Bench) -> None:
     used = iter(range(1, 100))
     backend = ("nvml", "it works here")
-    life = Life(4711, 1.0, bench.start_ms, lambda: backend)
-    bench.books = [CostBook(bench.writer, life, bench.effort, lambda: Use(next(used) / 10, 20 * 2**20))]
+    bench.books = [
+        CostBook(
+            bench.writer,
+            bench.effort,
+            interval_s=1.0,
+            started_at_ms=bench.start_ms,
+            backend=lambda: backend,
+            use=lambda: (next(used) / 10, 20 * 2**20),
+        )
+    ]
     seen: list[list[tuple[object, ...]]] = []
     bench.at[15.0] = lambda: seen.append(query(bench.path, "SELECT ticks, last_at_ms - started_at_ms FROM recorder"))
     bench.run(20, last_s=0.5)
     assert seen == [[(11, 10_000)]]
     assert query(bench.path, "SELECT pid, backend, why, interval_s, ticks, cpu_s, memory_bytes FROM recorder") == [
-        (4711, "nvml", "it works here", 1.0, 22, 0.4, 20 * 2**20)
+        (os.getpid(), "nvml", "it works here", 1.0, 22, 0.4, 20 * 2**20)
     ]
 
 
@@ -670,18 +672,24 @@ def test_time_spent_reading_devices_is_not_the_time_of_the_rest(bench: Bench) ->
 
 
 def test_the_words_for_the_log_say_what_was_used(bench: Bench) -> None:
-    life = Life(1, 1.0, bench.start_ms, lambda: ("simulated", ""))
-    cost = CostBook(bench.writer, life, Effort(61, 0.0125, 0.1), lambda: Use(0.3, 24 * 2**20))
+    cost = CostBook(
+        bench.writer,
+        Effort(61, 0.0125, 0.1),
+        interval_s=1.0,
+        started_at_ms=bench.start_ms,
+        backend=lambda: ("simulated", ""),
+        use=lambda: (0.3, 24 * 2**20),
+    )
     cost.write(bench.start_ms + 60_000, [], {})
     said = "61 instants read by simulated in 60 s; 0.30 s of CPU (0.50 % of a core), 24 MiB, at worst 0.013 s late"
     assert cost.words in (said, said.replace("0.013", "0.012"))
 
 
 def test_own_use_is_what_the_system_says() -> None:
-    use = read_own_use()
-    assert use.cpu_s > 0
-    assert use.memory_bytes is not None
-    assert 5 * 2**20 < use.memory_bytes < 2**33
+    cpu_s, memory_bytes = read_own_use()
+    assert cpu_s > 0
+    assert memory_bytes is not None
+    assert 5 * 2**20 < memory_bytes < 2**33
     assert parse_peak_memory("VmPeak:\t 9 kB\nVmHWM:\t  24360 kB\n") == 24360 * 1024
     assert parse_peak_memory("") is None
 
@@ -689,7 +697,7 @@ def test_own_use_is_what_the_system_says() -> None:
 # --- notes beside the samples -----------------------------------------------------------------------------------------
 
 
-class BrokenBook:
+class BrokenBook(Book):
     """Writes something, then fails, at every instant."""
 
     def __init__(self, writer: TelemetryWriter, error: Exception) -> None:
@@ -702,9 +710,6 @@ class BrokenBook:
 
     def finish(self) -> None:
         raise self._error
-
-    def written(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), sqlite3.IntegrityError("UNIQUE"), KeyError(7), OSError(5)])

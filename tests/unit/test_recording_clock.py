@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from badcjobs.model import Detection
-from badcjobs.store.connect import create_tables
-from badcjobs.store.job_schema import INDEXES, JOB_TABLES, ORDERED_BY
-from badcjobs.store.views import VIEWS
-from badcjobs.workers.joints import Stretch, join_detections
+from badcjobs.store.job_schema import JOB_TABLES, ORDERED_BY, VIEWS, create_indexes
+from badcjobs.store.schema import ddl_script
+from badcjobs.workers.piece_overlap import Stretch, join_detections
 
 Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
 every_example_alone = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -22,9 +21,10 @@ every_example_alone = settings(suppress_health_check=[HealthCheck.function_scope
 @pytest.fixture(scope="module")
 def empty() -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    create_tables(db, JOB_TABLES, ordered_by=ORDERED_BY)
-    db.execute(next(view for view in VIEWS if view.name == "recording_detection").ddl())
-    db.execute(f"CREATE INDEX detection_by_chunk ON {INDEXES['detection_by_chunk']}")
+    db.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
+    view = next(view for view in VIEWS if view.name == "recording_detection")
+    db.execute(f"CREATE VIEW {view.name} AS {view.select()}")
+    create_indexes(db, ("detection_by_chunk",))
     yield db
     db.close()
 

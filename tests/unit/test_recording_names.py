@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.config import make_settings, read_name_patterns
+from badcjobs.cli.handbook import read_topic
 from badcjobs.errors import BadInput
-from badcjobs.handbook import read_topic
-from badcjobs.manifest.name_patterns import parse_pattern, parse_patterns
-from badcjobs.manifest.recording_names import NameReader, find_moment
-from badcjobs.model import Chunk, RecordingName
-from badcjobs.naming import name_reader
+from badcjobs.model import Chunk, RecordingName, parse_pattern, parse_patterns
+from badcjobs.settings import make_settings, read_name_patterns
+from badcjobs.sources.recording_names import NameReader, find_moment, name_reader
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,8 +13,8 @@ from support.hand_clock import HandClock
 from support.recorded_tape import BEGIN_MS, TASK_ID, Said, add_gap, insert, write_recording
 from support.task_files import TaskFile
 
+from badcjobs.devices.replay import ReplayReader
 from badcjobs.errors import BadInput
-from badcjobs.gpu.replay import ReplayReader
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import DeviceUnreadable
 
@@ -181,22 +181,6 @@ def test_a_recording_whose_environment_cannot_be_understood_is_played_all_the_sa
 def test_a_published_task_database_is_a_recording(tmp_path: Path) -> None:
     path = TaskFile(tmp_path, devices=2, samples=5).write()
     assert read_at(path, 3, index=1).utilization_percent == 80
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_recordings_of_earlier_versions_are_played(version: int, tmp_path: Path) -> None:
-    folder = Path(__file__).parents[1] / "data" / f"schema{version}"
-    files = sorted(folder.rglob("*.sqlite"))
-    assert files
-    played = []
-    for file in files:
-        with closing(sqlite3.connect(f"file:{file}?immutable=1", uri=True)) as db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        if "source_file" not in tables:
-            reader = ReplayReader(file, clock=HandClock(NOW_MS), started_at_ms=NOW_MS)
-            played += [reader.read(device.uuid) for device in reader.inventory()]
-    assert played
-    assert all(reading.utilization_percent is not None for reading in played)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

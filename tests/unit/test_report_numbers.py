@@ -14,13 +14,12 @@ from support.summaries import HOUR_MS, JOB, PROOF, START_MS, TASK, device
 from support.task_files import TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.config import make_settings, read_factors
-from badcjobs.job import finish_job
-from badcjobs.model import Completeness, CostFacts, JobFacts, Reading, StateTime
-from badcjobs.report.factors import Factors, make_bill
-from badcjobs.report.headlines import bill_words, left_words
-from badcjobs.report.summarize import Summary, summarize
-from badcjobs.store.merging.merge import MergeOrder
+from badcjobs.model import Reading
+from badcjobs.report.headlines import headlines
+from badcjobs.report.job import finish_job
+from badcjobs.report.summary import Summary, summarize
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.read_model import Completeness, CostFacts, JobFacts, StateTime
 
 STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
 
@@ -157,9 +156,7 @@ def test_how_long_tries_took_is_described_from_their_counts() -> None:
 
 
 def left(job: JobFacts, proof: Completeness | None = PROOF) -> str:
-    outlook = summarize(job, (), proof).outlook
-    assert outlook is not None
-    return left_words(outlook)
+    return dict(headlines(summarize(job, (), proof)))["left"]
 
 
 def test_what_is_left_counts_pending_chunks_and_those_in_no_task_at_the_speed_so_far() -> None:
@@ -250,46 +247,12 @@ def test_a_job_on_the_cpu_has_no_gpu_hours_left_but_an_end() -> None:
     assert (outlook.gpu_hours, outlook.wall_s) == (None, pytest.approx(3600.0))
 
 
-# --- what it cost -----------------------------------------------------------------------------------------------------
-
-
-def test_cost_and_co2_are_the_users_factors_times_what_was_measured() -> None:
-    bill = summarize(JOB, factors=Factors(0.25, 1.5, 100.0, "CAD")).bill
-    assert bill is not None
-    kwh = 2 * 734.4 / 3600
-    assert bill.energy == pytest.approx(0.25 * kwh)
-    assert (bill.gpu_time, bill.currency) == (3.0, "CAD")
-    assert bill.total == pytest.approx(3.0 + 0.25 * kwh)
-    assert bill.co2_kg == pytest.approx(0.1 * kwh)
-    assert bill_words(bill) == "3.10 CAD (energy 0.10, GPU time 3.00); 40.8 g of CO₂"
-
-
-def test_without_factors_there_is_no_bill_and_without_energy_no_price_of_it() -> None:
-    assert summarize(JOB).bill is None
-    assert summarize(JOB, factors=Factors(currency="CAD")).bill is None
-    assert make_bill(Factors(price_per_kwh=1.0, co2_g_per_kwh=5.0), None, 3.0) is None
-    partly = make_bill(Factors(price_per_kwh=1.0, price_per_gpu_hour=2.0), None, 3.0)
-    assert partly is not None
-    assert (partly.energy, partly.total, bill_words(partly)) == (None, 6.0, "6.00 (GPU time 6.00)")
-    grams = make_bill(Factors(co2_g_per_kwh=5.0), 1000.0, 3.0)
-    assert grams is not None
-    assert bill_words(grams) == "5.0 g of CO₂"
-
-
-def test_one_file_serves_the_run_and_its_report(tmp_path: Path) -> None:
-    config = tmp_path / "july.toml"
-    config.write_text('[run]\nretries = 4\n[report]\nprice_per_kwh = 1\ncurrency = "CAD"\n')
-    assert make_settings(tmp_path, {"source": ["m.csv"], "engine": "demo"}, config).retries == 4
-    assert read_factors(config) == Factors(price_per_kwh=1.0, currency="CAD")
-    config.write_text("[run]\nretries = 4\n")
-    assert read_factors(config) == Factors()
-
-
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
 def test_the_document_never_holds_what_json_does_not_have() -> None:
-    odd = replace(device(), power_mean_w=math.nan, spark=(math.inf, 1.0), last={"power_w": -math.inf})
+    odd = replace(device(), power_mean_w=math.nan, spark=(math.inf, 1.0), read_at_ms=None)
+    odd = replace(odd, reading=Reading(power_w=-math.inf))
     document = summarize(replace(JOB, devices=(odd,))).to_dict()
     text = json.dumps(document, allow_nan=False)
     [found] = json.loads(text)["devices"]

@@ -25,16 +25,16 @@ from support.trace_task import Story
 from badcjobs.cli.merge import files_text
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.job import finish_job, summarize_database, write_page
 from badcjobs.model import CHARTED, ChartData, Envelope, Stretches
-from badcjobs.report.as_html import page
-from badcjobs.report.chart_numbers import STATES, choose, find_runs, make_histogram, over_all, worst_first
-from badcjobs.report.charts import draw
-from badcjobs.report.cut_short import over_time
-from badcjobs.report.page_lists import shortened
-from badcjobs.report.page_parts import FOLD, Cell, Table, table_html
-from badcjobs.store.merging.merge import MergeOrder, merge
-from badcjobs.store.stretch_reader import read_chart_data
+from badcjobs.report.chart_figures import STATES
+from badcjobs.report.charts import choose, draw, find_runs, make_histogram, over_all, worst_first
+from badcjobs.report.job import finish_job, summarize_database, write_page
+from badcjobs.report.job_tables import shortened
+from badcjobs.report.page import page
+from badcjobs.report.progress import over_time
+from badcjobs.report.tables import FOLD, Cell, Table, columns, table_html
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_devices import read_chart_data
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_without_bokeh_it_is_made_without_charts_and_says_how_to_get_them(job: P
     (tmp_path / "bokeh" / "__init__.py").write_text("raise ImportError('not here')\n")
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
-        "from badcjobs.job import summarize_database, write_page\n"
+        "from badcjobs.report.job import summarize_database, write_page\n"
         "job = Path(sys.argv[2]); write_page(summarize_database(job), Path(sys.argv[3]), job)\n"
     )
     made = tmp_path / "report.html"
@@ -182,16 +182,16 @@ def test_text_from_files_cannot_end_the_data_of_the_charts(html: str) -> None:
 
 def test_cells_headings_and_captions_are_escaped() -> None:
     evil = "<script>alert(1)</script>"
-    text = table_html(Table("t", evil, ("<" + evil, "n" + evil), [[evil, Cell(evil, 1.0)]]))
+    text = table_html(Table("t", evil, columns("<" + evil, "n" + evil), [[evil, Cell(evil, 1.0)]]))
     assert "<script>" not in text
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 4
 
 
 def test_a_long_table_hides_what_is_beyond_the_fold_and_numbers_are_sorted_by_their_value() -> None:
-    text = table_html(Table("t", "c", ("<name", "n"), [[f"r{n}", Cell(f"{n:,}", n)] for n in range(FOLD + 3)]))
+    text = table_html(Table("t", "c", columns("<name", "n"), [[f"r{n}", Cell(f"{n:,}", n)] for n in range(FOLD + 3)]))
     assert text.count("<tr hidden>") == 3
     assert "data-v=4>4" in text
-    assert table_html(Table("t", "c", ("<name", "n"), [["r", Cell("–", None)]])).count("<td data-v>–") == 1
+    assert table_html(Table("t", "c", columns("<name", "n"), [["r", Cell("–", None)]])).count("<td data-v>–") == 1
 
 
 def test_a_very_long_message_keeps_its_beginning_and_its_end() -> None:
@@ -288,9 +288,9 @@ def test_what_a_silent_task_had_under_way_is_drawn_lost_as_far_as_the_figures_sa
     merge(MergeOrder([tmp_path], job), SystemClock())
     data = read_chart_data(job)
     runs, silent = (summarize_database(job, now_ms=round(1000 * (heard_s + late_s))) for late_s in (9, 86_400))
-    assert over_time(data, runs.task_list, runs.tasks_silent) == data.stretches
+    assert over_time(data, runs.facts.tasks, runs.tasks_silent) == data.stretches
     assert "lost" not in runs.states
-    (device,), (found,) = silent.devices, over_time(data, silent.task_list, silent.tasks_silent).values()
+    (device,), (found,) = silent.devices, over_time(data, silent.facts.tasks, silent.tasks_silent).values()
     drawn, rough_s = runs_of(found), (found.to_ms[0] - found.from_ms[0]) / 1000
     assert drawn[-1][2] == "lost" and min(device.state_s["lost"], device.state_s["working"]) > 5
     for state in ("working", "lost"):  # a longer stretch has one colour, and there are few changes
@@ -389,5 +389,5 @@ def test_the_stretches_of_every_device_are_read_by_task_and_token(job: Path) -> 
         assert set(found.states) <= set(STATES)
         highest = max(value for value in found.metrics["temperature_c"].high if not math.isnan(value))
         assert highest == device.temperature_max_c
-    assert sum(data.durations.values()) == sum(device.tries_done for device in summary.devices)
+    assert sum(data.durations.values()) == sum(device.work.done for device in summary.devices)
     assert (data.sets_of_settings, data.versions) == (1, ("0.7.0",))

@@ -13,12 +13,12 @@ import pytest
 from support.needs import missing
 
 from badcjobs.errors import NotHere
-from badcjobs.resources import folder
+from badcjobs.paths import folder
 
 ROOT = Path(__file__).parents[2]
 PROBE = """
 import badcjobs
-from badcjobs.resources import folder
+from badcjobs.paths import folder
 for name in ("templates", "slurm", "guide"):
     print(folder(name))
 print(badcjobs.__file__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from badcjobs.cli.safe_text import SafeFormatter, safe_error, safe_json, safe_lines
+from badcjobs.cli.output import SafeFormatter, safe_error, safe_json, safe_lines
 from badcjobs.errors import BadInput
 
 RED = "\x1b[31mred"

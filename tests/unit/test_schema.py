@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,24 +12,16 @@ import pytest
 from support.databases import query
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.cli.handbook import read_topic
 from badcjobs.clock import SystemClock
-from badcjobs.errors import DatabaseProblem
-from badcjobs.handbook import read_topic
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri
-from badcjobs.store.job_reader import read_job
 from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
-from badcjobs.store.live.publish import join_files
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.live.telemetry_writer import TelemetryWriter
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.publish import join_files
 from badcjobs.store.schema import SCHEMA_VERSION, columns_of
-
-# As version 0.1.0 wrote them, each before the schema changed.
-EARLIER = {version: Path(__file__).parents[1] / "data" / f"schema{version}" for version in (1, 2, 3, 4, 5)}
-of_every_earlier_schema = pytest.mark.parametrize(
-    "earlier", list(EARLIER.values()), ids=[f"schema{n}" for n in EARLIER]
-)
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.store.telemetry_writer import TelemetryWriter
 
 # Other people's queries name these.
 CONTRACT = {
@@ -215,51 +206,11 @@ def test_a_file_opened_for_reading_cannot_be_written(task_database: Path) -> Non
         db.execute("DELETE FROM task")
 
 
-# --- foreign keys, and files of an earlier version --------------------------------------------------------------------
+# --- foreign keys -----------------------------------------------------------------------------------------------------
 
 
 def test_every_foreign_key_holds(database: Path) -> None:
     keys = {name: query(database, f"PRAGMA foreign_key_list({name})") for name, _, _ in tables_in(database)}
     assert {name for name, found in keys.items() if not found} == {"meta", "task"}
+    assert all(row[4] is not None for found in keys.values() for row in found)  # the column that is referred to
     assert query(database, "PRAGMA foreign_key_check") == []
-
-
-@of_every_earlier_schema
-def test_files_of_an_earlier_schema_are_merged_with_all_their_rows(earlier: Path, tmp_path: Path) -> None:
-    shutil.copytree(earlier / "tasks", tmp_path / "tasks")
-    outcome = merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
-    assert {file.status for file in outcome.files} == {"merged"}
-    for table in ("sample", "host_sample", "gap", "attempt", "chunk", "detection", "worker", "device", "task"):
-        rows = sum(query(path, f"SELECT count(*) FROM {table}")[0][0] for path in (tmp_path / "tasks").iterdir())
-        assert query(tmp_path / "job.sqlite", f"SELECT count(*) FROM {table}") == [(rows,)], table
-    assert query(tmp_path / "job.sqlite", "SELECT DISTINCT utilization_mean_percent FROM device_summary") == [(80.0,)]
-
-
-@of_every_earlier_schema
-def test_an_earlier_job_database_is_taken_over_even_when_its_task_files_are_gone(earlier: Path, tmp_path: Path) -> None:
-    shutil.copytree(earlier, tmp_path / "old")
-    shutil.copytree(earlier / "tasks", tmp_path / "new" / "tasks")
-    shutil.rmtree(tmp_path / "old" / "tasks")
-    late = TaskFile(tmp_path / "old", index=7, states={"z": "done"}).write()
-    shutil.copy(late, tmp_path / "new" / "tasks")
-    for run in ("old", "new"):
-        merge(MergeOrder([tmp_path / run], tmp_path / run / "job.sqlite"), SystemClock())
-    unknown_to_schema_1 = ("source_file", "task_meta")
-    for table in (table.name for table in JOB_TABLES if table.name not in unknown_to_schema_1):
-        old, new = (
-            sorted(map(repr, query(tmp_path / run / "job.sqlite", f"SELECT * FROM {table}"))) for run in ("old", "new")
-        )
-        assert old == new, table
-
-
-@of_every_earlier_schema
-def test_an_earlier_job_database_is_not_summarised_but_the_line_to_paste_is_given(
-    earlier: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(earlier, tmp_path / "july")
-    with pytest.raises(DatabaseProblem) as refused:
-        read_job(tmp_path / "july" / "job.sqlite")
-    assert f"schema {earlier.name[-1]}" in (refused.value.why or "")
-    assert refused.value.fix == f"badcjobs merge {tmp_path / 'july'}"
-    merge(MergeOrder([tmp_path / "july"], tmp_path / "july" / "job.sqlite"), SystemClock())
-    assert len(read_job(tmp_path / "july" / "job.sqlite").tasks) == 2

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from badcjobs.cluster.templates import Template, fill, keys_of, list_templates, parse_settings, still_open
 from badcjobs.errors import BadInput
-from badcjobs.scheduler.script import fill, keys_of, parse_settings, still_open
-from badcjobs.template_shelf import Template, list_templates
 
 TEMPLATES = {template.name: template.text for template in list_templates()}
 NAMES = ("apptainer-array", "array", "merge", "multinode", "single", "sockeye-array")

@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
-from support.databases import query
+from support.databases import query, seal_is_broken
 from support.task_files import TaskFile
 
+from badcjobs.store.atomic_write import Checksum, read_checksum, read_stated
 from badcjobs.store.schema import TABLES
-from badcjobs.store.seal import Checksum, read_checksum, read_stated, seal_is_broken
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from badcjobs.errors import BadInput
-from badcjobs.manifest import WHOLE, Shard, parse_shard
+from badcjobs.sources.walk import WHOLE, Shard, parse_shard
 
 
 @settings(deadline=None)  # a busy machine is not a mistake

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from support.hand_clock import HandClock
 
+from badcjobs.devices.choose import load_script, open_reader
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript, parse_script, simulated_uuid
 from badcjobs.errors import BadInput
-from badcjobs.gpu.choose import load_script, open_reader
-from badcjobs.gpu.script import SimulatedDevice, SimulationScript, parse_script
-from badcjobs.gpu.simulated import SimulatedReader, simulated_uuid
 from badcjobs.model import ProcessReading, Reading, StandIn
 from badcjobs.seams import DeviceUnreadable
 
@@ -34,7 +33,7 @@ def mistakes_in(document: dict[str, Any]) -> str:
 
 
 def test_uuids_are_the_same_in_every_process() -> None:
-    program = "from badcjobs.gpu.simulated import simulated_uuid; print(simulated_uuid(3))"
+    program = "from badcjobs.devices.simulated import simulated_uuid; print(simulated_uuid(3))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == simulated_uuid(3) == "GPU-51a0d000-0000-4000-8000-000000000003"
 

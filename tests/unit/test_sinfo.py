@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from badcjobs.cluster import cluster_text, view_cluster
-from badcjobs.scheduler.node_choice import NodeSize, choose_best, largest_size
-from badcjobs.scheduler.sinfo import (
+from badcjobs.cluster.nodes import (
     QUESTION,
     Cluster,
+    ClusterView,
     GpuCount,
     Node,
+    NodeSize,
+    choose_best,
+    cluster_text,
     count_gpus,
+    largest_size,
     parse_sinfo,
     parse_state,
     sum_gpus,
@@ -210,7 +213,7 @@ def test_a_job_too_large_for_any_node_is_told_over_how_many_it_can_be_spread(
     gpus: int, nodes: int | None, each: int | None
 ) -> None:
     text = "".join([node("a1", total=8), node("a2", total=8, used=8), *(node(f"b{n}", total=4) for n in range(3))])
-    view = view_cluster(parse_sinfo(text), gpus, None)
+    view = ClusterView(parse_sinfo(text), gpus, None)
     assert (view.fits, view.exit_code, view.most_on_a_node) == (False, 3, 8)
     assert (nodes, each) == ((view.best.nodes, view.best.gpus_per_node) if view.best else (None, None))
     said = cluster_text(view)
@@ -222,7 +225,7 @@ def test_a_job_too_large_for_any_node_is_told_over_how_many_it_can_be_spread(
 
 def test_a_job_waits_for_a_node_that_is_large_enough_not_where_most_small_ones_are_free() -> None:
     text = node("a1", total=8, used=8, partition="large") + node("b1") + node("b2")
-    view = view_cluster(parse_sinfo(text), 6, None)
+    view = ClusterView(parse_sinfo(text), 6, None)
     assert view.best is not None
     assert (view.best.partition, view.best.node, view.fits, view.exit_code) == ("large", None, True, 0)
     assert "waits" in view.best.why
@@ -269,7 +272,7 @@ def test_an_older_sinfo_that_knows_no_suffix_is_read_by_its_blanks() -> None:
 def test_the_table_has_every_gpu_node_and_at_most_100_columns(cluster: Cluster, kind: str | None) -> None:
     wide = node("a-very-long-name-of-a-node-0001.cluster.example", partition="an_even_longer_partition_of_theirs")
     for found in (cluster, parse_sinfo(RECORDED + wide.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8"))):
-        text = cluster_text(view_cluster(found, 2, kind))
+        text = cluster_text(ClusterView(found, 2, kind))
         assert max(len(line) for line in text.splitlines()) <= 100
         listed = [one for one in found.gpu_nodes(kind) if one.name.startswith("gpu")]
         assert all(f"\n  {one.name} " in text for one in listed)
@@ -277,7 +280,7 @@ def test_the_table_has_every_gpu_node_and_at_most_100_columns(cluster: Cluster, 
 
 
 def test_the_document_narrows_every_number_to_the_kind(cluster: Cluster) -> None:
-    said = view_cluster(cluster, 1, "a100").to_dict()
+    said = ClusterView(cluster, 1, "a100").to_dict()
     assert (said["total"], said["free"], [one["name"] for one in said["nodes"]]) == (3, 1, ["gpu2"])
     assert [(one["name"], one["total"]) for one in said["partitions"]] == [("gpu", 3)]
     assert said["best"]["node"] == "gpu2"

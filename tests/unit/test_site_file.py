@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from badcjobs.errors import BadInput
-from badcjobs.preflight.site import Site, parse_site
-from badcjobs.site_file import find_site
+from badcjobs.planning.site import Site, find_site, parse_site
 
 
 def test_sockeyes_limits_come_with_badcjobs(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from support.databases import query
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.announcement import NOTES_VARIABLE, SPOOL_VARIABLE, announce
 from badcjobs.clock import SystemClock
 from badcjobs.model import TaskKey
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.task.startup import NOTES_VARIABLE, SPOOL_VARIABLE, announce
 
 START_S = START_MS // 1000
 UNTOLD = (None, None, None)

@@ -10,17 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.scripted_engine import CLOCK, News, Notebook, ScriptedEngine, ScriptedSession, done, failed
+from support.scripted_engine import (
+    CLOCK,
+    News,
+    Notebook,
+    ScriptedEngine,
+    ScriptedSession,
+    audio_steps,
+    done,
+    failed,
+    open_feed,
+)
 from support.small_disk import small_disk
 from support.waiting import wait_for
 
-from badcjobs.audio.cutter import AudioCutter
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import SessionBroken
-from badcjobs.workers.staged_copy import copy_file
-from badcjobs.workers.staged_engine import StagedEngine
-from badcjobs.workers.staging import Stager
-from badcjobs.workers.supervise import RetryPolicy, Supervisor
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.staging import Stager, copy_file
+from badcjobs.workers.supervise import Supervisor
 
 PLENTY = 10**9
 PLAN = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
@@ -274,7 +283,7 @@ def run_session(bench: Bench, script: Callable[[Chunk], News], batch: Sequence[C
             yield ChunkStarted(chunk, 0)
             yield script(chunk)
 
-    session = StagedEngine(ScriptedEngine(play), bench.stager, clock=CLOCK).open(PLAN, tmp_path)
+    session = open_feed(ScriptedEngine(play), PLAN, tmp_path, audio_steps(tmp_path, stager=bench.stager))
     bench.coming.clear()
     return list(session.process(batch))
 
@@ -349,8 +358,15 @@ def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(t
             yield done(chunk) if right else failed(chunk)
 
     plans = [replace(PLAN, slot=slot) for slot in range(3)]
-    engine = StagedEngine(ScriptedEngine(listen, wants=2), bench.stager, clock=CLOCK)
-    supervisor = Supervisor(engine, plans, notes, clock=CLOCK, policy=RetryPolicy(), scratch=tmp_path / "scratch")
+    supervisor = Supervisor(
+        ScriptedEngine(listen, wants=2),
+        plans,
+        notes,
+        clock=CLOCK,
+        policy=RetryPolicy(),
+        scratch=tmp_path / "scratch",
+        audio=audio_steps(tmp_path, stager=bench.stager),
+    )
     supervisor.start()
     bench.stager.start(supervisor.upcoming, most_bytes=PLENTY)
     while supervisor.busy:

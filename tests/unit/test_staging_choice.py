@@ -9,7 +9,7 @@ import pytest
 from support.small_disk import small_disk
 
 from badcjobs.model import Chunk
-from badcjobs.staging_choice import choose_staging
+from badcjobs.workers.staging import choose_staging
 
 FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
 

@@ -23,16 +23,17 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.job import finish_job, summarize_database
-from badcjobs.model import Completeness, DeviceFacts, GapFacts, JobFacts, NameGaps, Reading, TaskFacts
-from badcjobs.report.as_html import page
-from badcjobs.report.as_prometheus import job_samples
-from badcjobs.report.as_text import removal_text, summary_text
-from badcjobs.report.metrics import prometheus_text
-from badcjobs.report.summarize import DeviceSummary, percentile, running_s, summarize
+from badcjobs.model import NameGaps, Reading
+from badcjobs.report.device_summary import DeviceSummary, percentile
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.page import page
+from badcjobs.report.prometheus import job_samples, prometheus_text
+from badcjobs.report.summary import running_s, summarize
+from badcjobs.report.text import removal_text, summary_text
 from badcjobs.report.words import moment
-from badcjobs.store.job_reader import read_job
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, JobFacts, TaskFacts
 
 TASK = TaskFacts(
     "4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 2, START_MS, START_MS + 3_600_000, 3, 0, 0, 900.0
@@ -91,9 +92,9 @@ def test_a_percentile_is_the_sample_at_its_rank(values: list[int], share: int) -
 
 
 def test_utilization_is_weighted_by_how_often_it_was_measured() -> None:
-    summary = device(utilization_counts={0: 1, 100: 3})
-    assert (summary.utilization_mean_percent, summary.utilization_max_percent) == (75.0, 100)
-    assert (summary.utilization_p50_percent, summary.utilization_p95_percent) == (100, 100)
+    summary = device(utilization_counts={0: 1, 100: 3}).to_dict()
+    assert (summary["utilization_mean_percent"], summary["utilization_max_percent"]) == (75.0, 100)
+    assert (summary["utilization_p50_percent"], summary["utilization_p95_percent"]) == (100, 100)
 
 
 # --- energy -----------------------------------------------------------------------------------------------------------
@@ -411,7 +412,7 @@ def test_running_time_counts_every_second_in_which_a_task_ran_once(spans: list[t
 
 def test_chunks_of_unknown_length_are_told() -> None:
     summary = summarize(replace(JOB, done_of_unknown_length=2))
-    assert summary.chunks_of_unknown_length == 2
+    assert summary.facts.done_of_unknown_length == 2
     assert "the length of 2 more chunks is not known" in summary_text(summary, "july")
 
 
@@ -431,12 +432,9 @@ def test_poison_counts_as_failed_and_detections_are_summed() -> None:
 
 def test_what_nobody_measured_is_none_and_never_zero() -> None:
     [silent] = summarize(replace(JOB, devices=(UNKNOWN,))).devices
-    measured = (
-        silent.utilization_mean_percent, silent.utilization_p50_percent, silent.utilization_p95_percent,
-        silent.utilization_max_percent, silent.memory_peak_bytes, silent.temperature_max_c, silent.power_mean_w,
-        silent.energy_j,
-    )  # fmt: skip
-    assert measured == (None,) * 8
+    keys = ("utilization_mean_percent", "utilization_p50_percent", "utilization_p95_percent", "utilization_max_percent")
+    more = ("memory_peak_bytes", "temperature_max_c", "power_mean_w", "energy_j")
+    assert [silent.to_dict()[key] for key in (*keys, *more)] == [None] * 8
 
 
 def test_a_job_without_devices_or_time_has_no_rates() -> None:
@@ -473,12 +471,12 @@ def test_a_merged_job_says_what_its_samples_say(tmp_path: Path) -> None:
     for found in summary.devices:
         assert (found.samples, found.gap_s, found.energy_source) == (11, 3.0, "integrated power")
         assert found.energy_j == pytest.approx(1000.0)  # 100 W for the 10 s from the first sample to the last
-        assert found.utilization_p50_percent == found.utilization_max_percent == found.utilization_mean_percent
+        assert percentile(found.utilization_counts, 50) == found.utilization_mean_percent
         assert found.memory_peak_bytes is None
-    assert [(gap.reason, gap.gaps, gap.seconds, gap.tasks) for gap in summary.gaps] == [
+    assert [(gap.reason, gap.gaps, gap.seconds, gap.tasks) for gap in summary.facts.gaps] == [
         ("the recorder was late", 2, 6.0, 2)
     ]
-    assert [chunk.chunk_id for chunk in summary.failed_chunks] == ["d0", "d1"]
+    assert [chunk.chunk_id for chunk in summary.facts.failed] == ["d0", "d1"]
 
 
 def test_power_is_never_integrated_across_a_hole(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device
 from badcjobs.clock import SystemClock
 from badcjobs.model import Allocation, Chunk, ChunkResult, Fingerprint, TaskKey
 from badcjobs.paths import RunFolder
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.store.look_back import merged_files
-from badcjobs.store.merging.merge import MergeOrder, merge
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.previous_results import merged_files
+from badcjobs.store.task_writer import TaskWriter
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
 
@@ -286,13 +286,6 @@ def test_a_chunk_that_was_done_again_since_it_changed_is_done(writer: TaskWriter
     assert (writer.changed, writer.count_by_status()) == (0, {"skipped": 1})
 
 
-def test_what_an_older_version_has_done_counts_as_done(writer: TaskWriter) -> None:
-    earlier = Path(__file__).parents[1] / "data" / "schema2" / "tasks" / "4821_0.r0.gpu1.sqlite"
-    writer.fill([THEN, make_chunk("c")], lambda rows: None)
-    assert writer.skip_done_in(earlier) == 1
-    assert [chunk.chunk_id for chunk in writer.next_pending(10)] == ["c"]
-
-
 # --- what failed before -----------------------------------------------------------------------------------------------
 
 
@@ -444,8 +437,9 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.task_files import make_chunk
-from badcjobs.model import ChunkResult, TaskKey
-from badcjobs.store.live.task_writer import TaskWriter
+from badcjobs.model.arrays import TaskKey
+from badcjobs.model.work import ChunkResult
+from badcjobs.store.task_writer import TaskWriter
 writer = TaskWriter(Path({str(tmp_path / "wrapper.sqlite")!r}), TaskKey("4821", 7, 1, "gpu3"))
 writer.fill([make_chunk(f"c{{n}}") for n in range(5000)], lambda rows: None)
 for number, chunk in enumerate(writer.next_pending(5000)):

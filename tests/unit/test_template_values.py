@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from badcjobs.cluster.templates import fill_template, keys_of, list_templates, wrong_values
 from badcjobs.errors import BadInput
-from badcjobs.scheduler.script import keys_of
-from badcjobs.scheduler.template_values import wrong_values
-from badcjobs.template_shelf import fill_template, list_templates
 
 TEMPLATES = {template.name: template.text for template in list_templates()}
 
@@ -70,8 +68,8 @@ def test_what_sbatch_would_not_take_is_named_with_its_key_and_an_example(setting
     [
         (("time=2", "signal=B:USR1@100"), None),
         (("time=2-00:00:00", "signal=B:USR1@99999"), None),
-        (("time=4", "signal=B:USR1@300"), "--set time=2:00:00"),
-        (("signal=B:USR1@99999", "time=5:00:00"), "--set time=29:00:00"),
+        (("time=4", "signal=B:USR1@300"), "--set time=2:00:00 --set signal=B:USR1@300"),
+        (("signal=B:USR1@99999", "time=5:00:00"), "--set signal=B:USR1@99999 --set time=29:00:00"),
         (("signal=USR2@99999",), "--set signal=USR2@180"),
     ],
 )
@@ -80,9 +78,7 @@ def test_a_time_limit_and_its_early_warning_are_judged_together(settings: tuple[
         fill_template("array", [*settings], complete=False)
     except BadInput as error:
         assert error.fix == f"badcjobs template array {fix}"
-        wanted = (error.fix or "").split()[-1]
-        kept = [one for one in settings if one.partition("=")[0] != wanted.partition("=")[0]]
-        fill_template("array", [*kept, wanted], complete=False)
+        fill_template("array", [word for word in (fix or "").split() if word != "--set"], complete=False)
     else:
         assert fix is None
 

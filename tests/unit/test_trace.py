@@ -12,12 +12,19 @@ from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.errors import BadInput
-from badcjobs.job import finish_job, summarize_database
 from badcjobs.model import Submitted
-from badcjobs.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
-from badcjobs.scheduler.submitted_file import Intent, Record, forget_intent, write_intent, write_record
-from badcjobs.store.merging.merge import MergeOrder
-from badcjobs.trace import find_cut_short, find_trace
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
+from badcjobs.store.submission_record import (
+    Intent,
+    Record,
+    find_cut_short,
+    find_trace,
+    forget_intent,
+    write_intent,
+    write_record,
+)
 
 
 def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:

@@ -21,20 +21,19 @@ from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import TaskKey, UsageReading
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.telemetry.usage import Process, UsageReader, family, growth, parse_process
-from badcjobs.telemetry.usage_watch import UsageWatch, pause_s
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.telemetry.usage import ProcessUse, UsageReader, UsageWatch, family, growth, parse_process, pause_s
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ME = 100
 
 
-def process(pid: int, parent: int, cpu_ticks: int = 0, started_ticks: int = 1) -> Process:
-    return Process(pid, parent, started_ticks, cpu_ticks, rss_pages=10, has_ended=False)
+def process(pid: int, parent: int, cpu_ticks: int = 0, started_ticks: int = 1) -> ProcessUse:
+    return ProcessUse(pid, parent, started_ticks, cpu_ticks, rss_pages=10, has_ended=False)
 
 
-def grown(before: Sequence[Process], now: Sequence[Process]) -> int:
+def grown(before: Sequence[ProcessUse], now: Sequence[ProcessUse]) -> int:
     by_pid = ({one.pid: one for one in some} for some in (before, now))
     return growth(*by_pid, lambda one: one.cpu_ticks)
 
@@ -73,7 +72,7 @@ def test_a_child_that_nobody_waited_for_takes_nothing_from_others() -> None:
 class Household:
     """Processes as the kernel keeps them: what a child has used is its parent's as soon as that has waited for it."""
 
-    living: dict[int, Process] = field(default_factory=lambda: {ME: process(ME, 1, 7)})
+    living: dict[int, ProcessUse] = field(default_factory=lambda: {ME: process(ME, 1, 7)})
     numbers: Iterator[int] = field(default_factory=count)
     used: int = 0
 
@@ -141,7 +140,7 @@ def proc(tmp_path: Path) -> Callable[..., Path]:
 
 def test_the_name_of_a_program_may_hold_anything() -> None:
     stat = b"42 (a) S 9 (b c) R 7 1 1 0 -1 0 0 0 0 0 10 20 300 4000 20 0 1 0 55 999 64 0"
-    assert parse_process(42, stat) == Process(42, 7, 55, 4330, 64, has_ended=False)
+    assert parse_process(42, stat) == ProcessUse(42, 7, 55, 4330, 64, has_ended=False)
 
 
 def test_a_reading_is_of_the_whole_family_and_of_nobody_else(proc: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from support.audio import make_wav
 
 from badcjobs.errors import BadInput
-from badcjobs.manifest import WHOLE, Cutting, Remarks, Shard, Sources, open_sources
-from badcjobs.manifest.cutting import plan_stretches
-from badcjobs.model import Chunk
+from badcjobs.model import Chunk, Cutting, plan_stretches
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.walk import WHOLE, Shard
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
 Row = tuple[str, int | str, int | str]  # source_path, start_ms, end_ms

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from badcjobs.allocation.visible_devices import resolve_devices
+from badcjobs.devices.visibility import resolve_devices
 from badcjobs.model import Device, InventoryDevice
-from badcjobs.workers.plan import plan_workers
+from badcjobs.workers.autoscale import plan_workers
 
 UUIDS = (
     "GPU-aaaa1111-0000-4000-8000-000000000000",
@@ -445,7 +445,7 @@ def test_no_device_is_ever_given_to_two_workers_unless_they_shall_share_it(
     environ: dict[str, str], inventory: Inventory, in_slurm: bool, per_gpu: int, max_gpus: int | None
 ) -> None:
     devices = resolve_devices(environ, inventory, in_slurm=in_slurm).devices
-    plans = plan_workers(list(enumerate(devices)), max_gpus=max_gpus, per_gpu=per_gpu, cpu_workers=0, cpus=8)
+    plans = plan_workers(list(enumerate(devices))[:max_gpus], per_gpu=per_gpu, cpu_workers=0, cpus=8)
     shown = [plan.device.pin for plan in plans if plan.device is not None]
     simplest = [str(int(pin)) if pin.isdecimal() else pin.lower() for pin in shown]
     assert len(shown) == len(plans)

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from support.hand_clock import HandClock
 
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm_commands import has_ended, parse_job_id, parse_number, parse_states, query_states
+from badcjobs.cluster.wait_for_job import progress_line, watch
 from badcjobs.errors import NotHere
 from badcjobs.model import JobStates, Submitted
-from badcjobs.scheduler.sbatch import parse_job_id
-from badcjobs.scheduler.slurm import SlurmScheduler
-from badcjobs.scheduler.squeue import parse_number, parse_states, query_states
-from badcjobs.scheduler.watch import has_ended, progress_line, watch
 from badcjobs.seams import Unanswered
 
 JOB = Submitted("4821", "4822", (0, 1, 2))

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs import resources
-from badcjobs.live_documents import Documents
+from badcjobs import paths as resources
+from badcjobs.live.answers import Documents, WrongQuestion
+from badcjobs.live.app import QUESTIONS, Parameter, parse_query
+from badcjobs.live.connections import Guard, host_name
+from badcjobs.live.hub import Journal, change_text, snapshot_text
+from badcjobs.live.snapshot import STATES, Snapshot, Total
+from badcjobs.live.tables import STYLES
 from badcjobs.model import Reading
-from badcjobs.monitor.frame import STATES, AlertLine, DeviceLine, Frame, ProcessLine, TaskLine, Total, Trail
-from badcjobs.monitor.tables import STYLES
-from badcjobs.web.access import Guard, host_name
-from badcjobs.web.changes import Journal, change_text, snapshot_text
-from badcjobs.web.openapi import document
-from badcjobs.web.operations import OPERATIONS
-from badcjobs.web.parameters import Parameter, WrongQuestion, parse_query
-from badcjobs.web.schemas import SCHEMAS, TASK_STATES
+from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts, Trail
 
 TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
-DEVICE = DeviceLine("gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", "4821_0.r0.gpu1", reading=Reading(70), trail=TRAIL)
-TASK = TaskLine("4821_0.r0.gpu1", "4821", 0, "running", done=3, pending=7)
-FRAME = Frame(1000, "july", True, (TASK,), (DEVICE,), (), Total({"running": 1}, 1, 10, True, 3))
+DEVICE = DeviceFacts("4821_0.r0.gpu1", "gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", reading=Reading(70), trail=TRAIL)
+TASK = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
+FRAME = Snapshot(1000, "july", True, (TASK,), (DEVICE,), (), Total({"running": 1}, 1, 10, True, 3))
 
 
-def looks(*frames: Frame) -> list[Any]:
+def looks(*frames: Snapshot) -> list[Any]:
     documents = Documents()
     return [documents.look(frame) for frame in frames]
 
@@ -59,7 +57,7 @@ def test_what_is_gone_is_named() -> None:
 
 
 def test_an_alert_that_ends_is_news() -> None:
-    alert = AlertLine("thermal", "warning", "86 °C", "gpu1", 500, TASK.name, 0, "GPU-a", 86.0, 83.0)
+    alert = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, TASK.name, 0, "GPU-a", 86.0, 83.0)
     before, after = looks(replace(FRAME, alerts=(alert,)), FRAME)
     assert json.loads(change_text(before, after) or "")["alerts"] == []
 
@@ -76,7 +74,7 @@ def test_two_devices_that_nobody_can_tell_apart_both_stay() -> None:
     assert list(look.devices) == [f"{TASK.name}/GPU-a", f"{TASK.name}/GPU-a#2"]
 
 
-def frames(count: int) -> list[Frame]:
+def frames(count: int) -> list[Snapshot]:
     return [replace(FRAME, at_ms=n, tasks=(replace(TASK, done=n),)) for n in range(count)]
 
 
@@ -122,7 +120,7 @@ def test_who_was_away_for_too_long_gets_all() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8), st.data())
 def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: list[list[int]], data: Any) -> None:
-    def frame(at_ms: int, indices: list[int]) -> Frame:
+    def frame(at_ms: int, indices: list[int]) -> Snapshot:
         lines = {n: replace(TASK, name=f"t{n}", array_index=n, done=data.draw(st.integers(0, 2))) for n in indices}
         return replace(FRAME, at_ms=at_ms, tasks=tuple(lines.values()))
 
@@ -195,9 +193,9 @@ def test_any_host_header_has_some_name(text: str) -> None:
 
 # --- what may be asked ------------------------------------------------------------------------------------------------
 
-LIMIT = Parameter("limit", "integer", "", low=1, high=10)
-ALIVE = Parameter("alive", "boolean", "")
-STATE = Parameter("state", "string", "", default="done", choices=("done", "failed"))
+LIMIT = Parameter("limit", int, (1, 10))
+ALIVE = Parameter("alive", bool)
+STATE = Parameter("state", str, ("done", "failed"), "done")
 
 
 def test_what_is_not_given_is_the_default() -> None:
@@ -233,61 +231,16 @@ def test_a_parameter_given_twice_is_refused() -> None:
 # --- what is documented -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("schema", "lines"),
-    [
-        ("Task", {"tasks": TASK}),
-        ("Device", {"devices": DEVICE}),
-        ("Alert", {}),
-        ("Total", {}),
-        ("Process", {}),
-        ("Trail", {}),
-    ],
-)
-def test_the_documents_have_exactly_the_fields_that_are_documented(schema: str, lines: dict[str, Any]) -> None:
-    kinds = {"Alert": AlertLine, "Total": Total, "Process": ProcessLine, "Trail": Trail}
-    documented = set(SCHEMAS[schema]["properties"])
-    if schema in kinds:
-        more = {"settled", "share", "source_chunks"} if schema == "Total" else set()
-        assert documented == {field.name for field in fields(kinds[schema])} | more
-    else:
-        ((part, _),) = lines.items()
-        assert documented == set(json.loads(snapshot_text(looks(FRAME)[0]))[part][0])
-
-
-def test_every_operation_and_every_schema_is_in_the_document_and_every_link_leads_somewhere() -> None:
-    paths = document()["paths"]
-    assert set(paths) == {operation.path for operation in OPERATIONS}
-    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
-    text = json.dumps(document())
-    for name in SCHEMAS:
-        assert f'"#/components/schemas/{name}"' in text or f"(schema {name})" in text or f"({name})" in text, name
-    links = {part.split('"')[0] for part in text.split('"$ref": "#/components/')[1:]}
-    for link in links:
-        kind, name = link.split("/")
-        assert name in document()["components"][kind]
-
-
-def test_every_field_of_every_schema_says_what_it_is() -> None:
-    silent = [
-        f"{name}.{field}"
-        for name, schema in SCHEMAS.items()
-        for field, value in schema["properties"].items()
-        if "$ref" not in value and "anyOf" not in value and not value.get("description")
-    ]
-    assert silent == []
-
-
 def test_the_guide_names_every_address_and_every_parameter() -> None:
     guide = (resources.folder("guide") / "serve.md").read_text(encoding="utf-8")
-    for operation in OPERATIONS:
-        assert operation.path in guide, operation.path
-        for parameter in operation.parameters:
-            assert f"{parameter.name}=" in guide, f"{operation.path}: {parameter.name}"
+    for question in QUESTIONS:
+        assert question.path in guide, question.path
+        for parameter in question.parameters:
+            assert f"{parameter.name}=" in guide, f"{question.path}: {parameter.name}"
 
 
 def test_the_page_the_api_and_the_monitor_know_the_same_states_in_the_same_order() -> None:
-    script = (resources.folder("guide").parent / "web" / "assets" / "words.js").read_text(encoding="utf-8")
+    script = (resources.folder("guide").parent / "live" / "assets" / "words.js").read_text(encoding="utf-8")
     [listed] = re.findall(r"^const STATES = (\[.*\]);$", script, re.MULTILINE)
-    assert tuple(json.loads(listed)) == TASK_STATES == STATES
+    assert tuple(json.loads(listed)) == STATES
     assert set(STYLES) == set(STATES)

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,14 +17,13 @@ from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.web.access import Guard
-from badcjobs.web.app import make_app
-from badcjobs.web.background import Background
-from badcjobs.web.hub import Hub
-from badcjobs.web.look import Item, Look
-from badcjobs.web.server import Server, connection_class
+from badcjobs.live.answers import Item, Look, json_text
+from badcjobs.live.app import make_app
+from badcjobs.live.connections import Connection, Guard, Server
+from badcjobs.live.hub import Background, Hub
+from badcjobs.live.snapshot import Snapshot
 
-EMPTY = Look(1000, "july", True, {}, {}, {})
+EMPTY = Look(Snapshot(1000, "july", True))
 
 
 class Source:
@@ -56,9 +54,7 @@ class Running:
         self.port = self._socket.getsockname()[1]
         ready = threading.Event()
         app = make_app(self.hub, source, background, Guard(None, True, self.port))
-        config = uvicorn.Config(
-            app, http=connection_class(), ws="none", lifespan="off", log_config=None, log_level="critical"
-        )
+        config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, log_level="critical")
         self._server = Server(config, started=ready.set, ending=self.hub.close)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
@@ -113,9 +109,8 @@ def test_who_does_not_read_is_cut_off_and_nobody_else_notices(source: Source, ru
 
     def growing() -> Look:
         moment = round(1000 * (time.monotonic() - started))
-        return replace(
-            EMPTY, at_ms=moment, tasks={"t": Item.of({"name": "t", "moment": moment, "weight": "x" * 200_000})}
-        )
+        document = {"name": "t", "moment": moment, "weight": "x" * 200_000}
+        return Look(Snapshot(moment, "july", True), tasks={"t": Item(document, json_text(document))})
 
     source.look = growing
     with running.listen(buffer=4096) as lazy, running.listen() as keen:
@@ -200,4 +195,4 @@ def test_more_listeners_than_anybody_needs_are_refused(source: Source, running: 
     answer = running.client.get("/api/events")
     assert (answer.status_code, json.loads(answer.text)["error"]) == (503, "256 listen already")
     for line in lines:
-        running.hub.leave(line)
+        running.hub.listeners.discard(line)

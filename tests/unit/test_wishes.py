@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from badcjobs.cluster.array_options import ArrayOptions, Known, extra_options, make_order
+from badcjobs.cluster.sbatch_options import parse_array, parse_minutes
+from badcjobs.cluster.submit import ArrayPlan
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, ArrayShape
-from badcjobs.scheduler.array_spec import parse_array
-from badcjobs.scheduler.slurm import extra_options
-from badcjobs.scheduler.wishes import Known, Wishes, count_idle, make_order, parse_minutes
 
 OUT = Path("/scratch/july")
 
@@ -21,7 +21,7 @@ OUT = Path("/scratch/july")
 def order(
     known: Known | None = None, run: tuple[str, ...] = ("run", "m.csv"), out: Path = OUT, **wishes: Any
 ) -> ArrayOrder:
-    return make_order(Wishes(**wishes), known or Known(), out=out, run_arguments=run)
+    return make_order(ArrayOptions(**wishes), known or Known(), out=out, run_arguments=run)
 
 
 def refusal(known: Known | None = None, **wishes: Any) -> str:
@@ -155,7 +155,7 @@ def test_tasks_without_gpus_that_could_never_begin_are_refused_at_once(wishes: d
     ],
 )
 def test_tasks_that_would_have_nothing_to_do_are_counted(wishes: dict[str, Any], chunks: int, idle: int) -> None:
-    assert count_idle(order(**wishes), chunks) == idle
+    assert ArrayPlan(order(**wishes), chunks, {}).idle == idle
 
 
 def test_a_list_of_manifests_has_a_task_for_each() -> None:
@@ -165,7 +165,7 @@ def test_a_list_of_manifests_has_a_task_for_each() -> None:
 def test_all_mistakes_of_one_command_are_told_together() -> None:
     with pytest.raises(BadInput) as refused:
         make_order(
-            Wishes(time="soon", mem="much", gpus_per_task=-1, cpus=0, parallel=0, merge_time="x", merge_mem="?"),
+            ArrayOptions(time="soon", mem="much", gpus_per_task=-1, cpus=0, parallel=0, merge_time="x", merge_mem="?"),
             Known(), out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
         )  # fmt: skip
     assert len((refused.value.why or "").splitlines()) == 8

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from support.task_files import START_MS, make_chunk
 
-from badcjobs.heartbeat import Progress
 from badcjobs.model import Allocation, ChunkResult, TaskKey
-from badcjobs.store.live.task_writer import TaskWriter
-from badcjobs.work_now import count_progress
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.progress import TaskProgress, count_progress
 
 NAMES = ("a", "b", "c", "d")
 
@@ -22,11 +21,11 @@ def test_what_failed_and_is_not_settled_is_counted_apart_and_so_is_the_time_befo
         allocation = Allocation(True, "4821", "gpu3")
         writer.begin_task(allocation, started_at_ms=START_MS, pid=42, version="0", engine="demo", telemetry=True)
         writer.fill([make_chunk(name) for name in NAMES], lambda rows: None)
-        assert count_progress(writer, 20.0) == Progress(0, 4, 0.0, 20.0)
+        assert count_progress(writer, 20.0) == TaskProgress(0, 4, 0.0, 20.0)
         for name, status in zip(NAMES[:3], ("done", "pending", "failed"), strict=True):
             times = (START_MS + 30_000, START_MS + 31_000)
             good, bad = {"audio_s": 29.5}, {"error_class": "bad_audio", "error": "no luck"}
             result = ChunkResult(make_chunk(name), *times, **(good if status == "done" else bad))  # type: ignore[arg-type]
             writer.attempt_ended(result, status=status, try_number=1, worker_id=5, device_id=9)
-        assert count_progress(writer, 32.0) == Progress(2, 4, 29.5, 32.0, start_up_s=30.0, failed=1, retrying=1)
+        assert count_progress(writer, 32.0) == TaskProgress(2, 4, 29.5, 32.0, start_up_s=30.0, failed=1, retrying=1)
         assert count_progress(writer, 32.0).eta_s == 2.0

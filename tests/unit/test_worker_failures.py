@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import os
 from pathlib import Path
 
 import pytest
-from support.hand_clock import HandClock
 
 from badcjobs.clock import SystemClock
-from badcjobs.workers.failures import classify, signal_name, signal_of
-from badcjobs.workers.host_memory import read_oom_kills
-from badcjobs.workers.patience import Patience, Watchdog
+from badcjobs.model import Chunk, ChunkResult, WorkerPlan
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.seams import SessionBroken
+from badcjobs.workers.command import CommandEngine
+from badcjobs.workers.retry import classify, signal_name, signal_of
+from badcjobs.workers.stream_session import Patience, read_oom_kills
 
 # Cut from real logs of HawkEars, PyTorch, the NVIDIA driver, Linux and Slurm.
 SAID = [
@@ -150,22 +151,28 @@ def test_without_a_length_the_slowest_chunk_is_the_measure() -> None:
     assert patience.limit_s(5) == 600
 
 
-def test_a_watchdog_bites_after_silence_and_not_while_there_are_signs() -> None:
-    bites: list[float] = []
-    words = iter(range(1000))
-    start_s = time.monotonic()
-    with Watchdog(SystemClock(), 0.2, lambda: bites.append(time.monotonic() - start_s), lambda: next(words)) as dog:
-        time.sleep(0.5)
-    assert (bites, dog.has_bitten) == ([], False)
-    bitten = threading.Event()
-    with Watchdog(SystemClock(), 0.2, bitten.set, lambda: "the same") as dog:
-        assert bitten.wait(60)
-    assert dog.has_bitten
+def run_command(folder: Path, program: str) -> list[str | None]:
+    engine = CommandEngine(
+        f"sh -c '{program}' {{input}} {{output}}",
+        environ={"PATH": os.environ["PATH"]},
+        launcher=SubprocessLauncher("test"),
+        clock=SystemClock(),
+    )
+    engine.patience = Patience(start_s=0.3, least_s=0.3, slowest=0.0)
+    session = engine.open(WorkerPlan(0, None, None, 1), folder)
+    try:
+        news = list(session.process([Chunk("r", "c", "a.wav", "/a.wav", 0, 1000)]))
+    finally:
+        session.close()
+    return [one.error_class for one in news if isinstance(one, ChunkResult)]
 
 
-def test_a_watchdog_leaves_at_once_when_the_program_has_ended() -> None:
-    start_s = time.monotonic()
-    with Watchdog(HandClock(), 3600, lambda: None, lambda: 0) as dog:
-        pass
-    assert time.monotonic() - start_s < 60
-    assert not dog.has_bitten
+def test_a_program_that_is_silent_for_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(SessionBroken, match="no word from the program") as broken:
+        run_command(tmp_path, "sleep 600")
+    assert broken.value.error_class == "hang"
+
+
+def test_a_program_that_says_something_is_waited_for(tmp_path: Path) -> None:
+    talk = "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.1; done"
+    assert run_command(tmp_path, talk) == ["no_output"]

@@ -12,7 +12,7 @@ from support.scripted_engine import CLOCK, News, Script, ScriptedEngine, Scripte
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.work_queue import WorkQueue
-from badcjobs.workers.worker_thread import BatchOver, Closed, Event, Opened, WorkerThread
+from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, WorkerThread
 
 
 def chunks(count: int) -> list[Chunk]:
@@ -113,7 +113,7 @@ def test_what_came_later_is_accounted_for_like_the_batch(tmp_path: Path) -> None
     bench = Bench(tmp_path, script, count=20).run()
     first = next(event for _, event in bench.events if isinstance(event, BatchOver))
     assert [chunk.chunk_id for chunk in first.unanswered] == ["c1", "c2", "c3", "c4", "c5", "c6"]
-    assert [chunk.chunk_id for chunk in first.begun] == ["c5"]
+    assert [started.chunk.chunk_id for started in first.begun] == ["c5"]
     assert sorted(bench.results()) == sorted(chunk.chunk_id for chunk in chunks(20)), "none is lost, none comes twice"
 
 

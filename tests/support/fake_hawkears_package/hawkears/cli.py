@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from hawkears.commands._analyze import _analyze_cmd
-from support import fake_hawkears
 
 
 class UsageError(Exception):
@@ -42,12 +41,9 @@ class Command:
 
 
 class Group:
-    """``hawkears`` itself; as a program it is the stand-in program."""
+    """``hawkears`` itself."""
 
     commands = {"analyze": Command()}  # noqa: RUF012
-
-    def __call__(self) -> None:
-        fake_hawkears.main()
 
 
 cli = Group()

@@ -1,0 +1,167 @@
+"""Signals around a job of Slurm: held back while sbatch has the script, handed on in each array task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from badcjobs.errors import ExitCode
+from badcjobs.task.stop import ENDINGS
+
+_SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # INT is an exception anyway
+_LOOK_EVERY_S = 0.2
+_LOOKS_PER_WORD = 10
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Told(BaseException):
+    """A signal ends the program: whoever is at work takes away what it has half done, as for KeyboardInterrupt."""
+
+
+class HeldSignals:
+    """From ``begin`` to the end of its block, TERM, INT and HUP wait; the first of them then ends the program.
+
+    When it comes, ``meanwhile`` says why nothing happens yet. Before ``begin`` the block is left at once.
+    Handlers, and not the mask of a thread: libraries have threads of their own, which would be hit instead.
+    """
+
+    def __init__(self, meanwhile: str = "") -> None:
+        self._meanwhile = meanwhile
+        self.came: signal.Signals | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> HeldSignals:
+        for number in _SUDDEN:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._receive(number, self._leave)
+        return self
+
+    def begin(self) -> None:
+        """Hold them back from now on; those that are ignored (nohup) still are."""
+        for number in ENDINGS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._receive(number, self._hold)
+
+    def _receive(self, number: signal.Signals, handler: Callable[[int, object], None]) -> None:
+        before = signal.signal(number, handler)
+        self._before.setdefault(number, before)
+
+    def _leave(self, signum: int, _frame: object) -> None:
+        self.came = signal.Signals(signum)
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)  # a second one would end the tidying
+        raise Told
+
+    def _hold(self, signum: int, _frame: object) -> None:
+        if self.came is not None:
+            return
+        self.came = signal.Signals(signum)
+        with suppress(OSError):  # not print: it may be interrupted by this in the midst of a line
+            os.write(2, f"badcjobs: {self.came.name}: {self._meanwhile}\n".encode())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        said_elsewhere = error is not None and not isinstance(error, Told)  # an error ends the program, too
+        if self.came is not None and not said_elsewhere:
+            signal.raise_signal(self.came)
+
+
+# --- in an array task -------------------------------------------------------------------------------------------------
+
+
+class BatchTask:
+    """One array task: ``badcjobs run`` as a child, requeued when it stopped with work left; its exit code is Slurm's.
+
+    submitit pickles it, calls it, and calls ``checkpoint`` when Slurm's warning comes. Slurm sends its signals to every
+    process of the step, so the child hears of them by itself.
+    """
+
+    def __init__(self, argv: tuple[str, ...], requeues: int) -> None:
+        self._argv = argv
+        self._requeues = requeues
+        self._child: int | None = None
+        self._ended = False
+
+    def __call__(self) -> None:
+        """Run the task; leave with its exit code."""
+        signal.signal(signal.SIGTERM, self._note_end)
+        self._child = _spawn_deaf_to_warnings(self._argv)
+        try:
+            code = self._wait()
+            if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped by the clock, before the warning
+                signal.raise_signal(_warning())
+        except _Over as over:
+            code = over.code
+        except (OSError, subprocess.SubprocessError) as error:
+            from badcjobs.cli.output import remark
+
+            remark(f"Slurm does not start this task again: {error}")
+            code = ExitCode.RUN_ME_AGAIN
+        if code:
+            sys.exit(int(code))
+
+    def checkpoint(self) -> Any:
+        """Stop the child in order and return what is to be done after the requeue; runs inside a signal handler."""
+        from submitit.helpers import DelayedSubmission
+
+        signal.signal(_warning(), signal.SIG_IGN)
+        code: int = ExitCode.RUN_ME_AGAIN
+        if self._child is not None:
+            code = self._wait(tell=signal.SIGUSR1)
+        if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1:
+            raise _Over(code)
+        return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
+
+    def _wait(self, tell: signal.Signals | None = None) -> int:
+        """Return the child's exit code, as often as somebody asks: a handler may interrupt us at any point.
+
+        ``tell``: a signal that it gets meanwhile, again and again, for it may not have learned yet what that means.
+        """
+        assert self._child is not None
+        looks = 0
+        while (end := os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+            if tell is not None and looks % _LOOKS_PER_WORD == 0:
+                os.kill(self._child, tell)
+            looks += 1
+            time.sleep(_LOOK_EVERY_S)
+        return end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status
+
+    def _note_end(self, _signum: int, _frame: object) -> None:
+        """Remember TERM: whoever cancels a task does not want it back, and a requeue by Slurm needs no second one."""
+        self._ended = True
+
+
+def _spawn_deaf_to_warnings(argv: tuple[str, ...]) -> int:
+    """Start a program that ignores Slurm's warnings until it has handlers of its own; without, they would end it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # one that comes just now waits for our own handler
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
+    try:
+        return os.posix_spawn(argv[0], argv, os.environ, setsigmask=mask)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Over(Exception):
+    """The child has ended for good; raised through submitit's signal handler to whoever called the task."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def _warning() -> signal.Signals:
+    from submitit import JobEnvironment
+
+    return signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]

@@ -1,0 +1,327 @@
+"""What ``badcjobs submit`` does and says: a job of Slurm with its merge job, or an emulation in the foreground."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.cli.job_signals import BatchTask, HeldSignals
+from badcjobs.cli.merge import files_text
+from badcjobs.cli.output import RowCounter, colour_wanted, hand_out, print_json, remark, say
+from badcjobs.cli.world import environ, read_world
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.array_options import ArrayOptions
+from badcjobs.cluster.local import (
+    Emulation,
+    ScriptOrder,
+    array_text,
+    emulate_order,
+    emulate_script,
+    refuse_here,
+    refuse_script_here,
+    script_text,
+)
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.slurm import POLL_S, SlurmScheduler
+from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.cluster.submit import ArrayPlan, Handed, RunCommand, find_record, hand_in, make_plan
+from badcjobs.cluster.wait_for_job import TaskOutcome, end_lines, follow, headline, judge, verdict_code
+from badcjobs.errors import BadInput
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count, plain
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import make_settings, stand_in
+from badcjobs.task.startup import World
+
+_POLL = "BADCJOBS_POLL_S"  # for a cluster of one's own; everybody else asks every 30 s
+# What a job has of its own and another one must not inherit, besides Slurm's variables.
+_OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
+# Of submit: what a job script says for itself, and what only a job under Slurm has.
+_NOT_OF_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
+# Of run: what reaches a script, or the emulation; all others are for the badcjobs that the script starts.
+_FOR_SCRIPTS = ("source", "simulate", "simulate_script", "replay")
+_ROWS = "rows of the source read"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitFlags:
+    """What is wanted of the job besides its being submitted."""
+
+    dry_run: bool
+    wait: bool
+    again: bool
+    json_wanted: bool
+
+
+# --- under Slurm ------------------------------------------------------------------------------------------------------
+
+
+def submit_to_slurm(command: RunCommand, options: ArrayOptions, how: SubmitFlags) -> int:
+    """Hand in a source as an array and its merge job, or find them again; exit 0, or with their verdict."""
+    clock, scheduler = SystemClock(), SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=_poll_s())
+    plan = make_plan(command, options, Path.cwd(), clock, RowCounter(_ROWS), again=how.again, keep=not how.dry_run)
+    if plan.finished is not None:
+        return _tell_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
+    if how.dry_run:
+        record = find_record(plan, scheduler, again=how.again)
+        if record is not None:
+            remark(f"{plan.order.out} has job {record.job.job_id} already: this command finds it, and submits nothing")
+        elif idle := _idle_words(plan):
+            remark(idle)
+        return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
+    if how.again and plan.anew:
+        remark("--no-resume: chunks that are done already are done once more")
+    with _outside_any_job():
+        with HeldSignals("sbatch has the script; waiting for its answer, for there may be a job") as held:
+            handed = hand_in(plan, scheduler, clock, again=how.again, hold=held.begin)
+            facts = _facts(handed, scheduler)
+            if not how.json_wanted:
+                say(_handed_text(facts, handed))
+            if held.came is not None:
+                remark(f"{held.came.name}: job {handed.job.job_id} goes on; the same command finds it again")
+        return _follow_up(handed, facts, scheduler, clock, how)
+
+
+def _follow_up(handed: Handed, facts: dict[str, Any], scheduler: SlurmScheduler, clock: Clock, how: SubmitFlags) -> int:
+    """Say how the job ends, if that is wanted or if it is over already."""
+    states = None
+    try:
+        if how.wait:
+            states = follow(handed, scheduler, clock, remark)
+        elif handed.found:
+            states = scheduler.states(handed.job)
+    except KeyboardInterrupt:
+        remark(f"job {handed.job.job_id} goes on; the same command goes on waiting for it")
+        raise
+    except Unanswered as error:
+        remark(f"Slurm does not say whether it has ended: {error}")
+    if states is None or not (how.wait or has_ended(states)):
+        if how.json_wanted:
+            print_json(facts)
+        return 0
+    return _tell_slurm_end(facts, *judge(handed, states, clock, RowCounter(_ROWS)), how)
+
+
+def _facts(handed: Handed, scheduler: SlurmScheduler) -> dict[str, Any]:
+    """Return what ``--json`` prints of a job."""
+    order, job = handed.plan.order, handed.job
+    return {
+        "cluster": scheduler.name,
+        "job_id": job.job_id,
+        "merge_job_id": job.merge_job_id,
+        "merge_refused": scheduler.merge_refused,
+        "merge_unsure": scheduler.merge_unsure,
+        "out": str(order.out),
+        "logs": str(order.logs),
+        "array": order.spec,
+        "tasks": len(job.indices),
+        "chunks": handed.plan.chunks,
+        "idle_tasks": handed.plan.idle,
+        "left": handed.plan.left,
+        "audio_looked_at": handed.plan.looked_at,
+        "found": handed.found,
+        "follow": list(scheduler.follow_lines(job, order)),
+        "cancel": scheduler.cancel_line(job),
+    }
+
+
+def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
+    said = "is there already" if facts["found"] else "is submitted"
+    merging = f", merge job {facts['merge_job_id']}" if facts["merge_job_id"] else ""
+    chunks = count(facts["chunks"], "chunk")
+    if facts["left"] is not None:
+        chunks = f"the {facts['left']:,} of {chunks} that {'was' if facts['left'] == 1 else 'were'} left"
+    merge = None
+    if facts["merge_unsure"]:
+        merge = "it is not known whether there is a job for it; the same command, in a minute, looks"
+    elif facts["merge_job_id"] is None:
+        merge = f"there is no job for it; later: badcjobs merge {shlex.quote(facts['out'])}"
+    lines = {
+        "folder": facts["out"],
+        "tasks": None if handed.found else _idle_words(handed.plan),
+        "checked": _look_words(handed.plan),
+        "merge": merge,
+        **dict(zip(("queue", "logs", "so far"), facts["follow"], strict=False)),
+    }
+    head = f"job {facts['job_id']} {said}: {count(facts['tasks'], 'array task')} for {chunks}{merging}"
+    return "\n".join([head, *(f"  {name:<11} {words}" for name, words in lines.items() if words)])
+
+
+def _tell_slurm_end(
+    facts: dict[str, Any], summary: Summary, verdict: str, ends: Sequence[TaskOutcome], how: SubmitFlags
+) -> int:
+    code = verdict_code(verdict)
+    if how.json_wanted:
+        told = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
+        print_json({**facts, **told, "summary": summary.to_dict()})
+        return code
+    job_id = facts.get("job_id", "")
+    words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
+    lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
+    title = "the whole run" if verdict != summary.verdict else f"job {job_id}" if facts else "the job"
+    text = summary_text(summary, title, colour=colour_wanted())
+    say("\n".join(["", words, *lines, "", text] if words else [text, *lines]), painted=True)
+    if code:
+        left = "--again submits what is left" if summary.verdict != "done" else "--again --no-resume does all once more"
+        say(f"\n  the same command with {left}")
+    return code
+
+
+def _poll_s() -> float:
+    text = environ().get(_POLL) or str(POLL_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"{_POLL}={text} is no number of seconds", fix=f"unset {_POLL}")
+    return seconds
+
+
+@contextmanager
+def _outside_any_job() -> Iterator[None]:
+    """Hide the job we may be in: sbatch would pass its array index and its GPUs on to the new one."""
+    if "SLURM_JOB_ID" not in os.environ:
+        yield  # a user's own SBATCH_ACCOUNT and the like stay
+        return
+    from submitit.helpers import clean_env
+
+    where = os.environ.get("SLURM_CONF")  # where Slurm itself is: that is no property of the job
+    with clean_env(_OF_THE_JOB):
+        if where is not None:
+            os.environ["SLURM_CONF"] = where
+        yield
+
+
+# --- on this machine --------------------------------------------------------------------------------------------------
+
+
+def submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSettings, how: SubmitFlags) -> int:
+    """Run a source as an array on this machine; exit with its verdict."""
+    world = _read_world()
+    plan = make_plan(command, options, world.cwd, world.clock, RowCounter(_ROWS), find=False)
+    for words in filter(None, (_idle_words(plan), _look_words(plan))):
+        if not how.json_wanted:
+            remark(words)
+    if how.dry_run:
+        refuse_here(plan.order.out, again=how.again)
+        return _show_scripts(how, script=array_text(plan.order))
+    devices = make_settings(command.out, command.flags, command.config).stand_in(world.cwd)
+    done = emulate_order(plan.order, replace(settings, stand_in=devices), world, remark)
+    facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
+    return _tell_local_end(done, how, facts)
+
+
+def submit_script(
+    script: Path,
+    out: Path | None,
+    flags: Mapping[str, Any],
+    options: ArrayOptions,
+    settings: LocalSettings,
+    how: SubmitFlags,
+) -> int:
+    """Run a user's job script on this machine as sbatch would; exit with its verdict."""
+    world = _read_world()
+    lost = [name for name in _NOT_OF_SCRIPTS if getattr(options, name)] + [n for n in flags if n not in _FOR_SCRIPTS]
+    if lost:
+        names = ", ".join(f"--{'no-' if flags.get(name) is False else ''}{name.replace('_', '-')}" for name in lost)
+        raise BadInput(
+            f"{names}: not with --script",
+            why="the script itself says how badcjobs is started and what comes before",
+            fix=f"edit {shlex.quote(str(script))}, or leave --script out: badcjobs submit SOURCE --out DIR …",
+        )
+    sources = flags.get("source") or [None]
+    if len(sources) > 1:
+        raise BadInput(
+            f"{len(sources)} sources, but a job script takes one",
+            why="it reaches the script as the variable SOURCE, which is one path, blanks and all",
+            fix="write the paths of audio, or of manifests, into a text file, one per line; that is the SOURCE",
+        )
+    order = ScriptOrder(script, _sbatch_options(options), source=sources[0], out=out)
+    if how.dry_run:
+        refuse_script_here(order, world, again=how.again)
+        return _show_scripts(how, script=script_text(script, world))
+    devices = stand_in(world.cwd, flags.get("simulate"), flags.get("simulate_script"), flags.get("replay"))
+    return _tell_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
+
+
+def _read_world() -> World:
+    """Return the world; a user who has said nohup wants the work to outlive the terminal."""
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    world = read_world()
+    if deaf:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return world
+
+
+def _sbatch_options(options: ArrayOptions) -> tuple[str, ...]:
+    """Return what of the command line goes before the script's own lines, as options of sbatch."""
+    if options.parallel is not None and options.array is None:
+        raise BadInput("--parallel goes with --array where a script is given", fix="--array 0-9 --parallel 4")
+    array = options.array or (None if options.tasks is None else f"0-{options.tasks - 1}")
+    if array is not None and options.parallel is not None:
+        array = f"{array.partition('%')[0]}%{options.parallel}"
+    given = {
+        "array": array, "job-name": options.job_name, "cpus-per-task": options.cpus, "mem": options.mem,
+        "time": options.time, "account": options.account, "partition": options.partition,
+        "constraint": options.constraint,
+    }  # fmt: skip
+    if options.gpus_per_task is not None:  # in whichever of the ways that there are the script asks for them
+        given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": options.gpus_per_task}
+    words = [word for option in options.sbatch for word in shlex.split(option)]
+    return (*(f"--{name}={value}" for name, value in given.items() if value is not None), *words)
+
+
+def _tell_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
+    if how.json_wanted:
+        print_json({**done.to_dict(), **facts})
+        return done.exit_code
+    if done.job is None:
+        say(f"job {done.job_id}: {done.verdict}")
+        return done.exit_code
+    whole = done.job.summary.verdict == "done"
+    if whole and (words := headline(done.job_id, done.verdict, done.ends)):
+        say("\n".join([words, *(f"  {line}" for line in end_lines(done.job_id, done.ends)), ""]))
+    title = f"job {done.job_id}" if done.verdict == done.job.summary.verdict else "the whole run"
+    say(summary_text(done.job.summary, title, colour=colour_wanted()), painted=True)
+    say("\n" + files_text(done.job))
+    if done.exit_code:
+        say("\n  the same command " + ("starts those tasks once more" if whole else "does what is left"))
+    return done.exit_code
+
+
+# --- on both ----------------------------------------------------------------------------------------------------------
+
+
+def _idle_words(plan: ArrayPlan) -> str | None:
+    """Return how many tasks have nothing to do; None: all have something."""
+    if not plan.idle:
+        return None
+    idle = f"{plan.idle:,} {'has' if plan.idle == 1 else 'have'} nothing to do"
+    return f"{plan.order.tasks:,} tasks for {count(plan.chunks, 'chunk')}: {idle}; --tasks {plan.chunks} is enough"
+
+
+def _look_words(plan: ArrayPlan) -> str | None:
+    """Return how much of the audio was looked at; None: all, or now none."""
+    if plan.looked_at is None or plan.looked_at >= plan.chunks:
+        return None
+    return f"looked at the audio of {plan.looked_at:,} of {plan.chunks:,} chunks; badcjobs check looks at all"
+
+
+def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
+    """Show what would be submitted; change nothing."""
+    if how.json_wanted:
+        print_json(scripts)
+    else:
+        between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
+        hand_out(between.join(scripts.values()).rstrip("\n"))
+    return 0

@@ -1,0 +1,1 @@
+"""Arrays on a cluster: under Slurm (``slurm.py``), or emulated on one machine (``local.py``)."""

@@ -1,0 +1,558 @@
+"""Reads a job script: its ``#SBATCH`` lines, and the lines that call ``badcjobs``. Pure; nothing is run.
+
+It is no shell. Of the rest of the script it knows plain assignments (``OUT=results``, ``: "${OUT:=results}"``,
+``ARGS=(...)``), ``module load`` and ``source .../bin/activate``. A word with any other variable is unknown, and a call
+that cannot be read is listed in ``unread``. ``badcjobs check`` judges what is read, the emulation does it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from badcjobs.cluster.sbatch_options import (
+    FLAGS,
+    OPTIONAL,
+    VALUES,
+    ArraySpec,
+    Asked,
+    EarlySignal,
+    count_gpus,
+    count_tasks,
+    parse_array,
+    parse_export,
+    parse_limit,
+    parse_memory,
+    parse_signal,
+    read_asked,
+    read_options,
+    whole,
+)
+from badcjobs.cluster.templates import example_of
+from badcjobs.errors import BadInput
+
+T = TypeVar("T")
+
+CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
+SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
+# Tried: they wait for the program that they start and die of USR1 without passing it on (conda: its issue 10351).
+KEEPING = {"timeout", "time", "setsid", "flock", "xargs", "strace", "conda", "mamba", "micromamba"}
+_PLAINLY = {"exec", "command", "nohup", "python", "-m"}
+_LAUNCHING = CONTAINERS | SPREADING | KEEPING | _PLAINLY | {"env", "nice", "stdbuf", "uv", "pixi"}
+_KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "(", ")", "}"}
+
+# What sbatch takes from its environment; it goes before the lines of the script.
+_INPUT_VARIABLES = {
+    "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_GPUS": "gpus", "SBATCH_GRES": "gres",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_TASK": "gpus-per-task", "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_OPEN_MODE": "open-mode", "SBATCH_PARTITION": "partition", "SBATCH_SIGNAL": "signal",
+    "SBATCH_TIMELIMIT": "time",
+}  # fmt: skip
+_SBATCH = re.compile(r"^(?:[ \t]*#[ \t]*SBATCH|#sbatch)[ \t]+(?P<words>\S.*?)[ \t\r]*$", re.M)
+_COMMAND = re.compile(r"^[ \t]*[^#\s].*", re.M)
+_NEXT_JOB = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\s*$.*", re.M | re.S)
+_OPTION = re.compile(r"(?<![\w-])(?P<word>(?P<name>--?[A-Za-z][\w-]*)(?:=\S*)?)")
+
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?[\"']?(\w+)[^\n]*\n(.*?^\t*\1)[ \t]*$", re.M | re.S)
+_LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
+_PIECE = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\\.|\$\([^()]*\)|`[^`]*`|[<>]&|&>|>\||[^;&|"'\\])+""", re.S)
+_REDIRECTION = re.compile(r"(?:(?<=\s)|^)(?:\d|&)?(?:>>|>\||<<<|<|>)(?:&\d|\s*[^\s<>()]+)")
+_OPAQUE = re.compile(r"\$\(+[^()]*\)+|`[^`]*`|\$\{\w+[#%/^,][^}]*\}")
+_ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^(\n].*|)$", re.M)
+_DEFAULTED = re.compile(r'^[ \t]*:[ \t]+"?\$\{(\w+):?=(.*)\}"?[ \t]*$', re.M)
+_ARRAY = re.compile(r"^[ \t]*(\w+)=\((.*?)\)", re.M | re.S)
+_READ_ARRAY = re.compile(r"^[ \t]*read[ \t]+(?:-r[ \t]+)?-a[ \t]+(\w+)[ \t]*<<<[ \t]*(.+)$", re.M)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^}]*))?\})")
+_ALL_OF_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+_BADCJOBS = re.compile(r"(?:.*[^A-Za-z0-9])?badcjobs", re.I | re.S)
+_NAMED = re.compile(r"^[^#\n]*badcjobs", re.I | re.M)
+_MODULES = re.compile(r"(?:^|[;&|])[ \t]*(?:module|ml)[ \t]+(?:load|add)[ \t]+([^\n;&|>#]+)", re.M)
+_VENV = re.compile(r"^[ \t]*(?:source|\.)[ \t]+\"?([^\s\"]+)/bin/activate\b", re.M)
+_SETTING_UP = re.compile(
+    r"^[ \t]*((?:source|\.)[ \t]+(?!\S+/bin/activate).*|(?:conda|mamba|micromamba|spack|eval|module use)\b.*|"
+    r"(?:module|ml)\b.*(?:python|conda|mamba|forge|hawkears|badc).*)$",
+    re.M | re.I,
+)
+_MOVING = re.compile(r"(?:^|[;&|])[ \t]*(?:cd|pushd)\b(?![ \t]+\"?\$\{?SLURM_SUBMIT_DIR\}?\"?[ \t]*$)", re.M)
+_MADE = re.compile(r"^[^#\n]*>[ \t]*[\"']?([^\s\"';&|]+)", re.M)
+_TRAP = re.compile(r"^[^#\n]*\btrap\b", re.M)
+_TMPDIR = re.compile(r"^[^#\n]*(?:\bTMPDIR=|\bunset\b.*\bTMPDIR\b)", re.M)
+_SRUN = re.compile(r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:exec|time)[ \t]+)?(?:\S*/)?srun\b", re.M)
+_OWN_TO_THE_JOB = ("SLURM", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
+_PATHS = ("out", "root", "hawkears_root", "config")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something in a script that is not as it should be."""
+
+    text: str
+    fix: str  # a line to paste
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedWords:
+    """The words behind ``badcjobs``, parsed; values may hold variables that are not known."""
+
+    command: str | None = None  # with a mistake in its name: the one that is probably meant
+    values: dict[str, Any] = field(default_factory=dict)  # "engine_arg" → its value; True for a flag
+    operands: tuple[str, ...] | None = None
+    wrong: tuple[str, str, str] | None = None  # what is wrong, the wrong word, the right one (empty: not known)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A line of a script that calls badcjobs."""
+
+    line: int
+    text: str
+    command: str = "run"
+    before: tuple[str, ...] = ()  # the words before badcjobs, programs by their names
+    values: dict[str, Any] = field(default_factory=dict)  # "out" → the value of --out, where the script says it plainly
+    named: frozenset[str] = frozenset()  # all options, also those with an unknown value
+    hidden: bool = False  # more options may come out of a variable
+    within: str | None = None  # a pipeline, the background: a shell of its own, so that exec ends there
+    sources: tuple[str, ...] | None = None  # where the script says all of them plainly
+
+    @property
+    def by_exec(self) -> bool:
+        """Whether it takes the place of the job's own shell."""
+        return self.before[:1] == ("exec",) and self.within is None
+
+    @property
+    def by_srun(self) -> bool:
+        """Whether it is a step of the job."""
+        return "srun" in self.before
+
+    @property
+    def spread(self) -> bool:
+        """Whether a program starts it on other nodes too."""
+        return not SPREADING.isdisjoint(self.before)
+
+    @property
+    def contained(self) -> bool:
+        """Whether it runs in an image, with an engine of its own."""
+        return not CONTAINERS.isdisjoint(self.before)
+
+    @property
+    def keeper(self) -> str | None:
+        """Return the program before it that keeps signals to itself; timeout passes on what -s tells it to send."""
+        found = next((name for name in self.before if name in KEEPING), None)
+        return None if found == "timeout" and any(word.startswith(("-s", "--s")) for word in self.before) else found
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScript:
+    """A job script, read."""
+
+    name: str
+    options: dict[str, str] = field(default_factory=dict)  # of sbatch, under their long names
+    asked: Asked = field(default_factory=Asked)
+    signal: EarlySignal | None = None
+    calls: tuple[Call, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()  # what sbatch would refuse, or not see
+    near_options: tuple[Mistake, ...] = ()  # comments that look like options
+    wrong_calls: tuple[Mistake, ...] = ()  # of badcjobs, which would refuse them
+    unread: tuple[int, ...] = ()  # lines that name badcjobs, where none could be read as a call
+    modules: tuple[str, ...] = ()
+    venvs: tuple[str, ...] = ()  # virtual environments that it activates
+    out: str | None = None  # what its variable OUT is, as our templates have it
+    set_up_by: str | None = None  # a line after which there may be programs that cannot be seen from here
+    traps_signals: bool = False
+    sets_tmpdir: bool = False
+
+    @property
+    def starts(self) -> list[Call]:
+        """Return the calls of ``badcjobs run``."""
+        return [call for call in self.calls if call.command == "run"]
+
+    @property
+    def start(self) -> Call | None:
+        """Return the last call of ``badcjobs run``."""
+        return self.starts[-1] if self.starts else None
+
+
+def parse_plainly(words: Sequence[str]) -> ParsedWords:
+    """Parse words without knowing badcjobs' options: what follows ``--name`` and begins with no - is its value."""
+    command = next((word for word in words if not word.startswith("-")), None)
+    values: dict[str, Any] = {}
+    for word, following in pairwise([*words, "-"]):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            given = True if following.startswith("-") else following
+            values[name.replace("-", "_")] = value if equals else given
+    return ParsedWords(command, values)
+
+
+def read_script(
+    text: str,
+    name: str,
+    environ: Mapping[str, str],
+    cwd: str = "",
+    parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly,
+    options: Sequence[str] = (),
+) -> BatchScript:
+    """Read a script; ``parse`` is the command line's own parser, without which sources stay unknown.
+
+    ``options`` of sbatch's own command line win over those of the script.
+    """
+    said: list[str] = []
+    words = [word for _, line in _option_lines(_NEXT_JOB.sub("", text)) for word in _split(line)]
+    given = read_options(words, said)  # sbatch's own variables go before what the script says
+    given |= {option: environ[name] for name, option in _INPUT_VARIABLES.items() if environ.get(name)}
+    given |= read_options(options, said)
+    signal = _tried(said, lambda: parse_signal(given["signal"])) if "signal" in given else None
+    asked = read_asked(given, said)
+    is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
+    plain = _HERE_DOCUMENT.sub(lambda one: "<<_\n" + "\n" * one[2].count("\n"), text)
+    variables = Variables(plain, _exported(environ, given.get("export", "ALL")), cwd, given.get("chdir", ""))
+    found = list(_read_calls(plain, variables, parse)) if is_shell else []
+    calls = tuple(one for one in found if isinstance(one, Call))
+    if asked.gpus_per_task == 0 and not _wants_gpus(calls):
+        asked = replace(asked, gpus_per_task=None)
+    return BatchScript(
+        name=name,
+        options=given,
+        asked=asked,
+        signal=signal,
+        calls=calls,
+        mistakes=(*_form_mistakes(text, name), *_option_mistakes(text, plain, name, said)),
+        near_options=tuple(_near_options(text)),
+        wrong_calls=tuple(one for one in found if isinstance(one, Mistake)),
+        unread=() if found else tuple(_line_of(plain, one.end()) for one in _NAMED.finditer(plain)),
+        modules=tuple(word for one in _MODULES.findall(plain) for word in one.split() if word[0] not in "-$\"'"),
+        venvs=tuple(one for one in map(variables.value_of, _VENV.findall(plain)) if one),
+        out=variables.place_of(variables.value_of("$OUT") or "$OUT"),
+        set_up_by=next(iter(_SETTING_UP.findall(plain)), None),
+        traps_signals=_TRAP.search(plain) is not None,
+        sets_tmpdir=_TMPDIR.search(plain) is not None,
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that was probably meant."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def _wants_gpus(calls: Sequence[Call]) -> bool:
+    """Say whether a script would surely miss GPUs. Simulated devices stand in for those that Slurm grants."""
+    start = next((call for call in reversed(calls) if call.command == "run"), None)
+    return start is not None and not start.hidden and not {"cpu_workers", "config"} & start.named
+
+
+def _exported(environ: Mapping[str, str], export: str) -> dict[str, str]:
+    """Return the variables that sbatch hands on to the job."""
+    words = export.split(",")
+    always = ("HOME", "USER", "LOGNAME", "SHELL", "PATH")
+    kept = {name: value for name, value in environ.items() if "ALL" in words or name in always or name in words}
+    return kept | {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+
+
+def _line_of(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def find_srun(text: str) -> int | None:
+    """Return the line in which a script calls srun; None: in none."""
+    found = _SRUN.search(text)
+    return None if found is None else _line_of(text, found.start())
+
+
+# --- the options of sbatch --------------------------------------------------------------------------------------------
+
+
+def _option_lines(text: str, *, near: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield number and words of each ``#SBATCH`` line before the first command, or of those that only look like it."""
+    first = _COMMAND.search(text)
+    for found in _SBATCH.finditer(text, 0, first.start() if first else len(text)):
+        if near != found[0].startswith("#SBATCH"):
+            yield _line_of(text, found.start()), found["words"]
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quotation mark that is not closed
+        return []
+
+
+def _tried(mistakes: list[str], read: Callable[[], T]) -> T | None:
+    """Return what is read; None, and one mistake more, where it cannot be."""
+    try:
+        return read()
+    except ValueError as error:
+        mistakes.extend([] if str(error) in mistakes else [str(error)])
+        return None
+
+
+def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
+    """Yield why sbatch would not even read the options of a script."""
+    file = shlex.quote(name)
+    if not text.startswith("#!"):
+        without = ": its first line is not #! and an interpreter, so sbatch refuses it"
+        yield Mistake(without, f"sed -i '1i #!/bin/bash' {file}")
+    if "\r\n" in text:
+        yield Mistake(": its lines end as on Windows (CRLF), so sbatch refuses it", rf"sed -i 's/\r$//' {file}")
+    for number, line in _option_lines(text):
+        if not _split(line) and not line.startswith("#"):
+            closed = next((line + mark for mark in "\"'" if _split(line + mark)), line)
+            yield Mistake(f" line {number}: a quotation mark in it is not closed", f"#SBATCH {closed}")
+
+
+def _option_mistakes(text: str, plain: str, name: str, said: Sequence[str]) -> Iterator[Mistake]:
+    """Yield what is wrong with the options (``said``), and those that sbatch would not see."""
+    file = shlex.quote(name)
+    yield from (_option_mistake(one, text, file) for one in said)
+    first = _COMMAND.search(plain)
+    behind = _SBATCH.finditer(plain, first.end()) if first else ()
+    late = [(_line_of(plain, one.start()), one[0].rstrip()) for one in behind if one[0].startswith("#SBATCH")]
+    if late:
+        numbers = [str(number) for number, _ in late]
+        moved = " ".join(f"-e {shlex.quote(f'1a {line}')}" for _, line in late)
+        unseen = f" line {', '.join(numbers)}: #SBATCH behind the first command is a comment to sbatch"
+        yield Mistake(unseen, f"sed -i -e '{'d;'.join(numbers)}d' {moved} {file}   (moves it above)")
+
+
+def _option_mistake(said: str, text: str, file: str) -> Mistake:
+    """Return what is wrong with an option, with its line as it should be."""
+    found = _OPTION.search(said)
+    option, word = (found["name"], found["word"].rstrip(":;,")) if found else ("?", "?")
+    number, line = next(((n, one) for n, one in _option_lines(text) if word in one), (0, ""))
+    example = example_of(option.removeprefix("--"))
+    fix = f"sbatch --test-only {file}   (what does it say?)"
+    if said.startswith("sbatch knows no option") and number:
+        known = nearest(option.removeprefix("--"), VALUES | FLAGS | OPTIONAL)
+        right = line.replace(option, f"--{known}", 1) if known else " ".join(line.replace(word, "", 1).split())
+        fix = f"#SBATCH {right}" if right else f"sed -i {number}d {file}"
+    elif "needs --ntasks" in said and number:
+        fix = f"#SBATCH {line} --ntasks=1"
+    elif example is not None:
+        fix = f"#SBATCH {line.replace(word, f'{option}={example}') if number else f'{option}={example}'}"
+    return Mistake(f" line {number}: {said}" if number else f": {said}", fix)
+
+
+def _near_options(text: str) -> Iterator[Mistake]:
+    """Yield comments that look like options; ``##SBATCH`` is the usual way to put one aside."""
+    for number, line in _option_lines(text, near=True):
+        if line.startswith("-"):
+            said = f" line {number}: to sbatch this is a comment, for only #SBATCH at the beginning of a line counts"
+            yield Mistake(said, f"#SBATCH {line}   (or ##SBATCH, if it is to be one)")
+
+
+# --- the lines that call badcjobs -------------------------------------------------------------------------------------
+
+
+class Variables:
+    """What a script's plain assignments and its environment say."""
+
+    def __init__(self, text: str, environ: Mapping[str, str], cwd: str, chdir: str) -> None:
+        self._known = {name: value for name, value in environ.items() if not name.startswith(_OWN_TO_THE_JOB)}
+        self._known |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
+        self._folder = None if _MOVING.search(text) else chdir  # None: the script goes to another one
+        self._arrays = {name: _split(_OPAQUE.sub("$?", body)) for name, body in _ARRAY.findall(text)}
+        for name, default in _DEFAULTED.findall(text):
+            if not self._known.get(name):
+                unquoted = re.sub(r"\\(.)", r"\1", default).replace('"\'"', "'")
+                self._assign(name, self.value_of(unquoted) if re.search(r"(?<!\\)[$`]", default) else unquoted)
+        seen: dict[str, str | None] = {}
+        for name, raw in _ASSIGNED.findall(text):
+            words = _split(_OPAQUE.sub("$?", raw)) or [""]
+            value = self.value_of(words[0]) if len(words) == 1 else None
+            self._assign(name, value if seen.setdefault(name, value) == value else None)  # two values: unknown
+        for name, raw in _READ_ARRAY.findall(text):
+            value = self.value_of("".join(_split(raw)))
+            self._arrays |= {} if value is None else {name: value.split()}
+
+    def _assign(self, name: str, value: str | None) -> None:
+        self._known.pop(name, None)
+        self._known |= {} if value is None else {name: value}
+
+    def value_of(self, word: str) -> str | None:
+        """Put values in the place of variables; None: one of them is not known."""
+        if word == "~" or word.startswith("~/"):
+            word = "${HOME}" + word[1:]
+        values = [self._known.get(one[1] or one[2], one[3]) or one[3] for one in _VARIABLE.finditer(word)]
+        if None in values or word.startswith("~"):
+            return None
+        left = iter(values)
+        expanded = _VARIABLE.sub(lambda _: next(left), word)
+        return None if "$" in expanded or "`" in expanded else expanded
+
+    def words_of(self, text: str) -> list[str]:
+        """Return the words of a command: arrays taken apart, known variables replaced, redirections left out."""
+        words: list[str] = []
+        for word in _split(_REDIRECTION.sub("", _OPAQUE.sub("$?", text))):
+            array = _ALL_OF_ARRAY.fullmatch(word)
+            words += self._arrays.get(array[1], [word]) if array else [word]
+        while words and (words[0] in _KEYWORDS or re.match(r"\w+=", words[0])):
+            words.pop(0)
+        return [word if (value := self.value_of(word)) is None else value for word in words]
+
+    def place_of(self, path: str) -> str | None:
+        """Return a path as it is seen from where the job is submitted; None: not known."""
+        if "$" in path or (self._folder is None and not posixpath.isabs(path)):
+            return None
+        return posixpath.join(self._folder or "", path)
+
+
+def _read_calls(
+    text: str, variables: Variables, parse: Callable[[Sequence[str]], ParsedWords]
+) -> Iterator[Call | Mistake]:
+    """Yield each call of badcjobs, and what badcjobs would refuse in it."""
+    text = _ARRAY.sub(lambda one: "\n" * one[0].count("\n"), text)
+    for found in _LOGICAL_LINE.finditer(text):
+        if found[0].lstrip().startswith("#"):
+            continue
+        line, number, operator = re.sub(r"\s*\\\r?\n\s*", " ", found[0]), _line_of(text, found.start()), ""
+        for piece in _PIECE.finditer(line):
+            before, operator = operator, line[piece.end() : piece.end() + 2].strip()
+            piped = "|" in before.replace("||", "") or "|" in operator.replace("||", "")
+            within = "a pipeline" if piped else "the background" if operator == "&" else None
+            words = variables.words_of(piece[0])
+            at = _place_of_badcjobs(words, parse)
+            if at is not None:
+                call = Call(number, piece[0].strip(), before=tuple(map(_program, words[:at])), within=within)
+                made = _MADE.findall(text, 0, found.start())
+                yield from _read_words(call, words[at + 1 :], variables, parse(words[at + 1 :]), made)
+
+
+def _place_of_badcjobs(words: Sequence[str], parse: Callable[[Sequence[str]], ParsedWords]) -> int | None:
+    """Return where badcjobs stands: the first that a command follows; it may also be a folder's or a job's name."""
+    named = [n for n, word in enumerate(words) if "=" not in word and _BADCJOBS.fullmatch(word.rstrip("}"))]
+    if not named or (named[0] and _program(words[0]) not in _LAUNCHING):
+        return None
+    plainly = _PLAINLY.issuperset(map(_program, words[: named[0]]))
+    called = (n for n in named if (said := parse(words[n + 1 :])).command and said.command in words[n + 1 :])
+    return next(called, named[0] if plainly else None)
+
+
+def _program(word: str) -> str:
+    """Return a program's name without its folder and version."""
+    name = word.rpartition("/")[2].strip("${}").lower()
+    return re.sub(r"^python[\d.]*$", "python", name)
+
+
+def _read_words(
+    call: Call, words: Sequence[str], variables: Variables, said: ParsedWords, made: Sequence[str]
+) -> Iterator[Call | Mistake]:
+    """Yield the call as it was parsed; a source that an earlier line writes (``made``) cannot be seen yet."""
+    hidden = any(re.match(r"\$[{@*]?\w*(?:\[[@*]\])?\}?$", word) for word in said.operands or ())
+    if said.wrong is not None and not any("$" in word for word in words):
+        what, wrong, right = said.wrong
+        better = re.sub(rf"(?<![\w-]){re.escape(wrong)}(?![\w-])", lambda _: right, call.text, count=1)
+        helps = " ".join(filter(None, ("badcjobs", said.command, "--help")))
+        yield Mistake(f" line {call.line}: {what}", better if right and better != call.text else helps)
+    if said.command is None:
+        return
+    unseen = [bool({*"*?[{"} & {*one}) or one in made for one in said.operands or ()]
+    places = [None if no else variables.place_of(one) for no, one in zip(unseen, said.operands or (), strict=True)]
+    values = {name: variables.place_of(one) if name in _PATHS else one for name, one in said.values.items()}
+    yield replace(
+        call,
+        command=said.command,
+        values={name: one for name, one in values.items() if one is not None and "$" not in str(one)},
+        named=frozenset(said.values),
+        hidden=hidden or (said.operands is None and any(word.startswith("$") for word in words)),
+        sources=None if said.operands is None or None in places else tuple(one for one in places if one is not None),
+    )
+
+
+# --- what the emulation is to do --------------------------------------------------------------------------------------
+
+_UNDERSTOOD = {
+    "array", "time", "signal", "output", "error", "open-mode", "job-name", "gpus-per-node", "gres", "gpus",
+    "gpus-per-task", "cpus-per-task", "ntasks", "ntasks-per-node", "nodes", "chdir", "export", "requeue", "no-requeue",
+}  # fmt: skip
+# Without them the script would do something else, so they are not ignored.
+_REFUSED = {
+    "exclusive": "ask for the GPUs and cores by number: --gpus-per-node, --cpus-per-task",
+    "export-file": "use --export=ALL,NAME=VALUE",
+    "gpus-per-socket": "use --gpus-per-node",
+    "input": "let the script read the file itself",
+    "tres-per-task": "use --gpus-per-node",
+    "wrap": "write the command into the script",
+}
+_WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a job asks for, as far as one machine can give it."""
+
+    name: str | None = None
+    array: ArraySpec | None = None
+    time_s: int | None = None  # None: no limit
+    warning: EarlySignal | None = None
+    output: str | None = None
+    error: str | None = None
+    append: bool = False
+    gpus: int = 0
+    cpus: int | None = None  # --cpus-per-task
+    ntasks: int | None = None
+    mem_mib: int | None = None  # not enforced, but a task is told; None: all there is
+    chdir: str | None = None
+    exports: Mapping[str, str] = field(default_factory=dict)  # variables that --export sets
+    requeue: bool = True
+    ignored: tuple[str, ...] = ()  # options without effect here
+
+    @property
+    def cores(self) -> int:
+        """The cores of one array task."""
+        return (self.cpus or 1) * (self.ntasks or 1)
+
+    @property
+    def indices(self) -> tuple[int | None, ...]:
+        """The array's indices; without an array, the one task that has none."""
+        return (None,) if self.array is None else self.array.indices
+
+
+def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
+    """Return what a script and the options beside it, which win, ask for; all mistakes are named at once."""
+    for wrong in _form_mistakes(script, "SCRIPT"):
+        raise BadInput(f"the batch script{wrong.text}", fix=wrong.fix)
+    mistakes: list[str] = []
+    words = [word for _, line in _option_lines(script) for word in _split(line)]
+    given = read_options(words, mistakes) | read_options(options, mistakes)
+    request = JobRequest(
+        name=given.get("job-name"),
+        array=_tried(mistakes, lambda: parse_array(given["array"])) if given.get("array") else None,
+        time_s=_tried(mistakes, lambda: parse_limit(given["time"])) if "time" in given else None,
+        warning=_tried(mistakes, lambda: parse_signal(given["signal"])) if "signal" in given else None,
+        output=given.get("output"),
+        error=given.get("error"),
+        append=given.get("open-mode", "").startswith("a"),
+        gpus=_tried(mistakes, lambda: count_gpus(given)) or 0,
+        cpus=_tried(mistakes, lambda: whole(given, "cpus-per-task")),
+        ntasks=_tried(mistakes, lambda: count_tasks(given)),
+        mem_mib=_tried(mistakes, lambda: parse_memory(given["mem"]) or None) if "mem" in given else None,
+        chdir=given.get("chdir"),
+        exports=_tried(mistakes, lambda: parse_export(given.get("export", "ALL"))) or {},
+        requeue="no-requeue" not in given,
+        ignored=tuple(sorted(given.keys() - _UNDERSTOOD)),
+    )
+    mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
+    mistakes += filter(None, [_tried(mistakes, lambda: _differing_gpus(given))])
+    if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":
+        mistakes.append(f"--nodes={nodes}: the emulation is one machine")
+    if mistakes:
+        raise BadInput(
+            mistakes[0] if len(mistakes) == 1 else "the options of this job are wrong",
+            why="\n".join(mistakes) if len(mistakes) > 1 else None,
+            fix="badcjobs guide local   (which options count here)",
+        )
+    return request
+
+
+def _differing_gpus(given: Mapping[str, str]) -> str | None:
+    """Name the options that ask for different numbers of GPUs; on one machine they cannot all be meant."""
+    ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
+    counts = {count_gpus({one: given[one] for one in given if one == name or one not in ways}) for name in ways}
+    names = " and ".join(f"--{name}={given[name]}" for name in ways)
+    return f"{names} do not agree; on one machine, write --gpus-per-node alone" if len(counts) > 1 else None

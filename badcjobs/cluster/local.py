@@ -1,0 +1,420 @@
+"""A job on a machine without Slurm, from a script or an order to the verdict: array → merge → exit code.
+
+The array is run to its end by the process that submits it. ``local_array.py`` drives its tasks, ``local_task.py``
+starts and ends one, ``local_devices.py`` shares the devices out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from badcjobs.cluster.array_options import extra_options
+from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
+from badcjobs.cluster.local_array import LocalArray, LocalSettings, TaskRow
+from badcjobs.cluster.local_devices import DevicePool, open_pool
+from badcjobs.cluster.local_task import COMPLETED, LocalJob
+from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.slurm import Drafts
+from badcjobs.cluster.slurm_commands import has_ended, query_number, query_states
+from badcjobs.cluster.wait_for_job import TaskOutcome, has_worked, nobody_began, verdict_code, verdict_of
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, usual_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob, finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import alone_in, check_writable, emulation_in, leaving_nothing, refuse_during_emulation
+from badcjobs.store.submission_record import (
+    Record,
+    asked_of,
+    forget_intent,
+    last_submission,
+    read_intent,
+    read_record,
+    rows_in,
+    submit_words,
+)
+from badcjobs.task.startup import World
+
+Tell = Callable[[str], None]
+
+PROGRAM = (sys.executable, "-m", "badcjobs")
+_ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, cut at spaces
+_NAMES_DEVICES = ("--simulate", "--simulate-script", "--replay", "--no-emit-gpu-telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOrder:
+    """A job script, as ``sbatch OPTIONS SCRIPT`` would get it."""
+
+    script: Path
+    options: tuple[str, ...] = ()
+    source: str | None = None  # for SOURCE, which our templates read; one path, whatever letters are in it
+    out: Path | None = None  # for OUT; None: whatever the environment or --export says
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """An emulated job that is over."""
+
+    exit_code: int
+    verdict: str
+    job_id: str
+    rows: tuple[TaskRow, ...]
+    out: Path | None
+    job: FinishedJob | None  # None: nothing was merged
+    ends: tuple[TaskOutcome, ...] = ()  # of its tasks, where something was merged
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document of ``badcjobs submit --cluster local --json``."""
+        return {
+            "cluster": "local",
+            "job_id": self.job_id,
+            "out": None if self.out is None else str(self.out),
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "tasks": [row.to_dict() for row in self.rows],
+            "summary": None if self.job is None else self.job.to_dict(),
+        }
+
+
+def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
+    """Run an array to its end and merge it."""
+    command = (*submit_words("local", order.run_arguments, asked_of(order)), *settings.options)
+    scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
+    with only_here(order.out, command, again=settings.again) as lock:
+        job = scheduler.submit(order, keep=(lock,))
+        return conclude(job.job_id, scheduler.rows, order.out, world, tell)
+
+
+def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
+    """Run a user's job script to its end; merge where it is known where the results are."""
+    text, command = script_text(order.script, world), _command_of(order, settings, world)
+    request, world, out = _read_order(order, text, world)
+    world = _with_devices(text, request, settings.stand_in, order.script, world)
+    if (line := find_srun(text)) is not None:
+        lacking = shutil.which("srun", path=world.environ.get("PATH")) is None
+        why = "there is no srun here" if lacking else "srun knows nothing of an emulated job"
+        tell(f"line {line} of the script calls srun, and {why}: expect it to fail (badcjobs guide local)")
+    scheduler = LocalScheduler(settings, world, tell, out or world.cwd / order.script)
+    with nullcontext() if out is None else only_here(out, command, again=settings.again) as lock:
+        done = scheduler.run(
+            text,
+            order.script.name,
+            order.options,
+            state_folder=None if out is None else out / "logs",
+            keep=() if lock is None else (lock,),
+        )
+        return conclude(*done, out, world, tell)
+
+
+class LocalScheduler:
+    """Runs arrays on this machine; ``submit`` returns when the array has ended.
+
+    ``run`` is the run folder: what its locks show to others, and where progress is looked for.
+    """
+
+    name = "local"
+    poll_s = 0.5
+
+    def __init__(self, settings: LocalSettings, world: World, tell: Tell, run: Path) -> None:
+        self._settings = settings
+        self._world = world
+        self._tell = tell
+        self._run = run
+        self.rows: tuple[TaskRow, ...] = ()
+
+    def script(self, order: ArrayOrder) -> str:
+        """Return the text of the array's script: plain sbatch text, which a Slurm would take as it is."""
+        return array_text(order)
+
+    def submit(
+        self, order: ArrayOrder, note: Callable[[Submitted], None] = lambda job: None, keep: Sequence[int] = ()
+    ) -> Submitted:
+        """Run the array to its end; there is nothing to note before that. ``rows`` then says how its tasks ended."""
+        order.logs.mkdir(parents=True, exist_ok=True)
+        asked_mem = order.mem not in (None, usual_mem(order.gpus_per_task))
+        done = self.run(self.script(order), order.name, state_folder=order.logs, keep=keep, tell_mem=asked_mem)
+        job_id, self.rows = done
+        return Submitted(job_id, None, order.indices)
+
+    def states(self, job: Submitted) -> JobStates:
+        """Return how the tasks of an array stand; of one that is not known here, nothing."""
+        try:
+            rows = json.loads(rows_in(self._run, job.job_id).read_text())["tasks"]
+        except (OSError, ValueError):
+            return JobStates({})
+        return JobStates({row["index"]: row["state"] for row in rows})
+
+    def run(
+        self,
+        script: str,
+        name: str,
+        options: Sequence[str] = (),
+        *,
+        state_folder: Path | None = None,
+        keep: Sequence[int] = (),
+        tell_mem: bool = True,
+    ) -> tuple[str, tuple[TaskRow, ...]]:
+        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT`` would; return its number and how each task ended.
+
+        ``keep`` are open files of the caller whose locks must hold until the last process of the job is gone, even if
+        this process is killed; ``tell_mem``: the user has asked for the memory, and is told that it is not enforced.
+        """
+        settings, world, request = self._settings, self._world, read_request(script, options)
+        pool = open_pool(
+            request.gpus, settings.stand_in, world, self._run, share=settings.share_gpus, lock=settings.lock
+        )
+        job_id, folder = _claim_number(world, state_folder)
+        state_file = None if state_folder is None else state_folder / f"{job_id}.json"
+        job = LocalJob(job_id, request.name or name, request, script, world, folder, state_file, tuple(keep))
+        try:
+            array = LocalArray(job, pool, settings, RunFolder(self._run).tasks, self._tell)
+            self._check(job, array.rows[0].log.parent, pool, tell_mem=tell_mem)
+        except BaseException:
+            folder.rmdir()
+            raise
+        return str(job_id), tuple(array.run())
+
+    def _check(self, job: LocalJob, logs: Path, pool: DevicePool, *, tell_mem: bool) -> None:
+        """Refuse a folder that is not there; say what this machine cannot give, or does not do."""
+        if not logs.is_dir():
+            raise BadInput(
+                f"the folder of the logs does not exist: {logs}",
+                why="Slurm does not make it: every task would fail without a word",
+                fix=f"mkdir -p {logs}",
+            )
+        request, cores, tell = job.request, self._world.cores, self._tell
+        many = len(request.indices)
+        tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
+        if request.cores > cores:
+            tell(f"each task asks for {request.cores} CPUs, this machine has {cores}: that is what it gets")
+        if pool.share or not request.gpus:
+            self._tell_of_cores(job, pool)
+        if request.warning is not None and not request.warning.to_script:
+            tell("--signal without B: reaches srun steps only; the script hears nothing (write --signal=B:USR1@180)")
+        if ignored := [f"--{name}" for name in request.ignored if tell_mem or name != "mem"]:
+            tell("left to Slurm, without effect here: " + ", ".join(ignored))
+
+    def _tell_of_cores(self, job: LocalJob, pool: DevicePool) -> None:
+        """Say where the cores let fewer tasks run at a time than were asked for."""
+        array, cores, many = job.request.array, self._world.cores, len(job.request.indices)
+        wanted = min(many, array.parallel if array and array.parallel else many if pool.share else 1)
+        if wanted > (room := cores // job.cores):
+            fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
+            self._tell(
+                f"no more than {room} at a time, for want of cores: each task asks for {job.cores} of {cores}{fewer}"
+            )
+
+
+def _claim_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
+    """Return a job number that is new in the run folder and on this machine now, and a folder of its own.
+
+    It is the time in seconds: a whole number that grows, as Slurm's do.
+    """
+    parent = Path(world.environ.get("TMPDIR") or tempfile.gettempdir())
+    number = world.clock.now_ms() // 1000
+    while True:
+        folder = parent / f"slurm-emulation-{number}"
+        try:
+            if state_folder is None or not (state_folder / f"{number}.json").exists():
+                folder.mkdir(mode=0o700)
+                return number, folder
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise BadInput(
+                f"there is no folder for the emulation: {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
+            ) from error
+        number += 1
+
+
+def array_text(order: ArrayOrder) -> str:
+    """Return the script of an array: plain sbatch text, which a Slurm would take as it is."""
+    options = {
+        "job-name": order.name,
+        "array": order.spec,
+        "nodes": 1,
+        "ntasks": 1,
+        "gpus-per-node": order.gpus_per_task or None,
+        "cpus-per-task": order.cpus,
+        "mem": order.mem,
+        "time": order.time_min,
+        "account": order.account,
+        "partition": order.partition,
+        "constraint": order.constraint,
+        "signal": f"B:USR1@{order.warning_s}",
+        "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
+        "open-mode": "append",
+        **extra_options(order.extra_sbatch),
+    }
+    return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
+
+
+def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
+    """Return the command that emulates a script once more."""
+    devices = settings.stand_in
+    flags = {"out": order.out, "simulate-script": devices.script, "replay": devices.replay}
+    return (
+        *("badcjobs", "submit", *([] if order.source is None else [str(world.cwd / order.source)])),
+        *("--cluster=local", f"--script={world.cwd / order.script}"),
+        *(f"--{name}={world.cwd / path}" for name, path in flags.items() if path is not None),
+        *([] if devices.simulate is None else [f"--simulate={devices.simulate}"]),
+        *(f"--sbatch={shlex.quote(option)}" for option in order.options),
+        *settings.options,
+    )
+
+
+# --- a user's script --------------------------------------------------------------------------------------------------
+
+
+def script_text(script: Path, world: World) -> str:
+    """Return the text of a job script."""
+    try:
+        return (world.cwd / script).read_bytes().decode()  # with the line ends that it has
+    except (OSError, UnicodeDecodeError) as error:
+        seen = script.parent if isinstance(error, FileNotFoundError) else script
+        look = f"ls -l {shlex.quote(str(seen))}"
+        raise BadInput(f"the job script {script} cannot be read", why=str(error), fix=look) from error
+
+
+def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest, World, Path | None]:
+    """Return what a script asks for, the world with its SOURCE and OUT, and its run folder.
+
+    That is what its badcjobs gets as --out, else its OUT; None: it does not say.
+    """
+    given = {} if order.source is None else {"SOURCE": order.source}
+    given |= {} if order.out is None else {"OUT": str(world.cwd / order.out)}
+    world = replace(world, environ={**world.environ, **given})
+    request = read_request(text, order.options)
+    environ = {**world.environ, **request.exports}
+    script = read_script(text, str(order.script), environ, str(world.cwd), options=order.options)
+    named = script.start.values.get("out") if script.start else None
+    out = named or script.out or environ.get("OUT")
+    return request, world, None if not out else world.cwd / out
+
+
+def _with_devices(text: str, request: JobRequest, devices: StandIn, script: Path, world: World) -> World:
+    """Return the world in which the badcjobs inside a script knows the devices that stand in for real ones.
+
+    Otherwise it would find none of the devices that its task is given, and record nothing. Our templates take it from a
+    variable; another script has to say it itself, and is refused where it does not.
+    """
+    given = {"simulate": devices.simulate, "simulate-script": devices.script, "replay": devices.replay}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    environ = {**world.environ, **request.exports}
+    said = f"{text} {environ.get(_ARGUMENTS, '')}"
+    if not words or not request.gpus or any(name in said for name in (*_NAMES_DEVICES, "--config")):
+        return world
+    if _ARGUMENTS in text and not any(re.search(r"\s", word) for word in words):
+        told = " ".join([*world.environ.get(_ARGUMENTS, "").split(), *words])
+        return replace(world, environ={**world.environ, _ARGUMENTS: told})
+    if not (starts := read_script(text, str(script), environ).starts):
+        return world
+    option = words[0].partition("=")[0]
+    raise BadInput(
+        f"{script}, line {starts[0].line}: the badcjobs there knows nothing of {option}",
+        why="it would find none of the devices that its task is given, and record nothing of them",
+        fix=f"add {shlex.join(words)} to that line, or take {option} away to use this machine's own devices",
+    )
+
+
+# --- alone in a run folder --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int]:
+    """Keep a second emulation of the same run away, and a job of Slurm: they would do the same chunks.
+
+    The lock's file is to be kept open by the process that ends the tasks if this one is killed.
+    """
+    with leaving_nothing(out), ExitStack() as held:
+        with alone_in(out):
+            check_writable(out)
+            sure = _refuse_beside_slurm(out, again=again)
+            lock = held.enter_context(emulation_in(out, command))
+            intent = read_intent(out)
+            if sure and intent is not None and not intent.is_of(read_record(out)):
+                # What is left of a submit whose array Slurm has not, as it has just said.
+                if intent.script.parent.is_dir():
+                    Drafts(intent.script).remove()
+                forget_intent(out)
+        yield lock.fileno()
+
+
+def refuse_here(out: Path, *, again: bool) -> None:
+    """Refuse what an emulation in this run folder would refuse, and change nothing."""
+    _refuse_beside_slurm(out, again=again)
+    refuse_during_emulation(out)
+
+
+def refuse_script_here(order: ScriptOrder, world: World, *, again: bool) -> None:
+    """Do the same for the run folder of a script, where that is known."""
+    _, _, out = _read_order(order, script_text(order.script, world), world)
+    if out is not None:
+        refuse_here(out, again=again)
+
+
+def _refuse_beside_slurm(out: Path, *, again: bool) -> bool:
+    """Refuse a run whose job Slurm still has; where Slurm cannot be asked, ``again`` says that it has not.
+
+    Return whether Slurm has said that it knows no array of this run that is not written down.
+    """
+    record: Record | None = None
+    has = f"a submit with --cluster slurm was killed in {out}, or its answer was lost: there may be a job"
+    why = "both would do the same chunks"
+    try:
+        record = last_submission(out, query_number)
+        if record is None or has_ended(query_states(record.job)):
+            return record == read_record(out)  # else it was found by its script, and has ended
+        ending = shlex.join(["scancel", *filter(None, [record.job.job_id, record.job.merge_job_id])])
+        fix = f"{ending}   (or wait: the same command with --cluster slurm --wait)"
+    except (NotHere, Unanswered) as error:
+        if again:
+            return False
+        why += f"; whether it has ended nobody here can tell: {error.what if isinstance(error, NotHere) else error}"
+        fix = "the same command with --again, once that job has ended"
+    if record is not None:
+        has = f"{out} has a job already, {record.job.job_id} of --cluster {record.cluster}"
+    raise BadInput(has, why=why, fix=fix)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def conclude(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
+    """Merge what the tasks have left, and judge."""
+    stop = world.stop
+    if stop.cut_short_by is not None:
+        return Emulation(128 + stop.cut_short_by, "stopped", job_id, rows, out, None)
+
+    def end_of(row: TaskRow) -> TaskOutcome:
+        worked = row.state != COMPLETED and out is not None and has_worked(RunFolder(out), job_id, row.index)
+        return TaskOutcome(row.index, row.state, row.exit_code, row.log, worked, row.note)
+
+    ends = tuple(map(end_of, rows))
+    verdict = verdict_of(ends)
+    job: FinishedJob | None = None
+    if out is None:
+        tell("nothing is merged: the script has no OUT that is known here; badcjobs merge DIR does it")
+    elif any(RunFolder(out).tasks.glob("*.sqlite")):
+        if signal.getsignal(signal.SIGINT) == stop.receive:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
+        job = finish_job(MergeOrder([out], RunFolder(out).job_database), world.clock)
+        # What lies there may be done, but not by these tasks.
+        verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
+    elif verdict != "done" and stop.ended_by is None:
+        raise nobody_began(job_id, ends, then="the same command")
+    code = verdict_code(verdict)
+    code = 128 + signal.SIGINT if code and stop.ended_by is signal.SIGINT else code
+    return Emulation(code, verdict, job_id, rows, out, job, () if job is None else ends)

@@ -1,0 +1,294 @@
+"""One attempt of one emulated array task: its variables, its start, its time limit, its end with all it has started.
+
+The sequence is Slurm's: the early signal to the script, at the limit CONT and TERM to every process, KILL after a
+grace. What the script leaves running when it ends is ended the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from badcjobs.cluster.job_script import JobRequest
+from badcjobs.cluster.local_devices import visible_lists
+from badcjobs.cluster.local_watch import MARK, processes_of, send
+from badcjobs.cluster.sbatch_options import EarlySignal
+from badcjobs.model import Device
+from badcjobs.seams import Clock, Process
+from badcjobs.task.startup import World
+
+COMPLETED, FAILED, TIMEOUT, CANCELLED, REQUEUED = "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "REQUEUED"
+
+# Of an outer job, or of the shell that submits: none of it is true inside.
+_FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC)_|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$")
+_LOG_LETTERS = re.compile(r"%(\d*)([%AajNux])")
+_NOTES = "BADCJOBS_SLURM_NOTES"  # a badcjobs adds the path of its task database to this file
+_SCAN_EVERY_S = 0.25  # a look at all processes of the machine takes a few milliseconds
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    """A job of this machine."""
+
+    job_id: int
+    name: str
+    request: JobRequest
+    script: str
+    world: World
+    folder: Path  # of its own, on this machine; gone afterwards
+    state_file: Path | None = None
+    keep: tuple[int, ...] = ()  # open files with locks that outlive the emulation as long as a process of it does
+
+    @property
+    def workdir(self) -> Path:
+        """The folder in which the script runs; relative names of logs are meant from there, as in Slurm."""
+        return self.world.cwd / (self.request.chdir or "")
+
+    @property
+    def node(self) -> str:
+        """The name of this machine; inside a job, the one that Slurm gives it."""
+        return self.world.environ.get("SLURMD_NODENAME") or self.world.hostname
+
+    @property
+    def cores(self) -> int:
+        """The cores of each array task: what it asks for, as far as they are there."""
+        return min(self.request.cores, self.world.cores)
+
+    def task_name(self, index: int | None) -> str:
+        """Return what Slurm calls an array task."""
+        return str(self.job_id) if index is None else f"{self.job_id}_{index}"
+
+    def own_id(self, index: int | None) -> int:
+        """Return Slurm's number of this task alone: the last of an array has that of the array itself."""
+        indices = self.request.indices
+        return self.job_id if index == indices[-1] else self.job_id + 1 + indices.index(index)
+
+    def log(self, index: int | None, pattern: str | None) -> Path:
+        """Return where a task's output goes: Slurm's pattern, filled in."""
+        values = {
+            "A": str(self.job_id), "a": str(index or 0), "j": str(self.own_id(index)), "N": self.node,
+            "u": _user_name(), "x": self.name, "%": "%",
+        }  # fmt: skip
+        default = "slurm-%j.out" if index is None else "slurm-%A_%a.out"
+        return self.workdir / _LOG_LETTERS.sub(
+            lambda found: values[found[2]].zfill(int(found[1] or 0)), pattern or default
+        )
+
+    def attempt_folder(self, index: int | None, restart: int) -> Path:
+        """Return the folder of one attempt."""
+        return self.folder / f"{self.task_name(index)}.r{restart}"
+
+    def _notes(self, index: int | None, restart: int) -> Path:
+        # By the number before the dot a badcjobs knows them for its own.
+        return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"
+
+    # --- the start ----------------------------------------------------------------------------------------------------
+
+    def start(self, index: int | None, restart: int, devices: Sequence[Device], mark: str) -> subprocess.Popen[bytes]:
+        """Start the script for a task that has its devices; raises OSError where that cannot be done."""
+        folder, request = self.attempt_folder(index, restart), self.request
+        (folder / "tmp").mkdir(parents=True)
+        script = folder / "slurm_script"  # a copy: editing the script meanwhile changes no running task
+        script.write_text(self.script)
+        notes = self._notes(index, restart)
+        notes.touch()
+        env = self.variables(index, restart, devices) | {
+            "SLURM_TMPDIR": str(folder / "tmp"), MARK: mark, _NOTES: str(notes),
+        }  # fmt: skip
+        mode = "ab" if request.append else "wb"
+        with ExitStack() as logs:
+            output = logs.enter_context(self.log(index, request.output).open(mode))
+            error = request.error and logs.enter_context(self.log(index, request.error).open(mode))
+            return subprocess.Popen(
+                # Run by hand, for a disk may forbid to execute its files.
+                [*self.script.partition("\n")[0].removeprefix("#!").split(None, 1), str(script)],
+                env=env,
+                cwd=self.workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=error or subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
+            )
+
+    def variables(self, index: int | None, restart: int, devices: Sequence[Device]) -> dict[str, str]:
+        """Return the environment of one attempt: what it inherits, and what Slurm (22.05, and newer) would set."""
+        request, node, now_s = self.request, self.node, self.world.clock.now_ms() // 1000
+        inherited = {name: value for name, value in self.world.environ.items() if not _FOREIGN.match(name)}
+        own_id, cores = str(self.own_id(index)), str(self.cores)
+        found = {
+            "SLURMD_NODENAME": node, "SLURM_CLUSTER_NAME": "local", "SLURM_JOB_PARTITION": "local",
+            "SLURM_JOB_ID": own_id, "SLURM_JOBID": own_id, "SLURM_JOB_NAME": self.name, "SLURM_JOB_NODELIST": node,
+            "SLURM_NODELIST": node, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
+            "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_CPUS_ON_NODE": cores, "SLURM_JOB_CPUS_PER_NODE": cores,
+            "SLURM_TASKS_PER_NODE": str(request.ntasks or 1), "SLURM_JOB_USER": _user_name(),
+            "SLURM_SUBMIT_DIR": str(self.world.cwd), "SLURM_SUBMIT_HOST": node, "SLURM_JOB_START_TIME": str(now_s),
+            "PWD": str(self.workdir),
+        }  # fmt: skip
+        if request.time_s is not None:
+            found["SLURM_JOB_END_TIME"] = str(now_s + request.time_s)
+        if request.mem_mib is not None:
+            found["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
+        if request.cpus is not None:
+            found["SLURM_CPUS_PER_TASK"] = str(min(request.cpus, self.world.cores))
+        if request.ntasks is not None:
+            found.update(SLURM_NTASKS=str(request.ntasks), SLURM_NPROCS=str(request.ntasks))
+        if restart:
+            found["SLURM_RESTART_COUNT"] = str(restart)
+        return inherited | dict(request.exports) | found | self._array_variables(index) | _device_variables(devices)
+
+    def _array_variables(self, index: int | None) -> dict[str, str]:
+        if self.request.array is None:
+            return {}
+        indices = self.request.array.indices
+        return {
+            "SLURM_ARRAY_JOB_ID": str(self.job_id),
+            "SLURM_ARRAY_TASK_ID": str(index),
+            "SLURM_ARRAY_TASK_MIN": str(indices[0]),
+            "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
+            "SLURM_ARRAY_TASK_STEP": str(self.request.array.step),
+            "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+        }
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def write_end(self, index: int | None, end: AttemptEnd) -> None:
+        """Write an end beside the databases of an attempt, as the scripts in slurm/ do; merge can do without."""
+        task = {"job_id": str(self.job_id), "array_index": index, "node": self.node}
+        told = {**task, **asdict(end), "exit_code": end.slurm_exit_code, "written_by": "emulation"}
+        try:
+            for database in map(Path, self._notes(index, end.restart).read_text().splitlines()):
+                if database.suffix == ".sqlite" and database.parent.name == "tasks":
+                    draft = database.with_suffix(".slurm.json.part")
+                    draft.write_text(json.dumps(told) + "\n")
+                    draft.replace(database.with_suffix(".slurm.json"))
+        except (OSError, ValueError):
+            pass  # a full disk: the end is not written, and the work goes on
+
+
+def _user_name() -> str:
+    """Return who runs this, as Slurm says it: by the number, not by a variable, which cron and containers leave out."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _device_variables(devices: Sequence[Device]) -> dict[str, str]:
+    lists = visible_lists(devices)
+    if not devices:
+        return lists
+    physical = ",".join(device.token if device.index is None else str(device.index) for device in devices)
+    return {**lists, "SLURM_JOB_GPUS": physical, "SLURM_GPUS_ON_NODE": str(len(devices))}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """One attempt of a task, over."""
+
+    restart: int
+    state: str  # REQUEUED of one that was started again
+    exit_code: int | None
+    slurm_exit_code: str  # the same as Slurm writes it: code and signal, 75:0 or 0:9
+    started_at_s: int
+    ended_at_s: int
+
+
+class Attempt:
+    """A script that runs; ``look`` drives it and says when all of it is over."""
+
+    def __init__(
+        self,
+        process: Process,
+        mark: str,
+        clock: Clock,
+        *,
+        time_s: float | None = None,  # None: as long as it likes
+        warning: EarlySignal | None = None,
+        kill_wait_s: float = 30.0,
+    ) -> None:
+        self.process = process
+        self.started_s = clock.monotonic_s()
+        self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: it ended by itself
+        self._mark = mark
+        self._time_s = time_s
+        self._warning = warning
+        self._kill_wait_s = kill_wait_s
+        self._clock = clock
+        self._kill_at_s: float | None = None
+        self._next_scan_s = 0.0
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the script ended with, 128 + n for signal n; None: it runs."""
+        code = self.process.returncode
+        return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def slurm_exit_code(self) -> str:
+        """The same as Slurm writes it: code and signal."""
+        code = self.process.returncode or 0
+        return f"{max(code, 0)}:{max(-code, 0)}"
+
+    def look(self) -> bool:
+        """Do what the time asks for; return True when the script and everything it has started is gone."""
+        now_s = self._clock.monotonic_s()
+        runs = self.process.poll() is None
+        if runs:
+            self._obey_time(now_s - self.started_s)
+        if (runs and self._kill_at_s is None) or now_s < self._next_scan_s:
+            return False
+        self._next_scan_s = now_s + _SCAN_EVERY_S
+        left = self._everybody()
+        if left and self._kill_at_s is None:
+            self._terminate(left)
+        elif self._kill_at_s is not None and now_s >= self._kill_at_s:
+            send(left, signal.SIGKILL)
+        return not left and not runs
+
+    def warn(self, signum: signal.Signals) -> None:
+        """Send a signal to the script alone."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signum)  # not reaped yet, so the number is still its own
+
+    def end(self, why: str) -> None:
+        """Ask all its processes to end, and give them the grace; a second time changes nothing."""
+        self.ended_by = self.ended_by or why
+        if self._kill_at_s is None:
+            self._terminate(self._everybody())
+
+    def kill(self, why: str) -> None:
+        """End all its processes at once."""
+        self.ended_by = self.ended_by or why
+        self._kill_at_s = self._clock.monotonic_s()
+        send(self._everybody(), signal.SIGKILL)
+
+    def _obey_time(self, age_s: float) -> None:
+        if self._time_s is None:
+            return
+        if self._warning is not None and age_s >= self._time_s - self._warning.lead_s:
+            if self._warning.to_script:
+                self.warn(self._warning.signum)
+            self._warning = None
+        if age_s >= self._time_s:
+            self.end(TIMEOUT)
+
+    def _terminate(self, processes: Sequence[psutil.Process]) -> None:
+        self._kill_at_s = self._clock.monotonic_s() + self._kill_wait_s
+        send(processes, signal.SIGCONT, signal.SIGTERM)
+
+    def _everybody(self) -> list[psutil.Process]:
+        return processes_of(self._mark, session=self.process.pid)

@@ -1,0 +1,418 @@
+"""The GPUs of a cluster, as one ``sinfo`` shows them: which are free, and where a job of so many would start.
+
+What ``badcjobs cluster`` shows is at the end; ``badcjobs check`` asks how large the nodes are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.cluster.slurm_commands import ask
+from badcjobs.errors import ExitCode, NotHere
+from badcjobs.report.tables import Table, columns, table_text
+from badcjobs.report.words import count, plain
+from badcjobs.seams import Unanswered
+
+# A suffix, because nothing else parts a value that fills its field from the next; a width for those without suffixes.
+_FIELDS = (
+    ("NodeList", 100), ("Partition", 100), ("Available", 20), ("StateLong", 40), ("Time", 30), ("CPUsState", 40),
+    ("Features", 500), ("Gres", 500), ("GresUsed", 1000), ("Memory", 20),
+)  # fmt: skip
+QUESTION = ("sinfo", "-N", "-h", "-O", ",".join(f"{name}:{width}|" for name, width in _FIELDS))
+
+# A node in another state, or with another mark, starts no job now: drained, down, reserved, completing, …
+_TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
+_WORKING = _TAKING_JOBS | {"allocated", "completing"}
+_HARMLESS_MARKS = frozenset({"~", "#", "-"})  # asleep, waking up, planned for a job that may come later
+UNTYPED = "gpu"  # the kind of a GPU whose type the site does not name
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCount:
+    """The GPUs of one kind in one node."""
+
+    kind: str
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition, as sinfo shows it."""
+
+    name: str
+    default: bool
+    up: bool
+    time_limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node with the partitions it is in."""
+
+    name: str
+    state: str  # as sinfo says it, with its mark
+    partitions: tuple[str, ...]
+    gpus: tuple[GpuCount, ...]
+    cores_idle: int | None
+    features: tuple[str, ...] = ()  # in large and small letters, which --constraint tells apart
+    reachable: bool = True  # in a partition that is up
+    cores: int | None = None
+    memory_mib: int | None = None  # what jobs can ask for, at most
+
+    @property
+    def why_not(self) -> str | None:
+        """Why Slurm would start no job there now; None: it would."""
+        base, marks = parse_state(self.state)
+        if base not in _TAKING_JOBS or not marks <= _HARMLESS_MARKS:
+            return self.state
+        if self.cores_idle == 0:
+            return f"{self.state}, no core"
+        return None if self.reachable else f"{self.state}, closed"
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs jobs at all, be it full or not."""
+        base, marks = parse_state(self.state)
+        return base in _WORKING and marks <= _HARMLESS_MARKS
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether Slurm would start another job there now."""
+        return self.why_not is None
+
+    def total(self, kind: str | None = None) -> int:
+        return sum(count.total for count in self._of(kind))
+
+    def used(self, kind: str | None = None) -> int:
+        return sum(count.used for count in self._of(kind))
+
+    def free(self, kind: str | None = None) -> int:
+        """Return how many GPUs a job could get now; none where no job would be started."""
+        return max(0, self.total(kind) - self.used(kind)) if self.takes_jobs else 0
+
+    def _of(self, kind: str | None) -> list[GpuCount]:
+        """Return the counts of a kind, which may also be a feature of the node: some sites name the cards there."""
+        named = [one for one in self.gpus if kind is None or one.kind == kind]
+        return named or (list(self.gpus) if kind in [word.lower() for word in self.features] else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All nodes and partitions, each once."""
+
+    nodes: tuple[Node, ...]
+    partitions: tuple[Partition, ...]
+
+    def members(self, partition: Partition) -> list[Node]:
+        return [node for node in self.nodes if partition.name in node.partitions]
+
+    def reached(self, partitions: str | None) -> list[Node]:
+        """Return the nodes of these partitions (with commas between), or all that a job can reach."""
+        wanted = set(partitions.split(",")) if partitions else None
+        return [one for one in self.nodes if (one.reachable if wanted is None else wanted & {*one.partitions})]
+
+    def gpu_nodes(self, kind: str | None = None) -> list[Node]:
+        return [node for node in self.nodes if node.total(kind)]
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted({count.kind for node in self.nodes for count in node.gpus})
+
+
+def query_sinfo(environ: Mapping[str, str]) -> str:
+    """Run sinfo once and return what it prints."""
+    # What a user has set for sinfo, a format or one partition, is not meant for us.
+    env = {name: value for name, value in environ.items() if not name.startswith("SINFO_")}
+    try:
+        return ask(QUESTION, env, instead="badcjobs gpus --all   (the devices of this machine)")
+    except Unanswered as error:
+        raise SlurmRefused("sinfo has no answer", why=str(error), fix="sinfo   (what does it say?)") from error
+
+
+def parse_sinfo(text: str) -> Cluster:
+    """Read the answer to ``QUESTION``; a line that does not look like one is left out."""
+    partitions: dict[str, Partition] = {}
+    nodes: dict[str, Node] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in (line.split("|")[:-1] if "|" in line else line.split())]
+        if len(cells) != len(_FIELDS):
+            continue  # a banner of the site
+        name, partition, available, state, time_limit, cores, features, gres, gres_used, memory = cells
+        part = Partition(partition.rstrip("*"), partition.endswith("*"), available == "up", time_limit)
+        partitions[part.name] = part
+        counts = re.fullmatch(r"\d+/(\d+)/\d+/(\d+)", cores)  # allocated/idle/other/total
+        before = nodes.get(name)
+        nodes[name] = Node(
+            name=name,
+            state=state,
+            partitions=tuple(dict.fromkeys((*(before.partitions if before else ()), part.name))),
+            gpus=count_gpus(gres, gres_used),
+            cores_idle=int(counts[1]) if counts else None,
+            features=tuple(word for word in features.split(",") if word and word != "(null)"),
+            reachable=part.up or (before is not None and before.reachable),
+            cores=int(counts[2]) if counts else None,
+            memory_mib=int(memory) if memory.isdecimal() else None,
+        )
+    in_order = sorted(partitions.values(), key=lambda one: (not one.default, one.name))
+    rank = {one.name: place for place, one in enumerate(in_order)}  # sinfo's own order changes from call to call
+    listed = (replace(node, partitions=tuple(sorted(node.partitions, key=rank.__getitem__))) for node in nodes.values())
+    return Cluster(tuple(sorted(listed, key=lambda node: natural_order(node.name))), tuple(in_order))
+
+
+def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
+    """Count a node's GPUs by kind, from ``gpu:a100:3,gpu:v100:1`` and ``gpu:a100:2(IDX:0-1),gpu:v100:0(IDX:N/A)``.
+
+    Shards and MPS shares are parts of GPUs that are counted already.
+    """
+    total, used = _counts(gres), _counts(gres_used)
+    strange = sum(many for kind, many in used.items() if kind not in total)  # one side names the type, the other not
+    counts = []
+    for kind, many in sorted(total.items()):
+        known = min(many, used.get(kind, 0))
+        more = min(many - known, strange)
+        strange -= more
+        counts += [GpuCount(kind, many, known + more)] if many else []
+    return tuple(counts)
+
+
+def _counts(gres: str) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    # Some versions write gpu:(null):2 for no type. What else stands in brackets (indices, sockets) has its own commas.
+    for word in re.sub(r"\([^()]*\)", "", gres.replace(":(null)", "")).split(","):
+        found = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+))?", word.strip())
+        if found:
+            kind = (found[1] or UNTYPED).lower()
+            counts[kind] = counts.get(kind, 0) + (1 if found[2] is None else int(found[2]))
+    return counts
+
+
+def parse_state(state: str) -> tuple[str, frozenset[str]]:
+    """Split ``mixed-`` into the state and its marks."""
+    base = state.rstrip("*~#!%$@^-")
+    return base.lower(), frozenset(state[len(base) :])
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return what sorts gpu2 before gpu10."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
+
+
+def sum_gpus(nodes: Iterable[Node], kind: str | None = None) -> dict[str, int]:
+    """Return total, used, free and (where no job would be started) unreachable GPUs of some nodes."""
+    listed = list(nodes)
+    total, used, free = (sum(count(node, kind) for node in listed) for count in (Node.total, Node.used, Node.free))
+    return {"total": total, "used": used, "free": free, "unreachable": total - used - free}
+
+
+# --- where a job would start -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Where a job would start soonest; ``node`` is None when it has to wait, or to spread over several."""
+
+    partition: str
+    node: str | None
+    free: int  # there, of the kind
+    why: str
+    nodes: int = 1
+    gpus_per_node: int | None = None  # on each of several nodes; None: all on one
+
+
+def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Best | None:
+    """Return where a job of so many GPUs would start; None: it could not, on one node or on several.
+
+    A whole job on one node is quickest: on the fullest node where it still fits, so that larger ones keep their room.
+    Otherwise it waits in the partition with the most free GPUs among those whose nodes have so many at all, or is
+    spread over as few nodes as can be.
+    """
+    sums = {one.name: sum_gpus(cluster.members(one), kind) for one in cluster.partitions if one.up}
+    default = {one.name for one in cluster.partitions if one.default}
+    fitting = [n for n in cluster.nodes if n.free(kind) >= gpus and not sums.keys().isdisjoint(n.partitions)]
+    if fitting:
+        node = min(fitting, key=lambda n: (n.free(kind), natural_order(n.name)))
+        there = [name for name in node.partitions if name in sums]
+        name, free = max(there, key=lambda one: (sums[one]["free"], one in default)), node.free(kind)
+        return Best(name, node.name, free, f"the fullest node with room: {free} of {node.total(kind)} free")
+    choices = []  # the fewest nodes with the same number of GPUs on each, then the most free ones
+    for name in sums:
+        totals = sorted((node.total(kind) for node in cluster.nodes if name in node.partitions), reverse=True)
+        number = next((number for number, least in enumerate(totals, 1) if least * number >= gpus), None)
+        if number is not None:
+            choices.append((number, -sums[name]["free"], name not in default, name))
+    if not choices:
+        return None
+    number, _, _, name = min(choices)
+    free, total = sums[name]["free"], sums[name]["total"]
+    if number == 1:
+        why = f"no node has {gpus} free now, so the job waits; most are free there: {free} of {total}"
+        return Best(name, None, free, why)
+    why = f"no node has {gpus}, so the job takes {number}; {free} are free there"
+    return Best(name, None, free, why, number, -(-gpus // number))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSize:
+    """The most that any of some nodes has, each for itself; None: sinfo does not say."""
+
+    gpus: int
+    cores: int | None
+    memory_mib: int | None
+
+
+def largest_size(cluster: Cluster, partitions: str | None = None) -> NodeSize | None:
+    """Return what a job can ask for on one node, in these partitions (with commas between) or anywhere.
+
+    None where there is no such node: sinfo does not show partitions that are hidden.
+    """
+    nodes = cluster.reached(partitions)
+    if not nodes or (partitions and not {*partitions.split(",")} <= {one.name for one in cluster.partitions}):
+        return None
+    return NodeSize(
+        gpus=max(node.total() for node in nodes),
+        cores=_largest([node.cores for node in nodes]),
+        memory_mib=_largest([node.memory_mib for node in nodes]),
+    )
+
+
+def _largest(numbers: Sequence[int | None]) -> int | None:
+    """Return the largest; None where one is not known, for it may be larger."""
+    known = [number for number in numbers if number is not None]
+    return max(known) if len(known) == len(numbers) else None
+
+
+# --- badcjobs cluster -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster as it is now, and where a job of so many GPUs would go."""
+
+    cluster: Cluster
+    gpus: int
+    kind: str | None
+
+    @property
+    def best(self) -> Best | None:
+        """Where it would go; None: nowhere."""
+        return choose_best(self.cluster, self.gpus, self.kind)
+
+    @property
+    def most_on_a_node(self) -> int:
+        """How many GPUs the largest node has, of those that a job can reach at all."""
+        return max((node.total(self.kind) for node in self.cluster.nodes if node.reachable), default=0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a node that has so many GPUs, be they free or not."""
+        return self.best is not None and self.gpus <= self.most_on_a_node
+
+    @property
+    def exit_code(self) -> int:
+        """3 where no node has what was asked for: it is not here, however long one waits."""
+        return ExitCode.DONE if self.fits else ExitCode.NOT_HERE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of ``badcjobs cluster --json``; ``kind`` narrows every number in it."""
+        return {
+            "asked": {"gpus": self.gpus, "kind": self.kind},
+            **sum_gpus(self.cluster.gpu_nodes(self.kind), self.kind),
+            "kinds": self.cluster.kinds,
+            "fits": self.fits,
+            "most_on_a_node": self.most_on_a_node,
+            "best": None if self.best is None else asdict(self.best),
+            "partitions": [
+                {**asdict(one), "nodes": len(members), **sum_gpus(members, self.kind)}
+                for one in self.cluster.partitions
+                if (members := [node for node in self.cluster.members(one) if node.total(self.kind)])
+            ],
+            "nodes": [
+                {**asdict(node), "takes_jobs": node.takes_jobs, **sum_gpus([node], self.kind)}
+                for node in self.cluster.gpu_nodes(self.kind)
+            ],
+        }
+
+
+def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> ClusterView:
+    """Ask sinfo and choose; raise NotHere without Slurm or without any such GPU."""
+    cluster = parse_sinfo(query_sinfo(environ))
+    wanted = None if kind is None else kind.lower()
+    if not cluster.gpu_nodes(wanted):
+        known = ", ".join(cluster.kinds)
+        raise NotHere(
+            f"no node here has a GPU of kind {kind!r}" if kind and known else "no node of this cluster has a GPU",
+            why=f"kinds are {known}" if known else "sinfo lists none under Gres",
+            fix=f"badcjobs cluster --kind {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
+        )
+    return ClusterView(cluster, gpus, wanted)
+
+
+def cluster_text(view: ClusterView) -> str:
+    """Return partitions, nodes and the advice, in at most 100 columns."""
+    kind, nodes = view.kind, view.cluster.gpu_nodes(view.kind)
+    sums = sum_gpus(nodes, kind)
+    partitions = [
+        (
+            _cut(one["name"], 32),
+            "down" if not one["up"] else "default" if one["default"] else "",
+            one["time_limit"],
+            *(str(one[key]) for key in ("nodes", "free", "used", "total")),
+        )
+        for one in view.to_dict()["partitions"]
+    ]
+    rows = [
+        (
+            _cut(node.name, 20),
+            _cut(node.why_not or node.state, 18),
+            _cut("+".join(f"{one.kind}×{one.total}" for one in node.gpus), 18),
+            _cut(",".join(node.partitions), 16),
+            *(str(number) for number in (node.free(kind), node.used(kind), node.total(kind))),
+        )
+        for node in nodes
+    ]
+    of_partitions = columns("<partition", "<", "<time limit", "nodes", "free", "used", "total")
+    of_nodes = columns("<node", "<state", "<kinds", "<partitions", "free", "used", "total")
+    lines = [
+        f"{sums['free']} of {sums['total']} GPUs{_of_kind(kind)} are free on {count(len(nodes), 'node')}:"
+        f" {sums['used']} used, {sums['unreachable']} where no job would start",
+        "",
+        *table_text(Table("partitions", "Partitions", of_partitions, partitions)),
+        "",
+        *table_text(Table("nodes", "Nodes", of_nodes, rows)),
+        "",
+        *_advice(view),
+    ]
+    return "\n".join(plain(line) for line in lines)
+
+
+def _of_kind(kind: str | None) -> str:
+    return f" of kind {kind}" if kind else ""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _advice(view: ClusterView) -> list[str]:
+    wanted, best = count(view.gpus, "GPU") + _of_kind(view.kind), view.best
+    if not view.most_on_a_node:
+        return [f"  best for {wanted}: none; every partition with such GPUs is down"]
+    if view.fits and best is not None:
+        node = [f"    on node {_cut(best.node, 80)}"] if best.node else []
+        return [f"  best for {wanted}: partition {_cut(best.partition, 60)}", *node, f"    {best.why}"]
+    lines = [f"  no node has {wanted}; the most on one is {view.most_on_a_node}"]
+    smaller = f"badcjobs template array --set gpus-per-node={view.most_on_a_node}   (more tasks, each on one node)"
+    if best is None:
+        return [*lines, f"    and no partition has so many on several nodes; try: {smaller}"]
+    several = f"--set nodes={best.nodes} --set gpus-per-node={best.gpus_per_node}"
+    return [
+        *lines,
+        f"    {best.nodes} nodes of partition {_cut(best.partition, 50)} have them together",
+        f"    try: badcjobs template multinode {several}   (one badcjobs on each)",
+        f"    or:  {smaller}",
+    ]

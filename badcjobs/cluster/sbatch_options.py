@@ -1,0 +1,360 @@
+"""The options of sbatch: which there are, how their values are read, and what they ask of a cluster. Pure.
+
+All that reads a value raises ValueError, with a sentence for people.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from badcjobs.model import ArrayShape
+
+SHORT = {
+    "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
+    "d": "dependency", "D": "chdir", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
+    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "o": "output", "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "s": "oversubscribe",
+    "S": "core-spec", "t": "time", "v": "verbose", "w": "nodelist", "W": "wait", "x": "exclude",
+}  # fmt: skip
+
+FLAGS = {
+    "contiguous", "hold", "ignore-pbs", "no-requeue", "overcommit", "oversubscribe", "parsable", "quiet", "reboot",
+    "requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait",
+}  # fmt: skip
+
+# With or without a value, which then stands behind =.
+OPTIONAL = {"exclusive", "get-user-env", "nice", "no-kill", "propagate"}
+
+VALUES = {
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster-constraint", "clusters",
+    "comment", "constraint", "container", "context", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu",
+    "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "export",
+    "export-file", "extra", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node",
+    "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint", "input", "job-name", "kill-on-invalid-dep",
+    "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
+    "network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
+    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "partition", "power", "prefer", "priority",
+    "profile", "qos", "reservation", "segment", "signal", "sockets-per-node", "switches", "thread-spec",
+    "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey",
+    "wrap",
+}  # fmt: skip
+
+_PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
+_LARGEST = 4_000_001  # what MaxArraySize can be at most
+_CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?", re.ASCII)
+_UNLIMITED = ("unlimited", "infinite", "-1")
+_SIGNAL = re.compile(r"(?:(?P<who>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)(?:@(?P<lead>\d+))?")
+_MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
+_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+_EXPORTED = re.compile(r"""((?:[^,'"]|'[^']*'|"[^"]*")+)(?:,|$)""")
+GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+
+
+def read_options(words: Sequence[str], mistakes: list[str]) -> dict[str, str]:
+    """Return options under their long names, the last of a name; a flag has an empty value.
+
+    Understood are ``--name=value``, ``--name value``, ``--name``, ``-c4`` and ``-c 4``.
+    """
+    given: dict[str, str] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word[2:].partition("=")
+        if not word.startswith("--"):
+            name, value = SHORT.get(word[1:2], "") if word.startswith("-") else "", word[2:]
+        if name not in VALUES | FLAGS | OPTIONAL:
+            mistakes.append(f"sbatch knows no option {word}")
+            continue
+        if name in VALUES and not (equals or value) and left:
+            value = left.pop(0)
+        given[name] = value
+    return given
+
+
+def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Sequence[str] = ()) -> str:
+    """Return a batch script: comments, options (of None nothing is written; True is a flag), lines of shell."""
+    written = [
+        f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
+        for name, value in options.items()
+        if value is not None
+    ]
+    return "\n".join(["#!/bin/bash", *about, *written, "", *lines, ""])
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The indices of an array in ascending order, and how many of its tasks may run at a time (None: all)."""
+
+    indices: tuple[int, ...]
+    step: int = 1  # as Slurm tells it in SLURM_ARRAY_TASK_STEP: that of a range, and 1 for a list
+    parallel: int | None = None
+
+    def __str__(self) -> str:
+        first, last = self.indices[0], self.indices[-1]
+        regular = list(self.indices) == list(range(first, last + 1, self.step))
+        text = ",".join(map(str, self.indices)) if not regular or first == last else f"{first}-{last}"
+        text += f":{self.step}" if regular and self.step > 1 else ""
+        return text + (f"%{self.parallel}" if self.parallel else "")
+
+
+def parse_array(text: str) -> ArraySpec:
+    """Read an array specification; an index that is named twice counts once, as in Slurm."""
+    parts, percent, limit = text.strip().partition("%")
+    wrong = f"--array={text} is no array"
+    if percent and not (limit.isascii() and limit.isdecimal()):
+        raise ValueError(f"{wrong}: after % there must be a number, not {limit!r}")
+    indices: set[int] = set()
+    step = 1
+    for part in parts.split(","):
+        found = _PART.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"{wrong}: {part!r} is neither a number nor a range")
+        chosen = range(int(found["first"]), int(found["last"] or found["first"]) + 1, int(found["step"] or 1) or -1)
+        if not chosen or chosen.stop > _LARGEST + 1:
+            raise ValueError(f"{wrong}: {part!r} ends before it begins, has a step of 0, or an index that no Slurm has")
+        indices.update(chosen)
+        step = chosen.step if len(chosen) > 1 else step
+    return ArraySpec(tuple(sorted(indices)), step, int(limit or 0) or None)
+
+
+def range_instead(spec: ArraySpec) -> str | None:
+    """Return the range to write in the place of a list; None: tasks can know their place in the array as it is.
+
+    Of ``1,3,5,7`` Slurm tells a task the first index, the last, a step of 1 and a count of 4, as of ``1,2,6,7``. Where
+    the indices are evenly spaced the range has the same ones, otherwise as many.
+    """
+    first, count = spec.indices[0], len(spec.indices)
+    if _is_shape(spec, spec.step):
+        return None
+    step = spec.indices[1] - first
+    shape = ArrayShape(first, step, count) if _is_shape(spec, step) else ArrayShape(0, 1, count)
+    return f"{shape}%{spec.parallel}" if spec.parallel else str(shape)
+
+
+def _is_shape(spec: ArraySpec, step: int) -> bool:
+    first = spec.indices[0]
+    return list(spec.indices) == list(range(first, first + len(spec.indices) * step, step))
+
+
+# --- single values ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EarlySignal:
+    """The early signal: ``--signal=B:USR1@180``."""
+
+    signum: signal.Signals
+    lead_s: int
+    to_script: bool  # without B: only srun steps receive it
+
+
+def parse_limit(text: str) -> int | None:
+    """Return the seconds of ``--time``: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S``; None: no limit.
+
+    Slurm counts in whole minutes, rounded up, and takes no time at all for no limit. Raises ValueError.
+    """
+    if text.strip().lower() in _UNLIMITED:
+        return None
+    parts = _CLOCK.fullmatch(text.strip())
+    if parts is None:
+        raise ValueError(f"--time={text} is no time; write minutes, or H:M:S, or D-H:M:S")
+    a, b, c = (int(parts[name] or 0) for name in "abc")
+    if parts["days"] is None and parts["c"] is None:
+        a, b, c = 0, a, b
+    seconds = ((int(parts["days"] or 0) * 24 + a) * 60 + b) * 60 + c
+    return -(-seconds // 60) * 60 or None
+
+
+def parse_minutes(text: str) -> int:
+    """Read a time limit in minutes; raises ValueError for anything else, and for no limit at all."""
+    seconds = parse_limit(text)
+    if seconds is None:
+        raise ValueError(text)
+    return seconds // 60
+
+
+def parse_memory(text: str, name: str = "mem") -> int:
+    """Return the MiB of ``--mem``: 4096, 4096M, 4G, 4gb; kilobytes are rounded up, 0 is all there is."""
+    found = _MEMORY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"--{name}={text} is no memory; write 4G")
+    return math.ceil(int(found["number"]) * _MIB[(found["unit"] or "M").upper()])
+
+
+def parse_signal(text: str) -> EarlySignal:
+    """Read ``--signal``: ``[B:]NAME-or-number[@seconds]``; 60 seconds where none are named."""
+    found = _SIGNAL.fullmatch(text)
+    name = found["name"].upper().removeprefix("SIG") if found else ""
+    try:
+        number = signal.Signals(int(name)) if name.isdecimal() else signal.Signals[f"SIG{name}"]
+    except (KeyError, ValueError):
+        raise ValueError(f"--signal={text} is no signal; write B:USR1@180") from None
+    assert found is not None
+    return EarlySignal(number, int(found["lead"] or 60), "B" in (found["who"] or ""))
+
+
+def parse_export(text: str) -> dict[str, str]:
+    """Return the variables that ``--export=ALL,NAME=VALUE,…`` sets."""
+    words = [word.strip() for word in _EXPORTED.findall(text)]
+    if "ALL" not in words:
+        raise ValueError(f"--export={text}: the emulation passes the whole environment on; write --export=ALL,…")
+    pairs = (word.partition("=") for word in words if "=" in word)
+    return {name: re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, _, value in pairs}
+
+
+# --- what all of them ask for -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the job asks of Slurm; None: not said."""
+
+    tasks: int | None = None  # None: no array
+    last_index: int | None = None
+    array: str | None = None  # as it is written
+    array_range: str | None = None  # to write in its place, where tasks could not know their place in the array
+    nodes: int | None = None  # of each task; None: not said, so as many as it takes
+    gpus_per_task: int | None = None  # on all its nodes
+    gpus_per_node: int | None = None  # the most on one of them
+    cpus: int | None = None  # on all its nodes
+    cpus_per_node: int | None = None
+    memory_gb_per_node: float | None = None  # 0: all of the node
+    time_s: int | None = None
+    no_time_limit: bool = False  # asked for: --time=unlimited; otherwise a time_s of None was not said
+    exclusive: bool = False  # whole nodes
+    account: str | None = None
+    merge_account: str | None = None  # of submit's merge job; None: the same
+    partition: str | None = None  # one, or several with commas between
+    constraint: str | None = None
+    gpu_options: tuple[str, ...] = ()  # as they are written: --gres=gpu:a100:2
+    node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, where they stand there one by one
+
+
+def read_asked(given: Mapping[str, str], mistakes: list[str]) -> Asked:
+    """Return what sbatch options ask for, each under its long name; wrong values are added to ``mistakes``."""
+    asked: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
+    if not given.get("clusters"):  # else another cluster is to know the names
+        lists = [given.get(option, "") for option in ("nodelist", "exclude")]  # with / it is a file, with [ a pattern
+        asked |= {
+            "partition": given.get("partition"),
+            "constraint": given.get("constraint"),
+            "gpu_options": tuple(f"--{name}={given[name]}" for name in GPU_OPTIONS if given.get(name)),
+            "node_names": tuple(one for text in lists if not set("[/") & {*text} for one in text.split(",") if one),
+        }
+    for part in (_array, _time, _size):
+        try:
+            asked |= part(given)
+        except ValueError as error:
+            mistakes.append(str(error))
+    return Asked(**asked)
+
+
+def _array(given: Mapping[str, str]) -> dict[str, Any]:
+    if not given.get("array"):
+        return {}
+    array = parse_array(given["array"])
+    last, instead = array.indices[-1], range_instead(array)
+    return {"tasks": len(array.indices), "last_index": last, "array": given["array"], "array_range": instead}
+
+
+def _time(given: Mapping[str, str]) -> dict[str, Any]:
+    if "time" not in given:
+        return {}
+    time_s = parse_limit(given["time"])
+    return {"time_s": time_s, "no_time_limit": time_s is None}
+
+
+def _size(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return nodes, GPUs, cores and memory."""
+    nodes = _nodes(given) if "nodes" in given else None
+    processes = count_tasks(given) or 1  # that srun would start
+    gpus, on_a_node = _gpus_in_all(given, nodes, processes)
+    each = whole(given, "cpus-per-task")
+    cpus = None if each is None else each * processes
+    if "cpus-per-gpu" in given and gpus:
+        cpus = (whole(given, "cpus-per-gpu") or 0) * gpus
+    # Without --nodes Slurm takes as many as it needs: only what cannot be split is surely on one of them.
+    cpus_on_a_node = each
+    if nodes or processes == 1 or "ntasks-per-node" in given:
+        cpus_on_a_node = None if cpus is None else -(-cpus // (nodes or 1))
+    memory_mib = None
+    for name, times in (("mem", 1), ("mem-per-gpu", on_a_node or gpus), ("mem-per-cpu", cpus_on_a_node or 1)):
+        if name in given and times and memory_mib is None:
+            memory_mib = parse_memory(given[name], name) * times
+    return {
+        "nodes": nodes,
+        "gpus_per_task": gpus,
+        "gpus_per_node": on_a_node,
+        "cpus": cpus,
+        "cpus_per_node": cpus_on_a_node,
+        "memory_gb_per_node": None if memory_mib is None else memory_mib / 1024,
+    }
+
+
+def _gpus_in_all(given: Mapping[str, str], nodes: int | None, processes: int) -> tuple[int | None, int | None]:
+    """Return how many GPUs there are in all and on one node, as far as the options say it."""
+    asked = count_gpus(given)
+    if not asked:
+        unsaid = {"tres-per-task", "exclusive"} & given.keys()  # a whole node comes with its GPUs
+        return (None, None) if unsaid else (0, 0)
+    by_node = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+    if not {"gpus", "gpus-per-task"} & given.keys():
+        return asked * (nodes or 1), asked
+    if by_node or ("gpus-per-task" in given and processes == 1):
+        return asked, by_node or asked
+    return asked, -(-asked // nodes) if nodes else None
+
+
+def count_gpus(given: Mapping[str, str]) -> int:
+    """Return the GPUs that options ask for: of the whole job by --gpus or --gpus-per-task, else of each node."""
+    total, per_task = _gpus(given, "gpus"), _gpus(given, "gpus-per-task")
+    if per_task and not total:
+        tasks = count_tasks(given) or (_nodes(given) if "nodes" in given else None)
+        if tasks is None:
+            raise ValueError(f"--gpus-per-task={per_task} needs --ntasks (or --gpus) beside it")
+        return tasks * per_task
+    return total or _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+
+
+def _gpus(given: Mapping[str, str], name: str) -> int:
+    """Return 2 for ``2``, ``a100:2`` and ``v100:1,a100:1``, and of --gres also for ``gpu:2`` and ``gpu:a100:2``."""
+    total = 0
+    for part in filter(None, given.get(name, "").split(",")):
+        count = part.rpartition(":")[2]
+        if name == "gres":
+            if not re.match(r"(gres[/:])?gpu(:|$)", part):
+                continue
+            count = count if count.isdecimal() else "1"  # gpu, gpu:a100
+        if not (count.isascii() and count.isdecimal()):
+            raise ValueError(f"--{name}={given[name]} is no number of GPUs")
+        total += int(count)
+    return total
+
+
+def count_tasks(given: Mapping[str, str]) -> int | None:
+    """Return how many processes srun would start by itself; None: the options do not say."""
+    return whole(given, "ntasks") or (whole(given, "ntasks-per-node") or 0) * _nodes(given) or None
+
+
+def _nodes(given: Mapping[str, str]) -> int:
+    least = given.get("nodes", "").partition("-")[0]
+    return max(1, int(least)) if least.isdecimal() else 1
+
+
+def whole(given: Mapping[str, str], name: str) -> int | None:
+    """Return the value of an option that takes a number above 0; None: it is not given."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ValueError(f"--{name}={text} is no number above 0")
+    return int(text)

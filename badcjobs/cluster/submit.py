@@ -1,0 +1,325 @@
+"""How an array is submitted to Slurm: check the source → make the order → find the job that is there, or submit one.
+
+Whatever needs the whole source is checked here, once, and not in every task. Nothing is submitted twice: before sbatch
+is called, what is about to be submitted is written down, and from then until its number is written down a signal is
+held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what comes then is in ``wait_for_job.py``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.cluster.array_options import ArrayOptions, Known, make_order
+from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, remove_left
+from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.model import ArrayOrder, Submitted
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import FrozenRun, RunSettings, check_against, make_settings, read_toml, settings_by_key
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.run_lock import alone_in, check_writable, leaving_nothing, refuse_during_emulation
+from badcjobs.store.submission_record import (
+    Intent,
+    Record,
+    asked_of,
+    differences,
+    forget_intent,
+    last_submission,
+    read_intent,
+    read_record,
+    write_intent,
+    write_record,
+)
+
+_STALE_MS = 600_000  # drafts of 10,000 tasks are written in a minute or two, where the filesystem is slow
+Progress = Callable[[int], None]
+
+_LOOKED_AT = 2000  # audio files; a look at each of twenty million would take Lustre an hour
+_PATHS = ("root", "hawkears_root", "simulate_script", "replay")
+_OF_ONE_TASK = ("shard", "free", "time_left")
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommand:
+    """What each task is told: the flags of ``badcjobs run`` by TOML name (None: not given), and its file."""
+
+    out: Path
+    flags: Mapping[str, Any]
+    config: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """An order whose source was read from end to end."""
+
+    order: ArrayOrder
+    chunks: int
+    asked: Mapping[str, Any]  # by the options of submit, whatever part of it is submitted now
+    looked_at: int | None = None  # chunks whose audio was looked at; None: when it was submitted, and not now
+    listed: int | None = None  # how many manifests a list of manifests names
+    finished: Summary | None = None  # the run as it is, where nothing is left to submit again
+    anew: bool = False  # --no-resume: what earlier jobs have done is done once more
+    left: int | None = None  # chunks of a run that has stopped; None: all, or nobody has counted
+
+    @property
+    def idle(self) -> int:
+        """How many tasks have nothing to do; of a list of manifests, each has its own."""
+        if self.order.only or self.listed is not None or not self.chunks:
+            return 0
+        return max(0, self.order.tasks - self.chunks)
+
+
+def make_plan(
+    command: RunCommand,
+    options: ArrayOptions,
+    cwd: Path,
+    clock: Clock,
+    progress: Progress,
+    *,
+    again: bool = False,
+    find: bool = True,
+    keep: bool = True,
+) -> ArrayPlan:
+    """Check settings, source, run folder and options; raise one BadInput for each kind of trouble.
+
+    ``again``: of a run that has stopped, only the array indices that have work left, or with --no-resume all of them.
+    ``find``: the source of a job that is there already was checked when that was submitted.
+    ``keep``: what has to be merged to know what is left is merged for good; else the run folder stays as it is.
+    """
+    out, flags, config = cwd / command.out, command.flags, command.config
+    mistakes: list[str] = []
+    try:
+        settings = make_settings(out, flags, config)
+    except BadInput as error:
+        settings = None
+        mistakes += (error.why or error.what).splitlines()
+    for key in _OF_ONE_TASK if settings else ():
+        if getattr(settings, key) is not None:
+            mistakes.append(f"{key} in {config} is for one task, not for an array")
+    chunks, looked_at, listed = 0, None, None
+    if find and not again and (record := read_record(out)) is not None:
+        chunks, listed = record.chunks, record.listed  # that was checked when it was submitted
+    elif settings is not None:
+        chunks, looked_at, listed = read_source(settings, cwd, progress)
+    run_toml = RunFolder(out).run_toml
+    frozen = FrozenRun.read(run_toml)
+    known = Known(frozen is not None, frozen.array if frozen else None, listed)
+    arguments = run_arguments(out, flags, config, cwd)
+    order = make_order(options, known, out=out, run_arguments=arguments, mistakes=mistakes)
+    if frozen is not None and settings is not None:
+        check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
+    anew = settings is not None and not settings.resume
+    plan = ArrayPlan(order, chunks, asked_of(order), looked_at, listed, anew=anew)
+    return _what_is_left(plan, clock, keep=keep) if again and not anew and not order.only else plan
+
+
+def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[int, int, int | None]:
+    """Read every row, and look at the audio of some; return the rows, how many were looked at, the manifests listed."""
+    root = None if settings.root is None else cwd / settings.root
+    sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
+    rows = 0
+
+    def count(_row: int, _part: int, _key: tuple[str, str]) -> None:
+        nonlocal rows
+        rows += 1
+        progress(rows)
+
+    sources.read_identities(count)
+    looked_at = sum(1 for _ in sources.chunks(Shard(0, max(1, rows // _LOOKED_AT))))  # finds rows that repeat, too
+    return rows, looked_at, sources.manifests_listed
+
+
+def run_arguments(out: Path, flags: Mapping[str, Any], config: Path | None, cwd: Path) -> tuple[str, ...]:
+    """Return what each task's badcjobs is called with; paths are absolute, so that tasks may start anywhere."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    words = ["run", *(str(cwd / path) for path in given.pop("source", ())), f"--out={out}"]
+    if config is not None:
+        words.append(f"--config={cwd / config}")
+    if "workers_per_gpu" not in given and not (config and "workers_per_gpu" in read_toml(config).get("run", {})):
+        given["workers_per_gpu"] = "auto"
+    for key in (key for key in settings_by_key() if key in given):
+        name, value = key.replace("_", "-"), given[key]
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        values = value if isinstance(value, list | tuple) else [cwd / value if key in _PATHS else value]
+        words += [f"--{name}={one}" for one in values]
+    return tuple(words)
+
+
+def _what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
+    """Return the plan for the array indices that have work left; all of them where no task has got that far."""
+    folder = RunFolder(plan.order.out)
+    if not folder.run_toml.exists() or not (folder.job_database.exists() or any(folder.tasks.glob("*.sqlite"))):
+        return plan
+    if keep:
+        merge(MergeOrder([folder.path], folder.job_database), clock)
+        summary = summarize_database(folder.job_database)  # its page is drawn at the end, by the merge job
+    else:
+        summary = _merged_aside(folder, clock)
+    if summary.verdict == "done":
+        return replace(plan, finished=summary)
+    proof = summary.completeness
+    plan = replace(plan, left=None if proof is None or proof.expected is None else proof.expected - proof.done)
+    indices = proof.left_indices if proof is not None else ()
+    return plan if len(indices) == plan.order.tasks else replace(plan, order=replace(plan.order, only=indices))
+
+
+def _merged_aside(folder: RunFolder, clock: Clock) -> Summary:
+    """Merge into a file that is gone afterwards, on top of what is merged already."""
+    with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
+        aside = RunFolder(Path(name))  # where everything lies as in the run folder: merged files are named from there
+        for mine, copy in ((folder.run_toml, aside.run_toml), (folder.job_database, aside.job_database)):
+            if mine.exists():
+                shutil.copyfile(mine, copy)
+        aside.tasks.symlink_to(folder.tasks)
+        merge(MergeOrder([aside.tasks], aside.job_database), clock)
+        return summarize_database(aside.job_database)
+
+
+# --- from the order to a job that Slurm has --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A job that is with the scheduler; ``found``: it was there before this command."""
+
+    job: Submitted
+    plan: ArrayPlan
+    found: bool
+
+
+def hand_in(
+    plan: ArrayPlan,
+    scheduler: SlurmScheduler,
+    clock: Clock,
+    *,
+    again: bool = False,
+    hold: Callable[[], None] = lambda: None,
+) -> Handed:
+    """Submit the array and its merge job; without ``again`` a job that this run folder has already is found instead.
+
+    ``hold`` is called right before sbatch is: whoever calls this lets no signal end the process until it returns.
+    """
+    out = plan.order.out
+    with leaving_nothing(out), alone_in(out):
+        cut_short = _find_cut_short(out, scheduler)
+        record = find_record(plan, scheduler, again=again)
+        if record is None:
+            check_writable(out)
+            remove_left(plan.order.logs, clock.now_ms() - _STALE_MS)
+            return Handed(_submit(plan, scheduler, clock, hold), plan, found=False)
+        if cut_short and record.job.merge_job_id is None:
+            hold()
+            record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
+            write_record(out, record)
+        if cut_short:
+            _settle(out, scheduler)
+        return Handed(record.job, replace(plan, left=record.left), found=True)
+
+
+def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> Record | None:
+    """Return what this command would find instead of submitting; refuse what it would refuse, and change nothing."""
+    out = plan.order.out
+    record = last_submission(out, scheduler.find_array)
+    if record is not None and not again:
+        _check_same(record, plan, scheduler)
+        return record
+    if record is not None:
+        _check_ended(record, scheduler)
+    refuse_during_emulation(out)
+    return None
+
+
+def _submit(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> Submitted:
+    order, now_ms = plan.order, clock.now_ms()  # the same in intent and record: they are told by it to be of one job
+
+    def record_of(job: Submitted) -> Record:
+        told, asked = order.run_arguments, dict(plan.asked)
+        return Record(scheduler.name, job, told, plan.chunks, now_ms, asked, plan.listed, plan.left)
+
+    def note(job: Submitted) -> None:
+        write_record(order.out, record_of(job))
+
+    def about_to(script: Path) -> None:
+        hold()
+        write_intent(order.out, Intent(script, record_of(Submitted("", None, order.indices))))
+
+    try:
+        job = scheduler.submit(order, note, about_to)
+    except SlurmSilent:
+        raise  # and what was intended stays: the next one looks for it
+    except BadcjobsError:
+        forget_intent(order.out)
+        raise
+    note(job)
+    _settle(order.out, scheduler)
+    return job
+
+
+def _settle(out: Path, scheduler: SlurmScheduler) -> None:
+    """Forget what was intended, unless there may be a merge job: then the next one looks for that."""
+    if not scheduler.merge_unsure:
+        forget_intent(out)
+
+
+def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
+    """Look for the job of a submit that was killed while sbatch had its script; write it down where there is one.
+
+    What was intended is forgotten only where there is none: who is refused now may get its merge job later.
+    """
+    intent = read_intent(out)
+    if intent is None:
+        return False
+    record = last_submission(out, scheduler.find_array)
+    if record is None or not intent.is_of(record):
+        scheduler.tidy(intent.script, None)
+        forget_intent(out)
+        return False
+    write_record(out, record)
+    scheduler.tidy(intent.script, record.job)
+    return True
+
+
+def _check_same(record: Record, plan: ArrayPlan, scheduler: SlurmScheduler) -> None:
+    out = shlex.quote(str(plan.order.out))
+    if record.run_arguments != plan.order.run_arguments:
+        raise BadInput(
+            f"{out} has a job already, {record.job.job_id}, and it was told something else",
+            why=f"then: {shlex.join(record.run_arguments)}\nnow: {shlex.join(plan.order.run_arguments)}",
+            fix=f"{scheduler.cancel_line(record.job)}; then the same command with --again, or with another --out",
+        )
+    if differing := differences(record.asked, plan.asked) if record.asked is not None else []:
+        raise BadInput(
+            f"{out} has a job already, {record.job.job_id}, and it was submitted with other options",
+            why="\n".join([*differing, "a job keeps what it was submitted with; this command would change nothing"]),
+            fix=f"the same command with --again, once it has ended ({scheduler.cancel_line(record.job)} ends it)",
+        )
+
+
+def _check_ended(record: Record, scheduler: SlurmScheduler) -> None:
+    try:
+        ended = has_ended(scheduler.states(record.job))
+    except Unanswered as error:
+        raise SlurmRefused(
+            f"nobody knows whether job {record.job.job_id} has ended",
+            why=f"Slurm does not answer: {error}",
+            fix=f"squeue -j {record.job.job_id}   (and, once it answers, the same command)",
+        ) from error
+    if not ended:
+        raise BadInput(
+            f"job {record.job.job_id} has not ended yet",
+            why="a second one would do the same chunks once more",
+            fix=f"{scheduler.cancel_line(record.job)}   (or the same command with --wait, without --again)",
+        )

@@ -1,0 +1,300 @@
+"""The batch scripts that come with badcjobs: how ``badcjobs template`` lists, fills and writes them.
+
+A template carries no marks of its own, so that it can be submitted and edited as it is. A key is what a reader would
+call it: the name of an ``#SBATCH`` option (also of one that is commented out with a second ``#``), or of a variable in
+a line such as ``: "${SOURCE:=}"``, in small letters; ``args`` and ``setup`` add lines.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from badcjobs import paths as resources
+from badcjobs.cluster.sbatch_options import (
+    count_gpus,
+    parse_array,
+    parse_limit,
+    parse_memory,
+    parse_signal,
+    range_instead,
+)
+from badcjobs.errors import BadInput
+from badcjobs.store.atomic_write import cannot_write
+
+_ENDING = ".sbatch"
+_OPTION = re.compile(r"(?P<off>#?)#SBATCH --(?P<key>[a-z-]+)=(?P<value>\S*)")
+_VARIABLE = re.compile(r': "\$\{(?P<name>[A-Z]+):=(?P<value>.*)\}"')
+_PLACEHOLDER = re.compile(r"<[a-z]+>")
+_SETUP_BEFORE = ': "${BADCJOBS:='
+_NEEDED = ("SOURCE", "OUT", "IMAGE")  # the script itself refuses to go on without them
+_ARGS_BEGIN, _ARGS_END = "ARGS=(", ")"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A batch script, as it comes or filled in."""
+
+    name: str
+    text: str
+
+    @property
+    def about(self) -> str:
+        """Its first sentence."""
+        words = " ".join(line.lstrip("# ") for line in self.text.partition("\n\n")[0].splitlines()[1:])
+        end = min(at for mark in (". ", ": ", "; ") if (at := (words + mark).find(mark)) >= 0)
+        return words[:end].strip()
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The keys that are still to be filled in."""
+        return still_open(self.text)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it for ``--json``."""
+        keys = {key.name: key.value for key in keys_of(self.text)}
+        return {"name": self.name, "about": self.about, "keys": keys, "open": list(self.open)}
+
+
+def list_templates() -> list[Template]:
+    """Return all of them, by name."""
+    found = sorted(resources.folder("templates").glob(f"*{_ENDING}"))
+    return [Template(path.stem, path.read_text(encoding="utf-8")) for path in found]
+
+
+def fill_template(name: str, settings: list[str], *, complete: bool) -> Template:
+    """Return one of them with these ``KEY=VALUE`` in it; ``complete``: nothing that is required may be missing."""
+    texts = {one.name: one.text for one in list_templates()}
+    name = name.removesuffix(_ENDING)
+    if name not in texts:
+        why = f"templates are {', '.join(texts)}"
+        raise BadInput(f"there is no template {name!r}", why=why, fix="badcjobs template")
+    return Template(name, fill(texts[name], parse_settings(texts[name], settings, name, complete=complete)))
+
+
+def write_script(path: Path, text: str, *, force: bool) -> None:
+    """Write a script; never over a file that is there, unless that is wanted."""
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise BadInput(f"{path} exists already", why="it may have been edited", fix="add --force") from error
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Something that a template wants to know."""
+
+    name: str
+    value: str  # what stands there now
+    required: bool = False  # the script is of no use before it is filled in
+    open: bool = False  # empty: to be filled in, or to be named when the script is submitted
+    several: bool = False  # may be given more than once
+
+
+def keys_of(text: str) -> tuple[Key, ...]:
+    """Return what can be set in a template, in its order."""
+    keys = []
+    for line in text.splitlines():
+        if option := _OPTION.fullmatch(line):
+            value = option["value"]
+            keys.append(Key(option["key"], value, required=not option["off"] and bool(_PLACEHOLDER.search(value))))
+        elif variable := _VARIABLE.fullmatch(line):
+            if line.startswith(_SETUP_BEFORE):
+                keys.append(Key("setup", "", several=True))
+            keys.append(Key(variable["name"].lower(), variable["value"], open=variable["name"] in _NEEDED))
+        elif line == _ARGS_BEGIN:
+            keys.append(Key("args", "", several=True))
+    return tuple(keys)
+
+
+def still_open(text: str) -> tuple[str, ...]:
+    """Return the keys to fill in before the script is submitted, or when it is."""
+    return tuple(key.name for key in keys_of(text) if key.required or (key.open and not key.value))
+
+
+def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool) -> dict[str, list[str]]:
+    """Read ``KEY=VALUE`` texts for a template; name all that is unknown, given twice or wrong at once.
+
+    ``complete``: what is required and missing is wrong, too.
+    """
+    keys = {key.name: key for key in keys_of(text)}
+    values: dict[str, list[str]] = {}
+    mistakes = []
+    for one in given:
+        word, equals, value = one.partition("=")
+        key = word.strip().replace("_", "-")
+        if not equals:
+            mistakes.append(f"--set {one} has no value; write --set {word}=…")
+        elif key not in keys:
+            mistakes.append(f"--set {one}: {name} has no key {word!r}")
+        elif key in values and not keys[key].several:
+            mistakes.append(f"--set {one}: {key} is given twice")
+        elif not value or not value.isprintable():
+            mistakes.append(f"--set {word}: {value!r} is nothing that a line of a script can hold")
+        elif key == "args" and (wrong := _unbalanced(value)):
+            mistakes.append(f"--set args={value}: {wrong}")
+        else:
+            values.setdefault(key, []).append(value)
+    missing = [key.name for key in keys.values() if key.required and key.name not in values]
+    if complete and missing:
+        mistakes.append(f"missing: {', '.join(missing)}")
+    keys_line = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
+    judged = wrong_values(list(keys.values()), given)
+    mistakes = [*map(str, judged), *mistakes]
+    if mistakes:
+        right = values | {one.key: [_first_of(one.example)] for one in judged}
+        raise BadInput(
+            mistakes[0] if len(mistakes) == 1 else f"the template {name} cannot be filled in like this",
+            why="\n".join([*(mistakes if len(mistakes) > 1 else []), *keys_line]) or None,
+            fix=_right_command(name, right, missing),
+        )
+    return values
+
+
+def _right_command(name: str, values: Mapping[str, Sequence[str]], missing: Sequence[str]) -> str:
+    """Return the command with what was right in it, of two for one key the first, and what is missing."""
+    right = [shlex.quote(f"{key}={value}") for key, several in values.items() for value in several]
+    words = [f"--set {one}" for one in [*right, *(f"{key}=…" for key in missing)]]
+    return " ".join(["badcjobs template", name, *words]) + ("" if words else "   (shows it, with all its keys)")
+
+
+def _unbalanced(value: str) -> str | None:
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:
+    """Return the script with these values in it; everything else stays as it is, byte for byte."""
+    lines: list[str] = []
+    in_args = False
+    for line in text.splitlines():
+        if in_args and line == _ARGS_END:
+            lines += [f"    {shlex.quote(word)}" for value in values.get("args", ()) for word in shlex.split(value)]
+        in_args = line == _ARGS_BEGIN or (in_args and line != _ARGS_END)
+        if line.startswith(_SETUP_BEFORE):
+            lines += values.get("setup", ())
+        lines.append(_filled(line, values))
+    return "\n".join(lines) + "\n"
+
+
+def _filled(line: str, values: Mapping[str, Sequence[str]]) -> str:
+    if (option := _OPTION.fullmatch(line)) and option["key"] in values:
+        return f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
+    if (variable := _VARIABLE.fullmatch(line)) and (key := variable["name"].lower()) in values:
+        # Inside double quotes and braces these letters mean something to the shell.
+        value = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], values[key][0]).replace("'", '"\'"')
+        return f': "${{{variable["name"]}:={value}}}"'
+    return line
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _is_range_of_nodes(text: str) -> bool:
+    least, _, most = text.partition("-")
+    return 0 < int(least) <= int(most or least)
+
+
+_NAME = ("a name without blanks", re.compile(r"[\w.@-]+").fullmatch)
+_COUNT = ("a whole number above 0", "4", re.compile(r"0*[1-9][0-9]*").fullmatch)
+_DEPENDENCY = re.compile(r"singleton|after[a-z]*:\d+(?:[_+:,?]?[a-z:]*\d+)*")
+
+# key → what is wanted, an example, what reads it: nothing, or a ValueError, says that it is something else
+_KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
+    "account": (_NAME[0], "st-pi-1", _NAME[1]),
+    "partition": ("names of partitions, with commas between", "gpu", re.compile(r"[\w.,-]+").fullmatch),
+    "qos": (_NAME[0], "normal", _NAME[1]),
+    "constraint": ("features of a node, without blanks", "gpu_mem_32", re.compile(r"[^\s<>]+").fullmatch),
+    "array": ("indices of an array", "0-9, 1-20:2 or 0-99%10", parse_array),
+    "time": ("a time limit", "12:00:00 or 1-00:00:00", parse_limit),
+    "mem": ("an amount of memory", "16G", lambda text: parse_memory(text) >= 0),
+    "gpus-per-node": ("a number of GPUs", "4 or v100:4", lambda text: count_gpus({"gpus-per-node": text})),
+    "nodes": ("a number of nodes", "2", _is_range_of_nodes),
+    "ntasks": _COUNT,
+    "ntasks-per-node": _COUNT,
+    "cpus-per-task": _COUNT,
+    "signal": ("a signal with its lead", "B:USR1@180", parse_signal),
+    "open-mode": ("append or truncate", "append", re.compile("append|truncate").fullmatch),
+    "dependency": ("what Slurm is to wait for", "afterany:4821", _DEPENDENCY.fullmatch),
+}
+_PATHS = ("source", "out", "image", "badcjobs", "apptainer")
+
+
+@dataclass(frozen=True, slots=True)
+class WrongValue:
+    """A value that a template cannot take."""
+
+    key: str
+    value: str
+    wanted: str
+    example: str
+
+    def __str__(self) -> str:
+        return f"--set {self.key}={self.value}: wanted is {self.wanted}, such as {self.example}"
+
+
+def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[WrongValue]:
+    """Return every value that sbatch, or the template itself, would not take; unknown keys are not looked at."""
+    known = {key.name: key for key in keys}
+    words = [(word.strip().replace("_", "-"), value) for word, _, value in (one.partition("=") for one in given)]
+    judged = [(name, value, _judge(known[name], value)) for name, value in words if name in known and value]
+    found = [WrongValue(name, value, *wrong) for name, value, wrong in judged if wrong]
+    together = {key.name: key.value for key in keys} | {name: value for name, value in words if value}
+    said = {name for name, _ in words}
+    if not found and together.keys() >= {"time", "signal"} and said & {"time", "signal"}:
+        which = "time" if "time" in said else "signal"
+        if wrong := _judge_lead(which, together["time"], together["signal"]):
+            found.append(WrongValue(which, together[which], *wrong))
+    return found
+
+
+def example_of(option: str) -> str | None:
+    """Return a value that sbatch takes for an option; None: not one that is judged here."""
+    return _first_of(_KINDS[option][1]) if option in _KINDS else None
+
+
+def _first_of(examples: str) -> str:
+    return examples.partition(" or ")[0].partition(",")[0]
+
+
+def _judge(key: Key, value: str) -> tuple[str, str] | None:
+    """Return what is wanted instead, and an example of it; None: it is good."""
+    if key.name in _PATHS and value.startswith("~"):
+        return "a path without ~, which no shell would replace there", "/path/to" + value[1:]
+    if key.name not in _KINDS:
+        return None
+    wanted, example, read = _KINDS[key.name]
+    try:
+        if not read(value):
+            return wanted, example
+    except ValueError:
+        return wanted, example
+    if key.name == "array" and (instead := range_instead(parse_array(value))):
+        return "a range, for Slurm hides the spacing of a list from its tasks", instead
+    form = r"[^<>\s]+".join(re.escape(part) for part in _PLACEHOLDER.split(key.value))
+    if key.required and not re.fullmatch(form, value):
+        return f"the form {key.value}", _PLACEHOLDER.sub(value, key.value, count=1)
+    return None
+
+
+def _judge_lead(which: str, time: str, signal: str) -> tuple[str, str] | None:
+    """Compare the time limit with its early warning, whichever of the two was set."""
+    time_s, lead_s = parse_limit(time) or 0, parse_signal(signal).lead_s
+    if time_s > lead_s:
+        return None
+    if which == "signal":
+        return f"fewer seconds than the {time_s:,} of its time limit, {time}", f"{signal.partition('@')[0]}@180"
+    longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # more than an hour before the warning
+    return f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)", longer

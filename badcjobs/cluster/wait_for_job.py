@@ -1,0 +1,299 @@
+"""Wait for a submitted array, and judge it: by what the chunks say, and by how its tasks have ended.
+
+Of a job of Slurm the tasks have ended as Slurm says, else as what they have left shows: squeue forgets a task some
+minutes after its end, and many sites have no accounting. Then there is the job database, with the words of the hooks in
+slurm/ where they are installed, and what submitit leaves of a task that went well.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shlex
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.cluster.slurm_commands import UNFINISHED, has_ended, query_ends
+from badcjobs.cluster.submit import Handed, Progress
+from badcjobs.errors import ExitCode, NotHere
+from badcjobs.model import JobStates, Submitted, TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.report.words import count
+from badcjobs.seams import Clock, Scheduler, Unanswered
+from badcjobs.store.connect import open_job_database, open_sealed
+from badcjobs.store.merge import MergeOrder
+
+log = logging.getLogger(__name__)
+
+_BAR = 20
+_EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
+_COMPLETED, _FAILED = "COMPLETED", "FAILED"
+_BY_VERDICT = {"done": _COMPLETED, "failed": _FAILED, "stopped": "STOPPED", "killed": "KILLED"}
+_UNDONE = "SELECT (SELECT verdict FROM task), count(*), sum(status NOT IN ('done', 'skipped')) FROM chunk"
+_SETTLED = "SELECT count(*) FROM chunk WHERE status IN ('done', 'failed', 'poison')"
+_DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
+_MOST_LINES, _MOST_OF_A_LOG = 10, 2000
+_BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY started_at_ms"
+
+
+def follow(handed: Handed, scheduler: Scheduler, clock: Clock, tell: Callable[[str], None]) -> JobStates:
+    """Wait for the end of array and merge job; ``tell`` gets one line for each change.
+
+    Returns how all tasks stood that were seen to end, also those that Slurm has forgotten since.
+    """
+    names = f"{handed.job.job_id}_*" if handed.plan.anew else "[!.]*"
+    counter = ChunkCounter(RunFolder(handed.plan.order.out).tasks, names)
+    of = handed.plan.chunks
+    seen: dict[int, str] = {}
+    codes: dict[int, int] = {}
+
+    def line(states: JobStates) -> None:
+        seen.update(states.array)
+        codes.update(states.exit_codes)
+        tell(progress_line(handed.job, states, min(counter.done(), of), of))
+
+    last = watch(scheduler, handed.job, clock, line)
+    ended = {index: state for index, state in seen.items() if state not in UNFINISHED}
+    return replace(last, array=ended, exit_codes=codes)
+
+
+def judge(
+    handed: Handed, states: JobStates, clock: Clock, progress: Progress
+) -> tuple[Summary, str, tuple[TaskOutcome, ...]]:
+    """Return the summary of the run, the verdict on this job, and how its tasks ended; merge where no job has."""
+    folder, logs = RunFolder(handed.plan.order.out), handed.plan.order.logs
+    if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():
+        ends = find_ends(handed.job, states, folder, logs)
+        raise nobody_began(handed.job.job_id, ends, then="the same command with --again")
+    if states.merge == "COMPLETED" and folder.job_database.exists():
+        summary = summarize_database(folder.job_database, progress, now_ms=clock.now_ms())
+    else:
+        summary = finish_job(MergeOrder([folder.path], folder.job_database), clock, reading_source=progress).summary
+    ends = find_ends(handed.job, states, folder, logs)
+    # Every chunk may be done by an older job, while of this one no task has even begun.
+    verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
+    return summary, verdict, ends
+
+
+# --- how it stands ---------------------------------------------------------------------------------------------------
+
+
+def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[JobStates], None]) -> JobStates:
+    """Wait until array and merge job have ended; ``tell`` hears of every change. Returns how they stood at the end."""
+    before: JobStates | None = None
+    silent = False
+    while True:
+        try:
+            states = scheduler.states(job)
+            silent = False
+        except Unanswered as error:
+            if not silent:  # a controller that restarts is silent for minutes
+                log.warning("%s does not answer, asking on: %s", scheduler.name, error)
+            silent = True
+        else:
+            if states != before:
+                tell(states)
+            before = states
+            if has_ended(states):
+                return states
+        clock.sleep(scheduler.poll_s)
+
+
+def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
+    """Return one line: the job, a bar of its chunks, and how many tasks are in which state."""
+    counts = Counter(states.array.get(index, "ENDED") for index in job.indices)
+    # What is still going on first, then the ends; the same order every time.
+    whys = {"PENDING": _in_brackets(states.why_pending)}
+    order = sorted(counts, key=lambda s: (s not in UNFINISHED, s))
+    words = [f"{counts[state]} {state.lower()}{whys.get(state, '')}" for state in order]
+    why_merge = _in_brackets([states.why_merge_pending] if states.why_merge_pending else [])
+    merging = f"; merge {states.merge.lower()}{why_merge}" if states.merge else ""
+    full = _BAR if done >= of else _BAR * done // of
+    bar = "#" * full + "-" * (_BAR - full)
+    return f"{job.job_id} [{bar}] {done:,} of {of:,} chunks; tasks: {', '.join(words)}{merging}"
+
+
+def _in_brackets(reasons: Sequence[str]) -> str:
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+@dataclass(slots=True)
+class ChunkCounter:
+    """Counts in the published task databases; reads each one only when it has changed."""
+
+    tasks: Path
+    names: str = "[!.]*"  # 4821_* for those of one job, where it does again what others have done
+    _known: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
+
+    def done(self) -> int:
+        """Return how many are done by now."""
+        for path in self.tasks.glob(f"{self.names}.sqlite"):
+            try:
+                status = path.stat()
+                mark = (status.st_mtime_ns, status.st_size)
+            except OSError:
+                continue  # just being replaced; the next look will tell
+            if self._known.get(path.name, (None, 0))[0] != mark and (row := read_row(path, _DONE)):
+                self._known[path.name] = mark, row[0]
+        return sum(done for _, done in self._known.values())
+
+
+# --- how the tasks ended ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """One array task, ended."""
+
+    index: int | None  # None: the job has no array
+    state: str | None  # in Slurm's words, else in ours; None: nobody knows
+    exit_code: int | None
+    log: Path
+    worked: bool = False  # however it has ended: of its chunks nothing was left by then
+    note: str = ""  # what is known besides, where it could not even be started
+
+    @property
+    def well(self) -> bool:
+        """Whether it has ended as it should."""
+        return self.state == _COMPLETED
+
+    def words(self, job_id: str) -> str:
+        """Return which task it is and how it has ended, for people."""
+        code = "" if self.exit_code is None else f", exit code {self.exit_code}"
+        if self.state is None:
+            return f"no word from array index {self.index}{code}"
+        name = f"job {job_id}" if self.index is None else f"task {job_id}_{self.index}"
+        return f"{name}: {self.state}{code}"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it for ``--json``."""
+        return {"index": self.index, "state": self.state, "exit_code": self.exit_code, "log": str(self.log)}
+
+
+def find_ends(job: Submitted, states: JobStates, run: RunFolder, logs: Path) -> tuple[TaskOutcome, ...]:
+    """Return how each task has ended; sacct is asked only of those that squeue has forgotten."""
+    told = {index: state for index, state in states.array.items() if state not in UNFINISHED}
+    if not all(index in told for index in job.indices):
+        told = {**{i: state for i, state in query_ends(job).items() if state not in UNFINISHED}, **told}
+    left = _ends_in(run.job_database, job.job_id)
+    ends = []
+    for index in job.indices:
+        state, exit_code = left.get(index, (None, None))
+        state = told.get(index) or state or _by_result(logs / f"{job.job_id}_{index}_0_result.pkl")
+        worked = state != _COMPLETED and has_worked(run, job.job_id, index)
+        if state == _FAILED and exit_code is None:  # it failed without a word of its own
+            exit_code = states.exit_codes.get(index)
+        ends.append(TaskOutcome(index, state, exit_code, logs / f"{job.job_id}_{index}_0_log.out", worked))
+    return tuple(ends)
+
+
+def has_worked(run: RunFolder, job_id: str, index: int | None) -> bool:
+    """Say whether the last attempt of a task has left nothing of its chunks undone, by the databases it has left."""
+    found = [(TaskKey.parse(path.stem), path) for path in run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite")]
+    last = max((key.restart for key, _ in found if key is not None), default=None)
+    databases = [path for key, path in found if key is not None and key.restart == last]
+    return bool(databases) and not any(_is_unfinished(path) for path in databases)
+
+
+def _is_unfinished(database: Path) -> bool:
+    verdict, chunks, undone = read_row(database, _UNDONE) or (None, 0, 0)
+    return verdict != "done" and (not chunks or undone > 0)
+
+
+def made_progress(tasks: Path, attempt: str) -> bool | None:
+    """Return whether an attempt (4821_7.r0) has got any chunk done; None: it left no database that can be read."""
+    known = [row[0] for path in tasks.glob(f"{attempt}.*.sqlite") if (row := read_row(path, _SETTLED))]
+    return any(known) if known else None
+
+
+def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
+    """Return the one row of an answer; None: this database cannot be read."""
+    try:
+        with closing(open_sealed(database)) as db:
+            row: tuple[Any, ...] | None = db.execute(question).fetchone()
+            return row
+    except sqlite3.Error:
+        return None
+
+
+def verdict_code(verdict: str) -> int:
+    """Return the exit code that says the same as a verdict."""
+    return int(_EXIT_CODES[verdict])
+
+
+def verdict_of(ends: Sequence[TaskOutcome]) -> str:
+    """Judge by the tasks alone; of a job whose every task has done its work it does not matter how they ended."""
+    if all(end.well or end.worked for end in ends):
+        return "done"
+    failed = all(end.state in (_COMPLETED, _FAILED) and end.exit_code != ExitCode.RUN_ME_AGAIN for end in ends)
+    return "failed" if failed else "stopped"
+
+
+def _ends_in(job_database: Path, job_id: str) -> dict[int, tuple[str | None, int | None]]:
+    """Return state and exit code of the last attempt of each task of this job that has left a database."""
+    found: dict[int, tuple[str | None, int | None]] = {}
+    if not job_database.exists():
+        return found
+    try:
+        with closing(open_job_database(job_database)) as db:
+            for index, verdict, exit_code, slurm_state in db.execute(_BY_TASK, (job_id,)):
+                word = None if slurm_state == "ENDED" else slurm_state
+                found[index] = word or _BY_VERDICT.get(verdict), exit_code
+    except sqlite3.Error:
+        pass  # the summary was read a moment ago; without this, Slurm's word counts alone
+    return found
+
+
+def _by_result(result: Path) -> str | None:
+    """Read what submitit has kept of a call: (success or error, its value); a task that exits leaves nothing."""
+    try:
+        with result.open("rb") as file:
+            outcome, _ = pickle.load(file)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, ImportError, pickle.PickleError):
+        return None  # not there, cut off, or of a class that is gone: then it says nothing
+    return _COMPLETED if outcome == "success" else _FAILED
+
+
+# --- what to say of it ------------------------------------------------------------------------------------------------
+
+
+def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | None:
+    """Return what to say where every chunk of a run is done, but not every task has ended well; None: nothing.
+
+    ``verdict`` is that on the job, whose tasks may have done nothing of it.
+    """
+    bad = [end for end in ends if not end.well]
+    if verdict != "done":
+        return f"job {job_id} did not do its work, though every chunk is done:"
+    after = "their" if len(bad) > 1 else "its"
+    return f"every chunk is done; {count(len(bad), 'task')} ended badly after {after} work:" if bad else None
+
+
+def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
+    """Return a line for each task that did not end well, and where to read why."""
+    bad = [end for end in ends if not end.well]
+    lines = [f"{end.words(job_id)}; {_where_to_read(end)}" for end in bad[:_MOST_LINES]]
+    return lines + ([f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)"] if len(bad) > _MOST_LINES else [])
+
+
+def _where_to_read(end: TaskOutcome) -> str:
+    return f"less {shlex.quote(str(end.log))}" if end.log.exists() else "it left no log"
+
+
+def nobody_began(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> NotHere:
+    """Return why no task has left anything: what the first that failed says speaks for all; ``then``: what to do."""
+    end = next((end for end in ends if not end.well), ends[0])
+    said = end.log.read_text(errors="replace").strip()[-_MOST_OF_A_LOG:] if end.log.exists() else None
+    lacking = "its log is empty" if said == "" else end.note or "it left no log: cancelled before it began?"
+    return NotHere(
+        f"no task of job {job_id} could begin",
+        why=f"{end.words(job_id)}\n{said or lacking}",
+        fix=f"less {shlex.quote(str(end.log if said is not None else end.log.parent))}   (then {then})",
+    )

@@ -1,0 +1,247 @@
+"""What Slurm's variables say about this task: its place in the array, its memory, its cores, the end of its time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from badcjobs.errors import BadInput
+from badcjobs.model import Allocation, ArrayShape
+
+_TELLING = (
+    "SLURM_",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+)
+
+
+def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
+    """Return what this process was given, from the variables of its environment."""
+    facts = {name: value for name, value in sorted(environ.items()) if name.startswith(_TELLING)}
+    local_dir = environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None
+    # Slurm may reuse the array's number as the job id of one of its tasks: the array's own comes first.
+    job_id = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
+    if not job_id:
+        return Allocation(
+            in_slurm=False,
+            job_id=f"local{started_at_ms}-{pid}",
+            node=hostname,
+            local_dir=local_dir,
+            facts=facts,
+            started_at_ms=started_at_ms,
+        )
+    return Allocation(
+        in_slurm=True,
+        job_id=job_id,
+        node=environ.get("SLURMD_NODENAME") or hostname,
+        restart=_number(environ, "SLURM_RESTART_COUNT") or 0,
+        array_index=_number(environ, "SLURM_ARRAY_TASK_ID"),
+        array_indices=_array_indices(environ),
+        # Set only inside steps; SLURM_NTASKS is also there in the batch script, where we are alone.
+        step_tasks=_number(environ, "SLURM_STEP_NUM_TASKS") or 1,
+        procid=_number(environ, "SLURM_PROCID") or 0,
+        cpus=_number(environ, "SLURM_CPUS_PER_TASK") or _number(environ, "SLURM_CPUS_ON_NODE"),
+        local_dir=local_dir,
+        facts=facts,
+        started_at_ms=started_at_ms,
+    )
+
+
+def _array_indices(environ: Mapping[str, str]) -> tuple[int, int, int, int] | None:
+    index = _number(environ, "SLURM_ARRAY_TASK_ID")
+    if index is None:
+        return None
+    first = _number(environ, "SLURM_ARRAY_TASK_MIN")
+    last = _number(environ, "SLURM_ARRAY_TASK_MAX")
+    count = _number(environ, "SLURM_ARRAY_TASK_COUNT")
+    if first is None or last is None or count is None:
+        return None
+    return first, last, _number(environ, "SLURM_ARRAY_TASK_STEP") or 1, count
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise BadInput(f"{name}={text} is not a whole number", why="Slurm always sets a number here") from error
+
+
+# --- which part of the work is ours -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Part ``index`` of ``count``.
+
+    A list of manifests has a line per array task: ``position`` of ``positions`` picks it, and only the tasks of
+    a step (``step_index`` of ``step_count``) share it.
+    """
+
+    index: int
+    count: int
+    position: int | None = None
+    positions: int | None = None
+    step_index: int = 0
+    step_count: int = 1
+
+
+def array_shape(allocation: Allocation) -> ArrayShape | None:
+    """Return the shape of the array this task belongs to; None without one, or when its indices are irregular."""
+    if allocation.array_indices is None:
+        return None
+    first, last, step, count = allocation.array_indices
+    shape = ArrayShape(first, max(step, 1), count)
+    return shape if shape.position_of(last) == count - 1 else None  # a list such as 1,2,5 has step 1
+
+
+def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
+    """Return our place; ``frozen`` is the array's shape in run.toml (None: no array was frozen)."""
+    tasks, procid = allocation.step_tasks, allocation.procid
+    if allocation.array_index is None:
+        return ShardPlace(procid, tasks)
+    if frozen is None and array_shape(allocation) is None:
+        raise _irregular(allocation)
+    if frozen is None:
+        raise BadInput(
+            f"array task {allocation.job_id}_{allocation.array_index} cannot join a run that began without an array",
+            why="the first task of a run decides the shards; run.toml says that it took the whole source",
+            fix="badcjobs run … --shard I/N   (I from 0), or another --out for a new run",
+        )
+    position = frozen.position_of(allocation.array_index)
+    if position is None:
+        raise BadInput(
+            f"array index {allocation.array_index} is not part of this run's array {frozen}",
+            why="the first task froze the array's shape in run.toml, so that the shards stay the same",
+            fix=f"sbatch --array={frozen} …   (or a part of it), or use another --out for a new run",
+        )
+    return ShardPlace(position * tasks + procid, frozen.count * tasks, position, frozen.count, procid, tasks)
+
+
+def _irregular(allocation: Allocation) -> BadInput:
+    if allocation.array_indices is None:
+        return BadInput(
+            f"this array task ({allocation.job_id}_{allocation.array_index}) does not know its array's shape",
+            why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
+            fix="badcjobs run … --shard I/N   (I from 0)",
+        )
+    first, last, step, count = allocation.array_indices
+    # Evenly spaced it may be, but a task cannot know it: Slurm says the same of 1,3,5,7 and of 1,2,6,7.
+    apart, rest = divmod(last - first, max(count - 1, 1))
+    same = "" if rest else f"if the steps are even: --array={ArrayShape(first, apart, count)}; "
+    return BadInput(
+        "the indices of this array are a list, whose spacing Slurm hides from its tasks",
+        why="the first task of a run decides the shards from the first index, the step and the count; of a list Slurm"
+        f" tells only that it goes from {first} to {last}, with {count} tasks and a step of {step}",
+        fix=f"sbatch --array=0-{count - 1} …   ({same}later, any of its indices may be submitted again)",
+    )
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+_MIB = 2**20
+# Each kind of request has its variable, in MiB; the second says how many of those there are on this node.
+_REQUESTS = (
+    ("SLURM_MEM_PER_NODE", None),
+    ("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"),
+    ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE"),
+)
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # 2(x3),1: two tasks on each of three nodes, one on the fourth
+
+
+def requested_memory_bytes(facts: Mapping[str, str]) -> int | None:
+    """Return the memory of the first request that was made; None: nobody knows, or all that the node has (--mem=0)."""
+    for size_name, count_name in _REQUESTS:
+        size_mib = _whole_number(facts.get(size_name, ""))
+        if size_mib is not None:
+            many = 1 if count_name is None else _whole_number(facts.get(count_name, ""))
+            return size_mib * _MIB * many if size_mib and many else None
+    return None
+
+
+def own_memory_bytes(facts: Mapping[str, str]) -> int | None:
+    """Return this task's part of the memory that was asked for: the tasks of a step share it on each node."""
+    asked_bytes = requested_memory_bytes(facts)
+    return None if asked_bytes is None else asked_bytes // _tasks_on_this_node(facts)
+
+
+def _tasks_on_this_node(facts: Mapping[str, str]) -> int:
+    """Return how many tasks our step has here; outside of steps, and where nobody says, we are alone."""
+    groups = _TASKS.findall(facts.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    by_node = [int(tasks) for tasks, nodes in groups for _ in range(int(nodes or 1))]
+    node = _whole_number(facts.get("SLURM_NODEID", "")) or 0
+    return max(1, by_node[node]) if node < len(by_node) else 1
+
+
+def _whole_number(text: str) -> int | None:
+    """Read a number; anything else is no reason to end a job, it is only not known then."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+# --- the end of the time ----------------------------------------------------------------------------------------------
+
+END_VARIABLE = "SLURM_JOB_END_TIME"  # set by newer versions of Slurm only
+_LONGEST_S = 100 * 366 * 86_400  # what is further away is no date, but a number that stands for "no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class EndTime:
+    """The instant at which the time is over, and who says so."""
+
+    at_ms: int
+    source: str
+
+
+def end_words(end: EndTime | None, now_ms: int) -> str:
+    """Return which end a task works to and who says so, for its log."""
+    if end is None:
+        return "time: no end is known; working until all is done"
+    at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"time: until {at}, {timedelta(seconds=(end.at_ms - now_ms) // 1000)} from now, says {end.source}"
+
+
+def read_end_variable(facts: Mapping[str, str], now_ms: int) -> EndTime | None:
+    """Return the end that Slurm's variable gives; None where it is not set, or cannot be true any more.
+
+    It is written once, when the job starts: after ``scontrol update TimeLimit=…`` an end in the past is an old one.
+    """
+    seconds = _whole_number(facts.get(END_VARIABLE, ""))
+    at_ms = None if seconds is None else seconds * 1000
+    return EndTime(at_ms, END_VARIABLE) if at_ms is not None and _can_be(at_ms, now_ms) else None
+
+
+def parse_squeue_end(text: str, now_ms: int) -> EndTime | None:
+    """Read the output of ``squeue -h -o %e``; None where it names no end: NONE, Unknown, N/A, or nothing at all.
+
+    Epoch seconds or a local date. Of several lines (a heterogeneous job, a banner) the earliest end counts.
+    """
+    ends = [at_ms for line in text.splitlines() if (at_ms := _instant_ms(line.strip())) is not None]
+    known = [at_ms for at_ms in ends if _can_be(at_ms, now_ms)]
+    return EndTime(min(known), "squeue") if known else None
+
+
+def squeue_question(allocation: Allocation) -> list[str]:
+    """Return the command that asks for our end alone: an array's own number would name all its tasks."""
+    index = "" if allocation.array_index is None else f"_{allocation.array_index}"
+    return ["squeue", "-h", "-j", f"{allocation.job_id}{index}", "-o", "%e"]
+
+
+def _instant_ms(text: str) -> int | None:
+    if (seconds := _whole_number(text)) is not None:
+        return seconds * 1000
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000) if "T" in text else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _can_be(at_ms: int, now_ms: int) -> bool:
+    return now_ms < at_ms <= now_ms + _LONGEST_S * 1000

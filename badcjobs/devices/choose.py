@@ -1,0 +1,130 @@
+"""Pick the reader: a recording or simulated devices where someone asked for them, else the first that works here.
+
+NVML comes first. Where its library cannot be used, ``nvidia-smi``; where there is no NVIDIA driver at all, AMD's
+``amdsmi``. Intel GPUs are not read: no detector we start runs on them. Opening never fails for want of a GPU; that
+answer comes from ``inventory``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from badcjobs.devices.simulated import SimulationScript, parse_script
+from badcjobs.errors import BadInput
+from badcjobs.model import InventoryDevice, StandIn
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
+
+
+class NothingReader:
+    """Reads nothing; ``why`` tells what was tried."""
+
+    backend = "none"
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def inventory(self) -> Sequence[InventoryDevice]:
+        raise ReaderUnavailable(self.why)
+
+    def read(self, uuid: str) -> NoReturn:
+        raise DeviceUnreadable(self.why)
+
+    def force_full_read(self) -> None:
+        """Do nothing: every reading is a whole one."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+# Readers are imported where they are chosen: the recorder lives beside other people's work and shall be small.
+
+
+def open_reader(
+    stand_in: StandIn, clock: Clock, started_at_ms: int, search_path: str | None, *, machine: Path = Path("/")
+) -> GpuReader:
+    """Return the reader for this run; its ``why`` tells why it is this one.
+
+    ``search_path`` is where programs such as nvidia-smi are looked for, ``machine`` where /sys lies. Raises only
+    BadInput, for a stand-in that cannot be used; NVML is started at most once.
+    """
+    if stand_in.replay is not None:
+        if stand_in.simulate is not None:
+            raise BadInput(
+                "both a recording to replay and simulated devices were asked for",
+                why="either takes the place of this machine's devices",
+                fix=f"--replay {stand_in.replay}   (without --simulate)",
+            )
+        from badcjobs.devices.replay import ReplayReader
+
+        return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
+    script = None if stand_in.script is None else load_script(Path(stand_in.script))
+    if stand_in.simulate is not None:
+        from badcjobs.devices.simulated import SimulatedReader
+
+        ledger = None if stand_in.ledger is None else Path(stand_in.ledger)
+        return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
+    if script is not None:
+        raise BadInput(
+            "a simulation script was given, but no number of simulated devices",
+            why="the script describes devices; how many there are is said by --simulate",
+            fix=f"--simulate {max((device.index for device in script.devices), default=0) + 1}",
+        )
+    return _first_that_works(clock, search_path, machine)
+
+
+def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> GpuReader:
+    from badcjobs.devices.dcgm import DcgmReader
+    from badcjobs.devices.nvml import NvmlReader
+    from badcjobs.devices.programs import find_program
+
+    nvml = DcgmReader(NvmlReader(clock), find_program("dcgmi", search_path), clock)
+    no_nvml = _why_not(nvml)
+    if no_nvml is None:
+        return nvml
+    tried = [no_nvml]
+    program = find_program("nvidia-smi", search_path)
+    if program is None:
+        tried.append("no nvidia-smi on PATH")
+    else:
+        from badcjobs.devices.nvidia_smi import NvidiaSmiReader
+
+        smi = NvidiaSmiReader(program, clock, why=f"nvidia-smi works here and NVML does not: {no_nvml}")
+        if (no_smi := _why_not(smi)) is None:
+            return smi
+        tried.append(no_smi)
+    from badcjobs.devices.amd import AmdReader
+
+    amd = AmdReader(clock, machine=machine, why="; ".join([*tried, "amdsmi works"]))
+    if (no_amd := _why_not(amd)) is None:
+        return amd
+    return NothingReader("; ".join([*tried, no_amd]))
+
+
+def _why_not(reader: GpuReader) -> str | None:
+    """Return why this reader does not work here, and close it; None: it does, and is open."""
+    try:
+        reader.inventory()
+    except ReaderUnavailable as error:
+        reader.close()
+        return str(error)
+    except Exception as error:  # broad: a driver gone mad must not keep a task from its work
+        reader.close()
+        return f"{reader.backend} does not work: {error!r}"
+    return None
+
+
+def load_script(path: Path) -> SimulationScript:
+    """Read a simulation script from a TOML file."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"the simulation script {path} cannot be read", why=error.strerror) from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise BadInput(f"the simulation script {path} is not TOML", why=str(error)) from error
+    return parse_script(document, str(path))

@@ -1,0 +1,184 @@
+"""Looks at devices: which are ours, who reads them, and how each fares now. What ``badcjobs gpus`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from badcjobs.devices.allocation import parse_allocation
+from badcjobs.devices.choose import open_reader
+from badcjobs.devices.visibility import Grant, as_device, resolve_devices
+from badcjobs.model import Device, InventoryDevice, ProcessReading, Reading, StandIn
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process on a device; None: nobody told, or it is not to be seen from here."""
+
+    pid: int
+    user: str | None
+    program: str | None
+    memory_used_bytes: int | None
+
+
+def name_processes(readings: Sequence[ProcessReading]) -> tuple[DeviceProcess, ...]:
+    """Return the processes with their names; pids are the host's, so inside a container they may be nobody's."""
+    return tuple(DeviceProcess(r.pid, *_who(r.pid), r.memory_used_bytes) for r in readings)
+
+
+def _who(pid: int) -> tuple[str | None, str | None]:
+    import psutil  # for the few who ask for processes
+
+    try:
+        process = psutil.Process(pid)
+        return process.username(), process.name()
+    except (psutil.Error, OSError, ValueError):  # gone, in another namespace, or no pid at all
+        return None, None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNow:
+    """A device and its state at this moment; None where nobody knows."""
+
+    index: int | None
+    uuid: str | None
+    token: str | None
+    name: str | None
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    utilization_percent: int | None
+    temperature_c: int | None
+    power_w: float | None
+    score: float | None
+    backend: str
+    granted: bool
+    why: str
+    pin: str | None = None  # what shows it alone to a program; None: it is not ours
+    vendor: str = "nvidia"
+    parent_uuid: str | None = None  # of a MIG slice: its card
+    trouble: str | None = None  # why it gives no reading at all
+    missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
+    processes: tuple[DeviceProcess, ...] | None = None  # None: not asked for, or not told
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Devices, why these, and who reads them."""
+
+    devices: tuple[DeviceNow, ...]
+    why: str
+    backend: str = "none"
+    backend_why: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document of ``badcjobs gpus --json``."""
+        return {**asdict(self), "devices": [asdict(device) for device in self.devices]}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDevices:
+    """A reader at work, what it found on this machine, and what of it is ours."""
+
+    reader: GpuReader
+    inventory: tuple[InventoryDevice, ...]
+    grant: Grant
+    trouble: str | None  # why nothing can be read here
+
+    @property
+    def backend_why(self) -> str:
+        """Why this reader, or why none."""
+        return self.trouble or str(getattr(self.reader, "why", ""))
+
+    def now(self) -> list[DeviceNow]:
+        """Read the devices that are ours."""
+        return [_now(device, self.reader) for device in self.grant.devices]
+
+
+@contextmanager
+def open_devices(
+    environ: Mapping[str, str], clock: Clock, stand_in: StandIn, *, in_slurm: bool, started_at_ms: int | None = None
+) -> Iterator[OpenedDevices]:
+    """Find a reader and our devices; simulated ones live since ``started_at_ms``, or from now on."""
+    start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
+    reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"))
+    try:
+        inventory, trouble = _ask_for_inventory(reader)
+        yield OpenedDevices(reader, inventory or (), resolve_devices(environ, inventory, in_slurm=in_slurm), trouble)
+    finally:
+        reader.close()
+
+
+def _ask_for_inventory(reader: GpuReader) -> tuple[tuple[InventoryDevice, ...] | None, str | None]:
+    try:
+        return tuple(reader.inventory()), None
+    except ReaderUnavailable as error:
+        return None, str(error)
+
+
+def list_granted(
+    environ: Mapping[str, str], clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
+) -> Listing:
+    """Return the devices that this process may use, or (``everything``) all there are, with their processes."""
+    in_slurm = parse_allocation(environ, hostname="", pid=0, started_at_ms=0).in_slurm
+    with open_devices(environ, clock, stand_in or StandIn(), in_slurm=in_slurm) as opened:
+        devices = [_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
+        if everything:
+            others = _others(opened.grant, opened.inventory)
+            devices += [_now(device, opened.reader, granted=False, processes=True) for device in others]
+        why = opened.grant.why + (f"; {opened.trouble}" if opened.trouble else "")
+        backend = "none" if opened.trouble else opened.reader.backend
+        return Listing(tuple(devices), why, backend, opened.backend_why)
+
+
+def _others(grant: Grant, inventory: Sequence[InventoryDevice]) -> list[Device]:
+    mine = {device.uuid for device in grant.devices}
+    cut = {d.parent_uuid for d in inventory}
+    cut_why, other_why = "in MIG mode: its slices are the devices", "not granted to this task"
+    others = [device for device in inventory if device.uuid not in mine]
+    return [as_device("", device, cut_why if device.uuid in cut else other_why) for device in others]
+
+
+def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
+    reading, trouble = _read(device, reader)
+    total, used = device.memory_total_bytes, reading.memory_used_bytes
+    free = None if total is None or used is None else max(0, total - used - device.memory_reserved_bytes)
+    return DeviceNow(
+        index=device.index,
+        uuid=device.uuid,
+        token=device.token or None,
+        name=device.name,
+        memory_total_bytes=total,
+        memory_free_bytes=free,
+        utilization_percent=reading.utilization_percent,
+        temperature_c=reading.temperature_c,
+        power_w=reading.power_w,
+        score=score_of(free, total, reading.utilization_percent),
+        backend=device.backend,
+        granted=granted,
+        why=device.why,
+        pin=device.pin if granted else None,
+        vendor=device.vendor,
+        parent_uuid=device.parent_uuid,
+        trouble=trouble,
+        missing=dict(reading.missing),
+        processes=name_processes(reading.processes) if processes and reading.processes is not None else None,
+    )
+
+
+def _read(device: Device, reader: GpuReader) -> tuple[Reading, str | None]:
+    """Return a reading, or an empty one and the reason."""
+    if device.uuid is None:
+        return Reading(), "nothing here can read it"
+    try:
+        return reader.read(device.uuid), None
+    except DeviceUnreadable as error:
+        return Reading(), str(error)
+
+
+def score_of(free_bytes: int | None, total_bytes: int | None, utilization_percent: int | None) -> float | None:
+    """Return how good a device is to take: 0.6 · free memory + 0.4 · idleness, 0 to 1; None when unknown."""
+    if free_bytes is None or not total_bytes or utilization_percent is None:
+        return None
+    return round(0.6 * free_bytes / total_bytes + 0.4 * (1 - utilization_percent / 100), 4)

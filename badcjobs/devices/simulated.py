@@ -1,0 +1,287 @@
+"""Devices that do not exist, for demos, tests and rehearsals on a laptop.
+
+Everything is a pure function of the device's index and the seconds since the start, so that two processes that
+agree on the start see the same devices, and a second run shows the same numbers as the first. A reader remembers
+only when it last read a device, so as to report each fault once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import cos, pi, sin
+from pathlib import Path
+from typing import Any
+
+from badcjobs.errors import BadInput
+from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
+from badcjobs.seams import Clock, DeviceUnreadable
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """One device of the simulation; the fields are the keys of the script."""
+
+    index: int
+    load: tuple[tuple[float, float], ...] | None = None  # (from_s, percent), in order; None: the wave
+    lost_at_s: float | None = None
+    back_at_s: float | None = None
+    unsupported: tuple[str, ...] = ()
+    name: str = "Simulated GPU"
+    memory_total_mib: int = 16 * 1024
+    slowdown_c: int | None = None
+    processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: it does not list them
+    fault: tuple[tuple[float, str], ...] = ()  # (at_s, what it reports)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationScript:
+    """The devices that differ from the default."""
+
+    devices: tuple[SimulatedDevice, ...] = ()
+
+
+def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> SimulationScript:
+    """Understand a script; raise BadInput that names every mistake at once."""
+    tables = document.get("device", [])
+    mistakes = [f"unknown key {key!r}; only [[device]] tables are known" for key in document if key != "device"]
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        mistakes.append("'device' is not a list of tables: write [[device]] above each device")
+        tables = []
+    for number, table in enumerate(tables, start=1):
+        mistakes += [f"device table {number}: {mistake}" for mistake in _find_mistakes(table)]
+    indices = [table["index"] for table in tables if _is_count(table.get("index"), 0)]
+    mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
+    if mistakes:
+        raise BadInput(f"{source} has {len(mistakes)} mistake(s)", why="\n".join(mistakes))
+    return SimulationScript(tuple(_build_device(table) for table in tables))
+
+
+def _build_device(table: Mapping[str, Any]) -> SimulatedDevice:
+    values = dict(table)
+    if "load" in values:
+        values["load"] = tuple((float(from_s), float(percent)) for from_s, percent in values["load"])
+    values["unsupported"] = tuple(values.get("unsupported", ()))
+    if "processes" in values:
+        values["processes"] = tuple((pid, mib) for pid, mib in values["processes"])
+    values["fault"] = tuple((float(at_s), text) for at_s, text in values.get("fault", ()))
+    return SimulatedDevice(**values)
+
+
+def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
+    if "index" not in table:
+        yield "'index' is missing"
+    for key, value in table.items():
+        if key not in _EXPECTED:
+            yield f"unknown key {key!r}; known are {', '.join(_EXPECTED)}"
+        elif not _EXPECTED[key][0](value):
+            yield f"{key} = {value!r} is not {_EXPECTED[key][1]}"
+    lost_at_s: Any = table.get("lost_at_s")
+    back_at_s: Any = table.get("back_at_s")
+    if _is_number(back_at_s) and not (_is_number(lost_at_s) and lost_at_s < back_at_s):
+        yield "'back_at_s' needs an earlier 'lost_at_s'"
+
+
+def _is_number(value: Any, low: float = 0, high: float = float("inf")) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_count(value: Any, low: int) -> bool:
+    return isinstance(value, int) and _is_number(value, low)
+
+
+def _is_pairs(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+
+
+def _is_load(value: Any) -> bool:
+    if not _is_pairs(value):
+        return False
+    numbers = all(_is_number(from_s) and _is_number(percent, 0, 100) for from_s, percent in value)
+    return numbers and all(earlier[0] < later[0] for earlier, later in pairwise(value))
+
+
+def _is_processes(value: Any) -> bool:
+    return _is_pairs(value) and all(_is_count(pid, 1) and _is_count(mib, 0) for pid, mib in value)
+
+
+def _is_faults(value: Any) -> bool:
+    return _is_pairs(value) and all(_is_number(at_s) and isinstance(text, str) and text for at_s, text in value)
+
+
+def _is_metrics(value: object) -> bool:
+    return isinstance(value, list) and all(name in METRICS for name in value)
+
+
+_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "index": (lambda value: _is_count(value, 0), "a whole number from 0"),
+    "load": (_is_load, "a list of [from_s, percent] in order of time, with percent from 0 to 100"),
+    "lost_at_s": (_is_number, "a number of seconds"),
+    "back_at_s": (_is_number, "a number of seconds"),
+    "unsupported": (_is_metrics, f"a list of metrics out of {', '.join(METRICS)}"),
+    "name": (lambda value: isinstance(value, str), "a text"),
+    "memory_total_mib": (lambda value: _is_count(value, 1), "a whole number of MiB"),
+    "slowdown_c": (lambda value: _is_count(value, 1), "a whole number of °C"),
+    "processes": (_is_processes, "a list of [pid, MiB]"),
+    "fault": (_is_faults, 'a list of [at_s, "what it reports"]'),
+}
+
+
+# --- the memory that programs pretend to use --------------------------------------------------------------------------
+
+
+def pretended_bytes(folder: Path, uuid: str, *, besides: int | None = None) -> int:
+    """Return what living processes have of a device, as their files ``<uuid>.<pid>`` say; ``besides``: but this one."""
+    return sum(_held_by(file) for file in folder.glob(f"{uuid}.*") if file.name != f"{uuid}.{besides}")
+
+
+def _held_by(file: Path) -> int:
+    """Return what a process has; what it had is free when it ends, also where its parent has not waited for it yet."""
+    try:
+        status = Path("/proc", file.name.rpartition(".")[2], "stat").read_text(encoding="ascii", errors="replace")
+        text = file.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() and status.rpartition(")")[2].split()[0] not in "ZX" else 0
+
+
+# --- the reader ------------------------------------------------------------------------------------------------------
+
+IDLE_W, FULL_W, LIMIT_W = 50.0, 280.0, 300.0  # full load stays below 95 % of the limit, where alerts begin
+
+_WAVE_MEAN, _WAVE_SWING = 80.0, 15.0  # percent
+_WAVE_RAD_PER_S = 2 * pi / 60
+_PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of that
+_GPU_IDLE = 0x1  # NVML's clock event reason of a device with nothing to do
+
+
+class SimulatedReader:
+    """Reads ``count`` simulated devices; ``script`` tells which of them behave in their own way."""
+
+    backend = "simulated"
+
+    def __init__(
+        self,
+        count: int,
+        script: SimulationScript | None = None,
+        *,
+        clock: Clock,
+        started_at_ms: int,
+        ledger: Path | None = None,
+    ) -> None:
+        scripted = {device.index: device for device in (script.devices if script else ())}
+        strangers = [str(index) for index in scripted if index >= count]
+        if strangers:
+            raise BadInput(
+                f"the simulation script speaks of device {', '.join(strangers)}",
+                why=f"{count} devices are simulated, counted from 0",
+                fix=f"--simulate {max(scripted) + 1}",
+            )
+        self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
+        self._clock = clock
+        self._started_at_ms = started_at_ms
+        self._ledger = ledger  # a folder; None: memory follows the load
+        self._read_at_s = dict.fromkeys(self._devices, self._now_s())
+        self.why = f"{count} simulated devices were asked for" + (", with a script" if script else "")
+
+    def inventory(self) -> Sequence[InventoryDevice]:
+        """List all devices, lost ones too: the simulation knows them without asking."""
+        return [
+            InventoryDevice(
+                index=device.index,
+                uuid=uuid,
+                name=device.name,
+                backend=self.backend,
+                memory_total_bytes=device.memory_total_mib * 2**20,
+                power_limit_w=LIMIT_W,
+                slowdown_c=device.slowdown_c,
+            )
+            for uuid, device in self._devices.items()
+        ]
+
+    def read(self, uuid: str) -> Reading:
+        device = self._devices.get(uuid)
+        if device is None:
+            raise DeviceUnreadable(f"no simulated device {uuid}")
+        at_s = self._now_s()
+        if is_lost(device, at_s):
+            raise DeviceUnreadable("GPU is lost (simulated)")
+        since_s, self._read_at_s[uuid] = self._read_at_s[uuid], at_s
+        reading = replace(reading_at(device, at_s), faults=faults_between(device, since_s, at_s))
+        if self._ledger is None or reading.memory_used_bytes is None:
+            return reading
+        return replace(reading, memory_used_bytes=pretended_bytes(self._ledger, uuid))
+
+    def force_full_read(self) -> None:
+        """Do nothing: every reading is a whole one."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+    def _now_s(self) -> float:
+        return max(0, self._clock.now_ms() - self._started_at_ms) / 1000
+
+
+def simulated_uuid(index: int) -> str:
+    """Return the UUID that the device of this index has on every machine."""
+    return f"GPU-51a0d000-0000-4000-8000-{index:012d}"
+
+
+def is_lost(device: SimulatedDevice, at_s: float) -> bool:
+    """Say whether the script has taken the device away at this moment."""
+    if device.lost_at_s is None or at_s < device.lost_at_s:
+        return False
+    return device.back_at_s is None or at_s < device.back_at_s
+
+
+def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
+    """Derive every metric from the load; the ones that the script calls unsupported are None."""
+    load = load_at(device, at_s)
+    reading = Reading(
+        utilization_percent=round(load),
+        memory_utilization_percent=round(load / 2),
+        memory_used_bytes=round(device.memory_total_mib * 2**20 * (0.05 + 0.005 * load)),
+        temperature_c=round(35 + 0.45 * load),
+        power_w=IDLE_W + (FULL_W - IDLE_W) * load / 100,
+        energy_j=IDLE_W * at_s + (FULL_W - IDLE_W) * load_integral(device, at_s) / 100,
+        sm_clock_mhz=round(345 + 16 * load),
+        memory_clock_mhz=1593 if load else 405,
+        throttle_reasons=0 if load else _GPU_IDLE,
+        sm_activity_percent=0.9 * load,
+        sm_occupancy_percent=0.5 * load,
+        busy_percent=float(load),
+        pcie_rx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 100),
+        pcie_tx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 1000),
+        sources={"busy_percent": "simulated"},
+        processes=_processes(device),
+    )
+    missing = dict.fromkeys(device.unsupported, "Not Supported (simulated)")
+    nothing: dict[str, Any] = dict.fromkeys(device.unsupported)
+    return replace(reading, **nothing, missing=missing)
+
+
+def faults_between(device: SimulatedDevice, since_s: float, until_s: float) -> tuple[str, ...]:
+    """Return what the script lets the device report in this stretch, its end excluded."""
+    return tuple(text for at_s, text in device.fault if since_s <= at_s < until_s)
+
+
+def _processes(device: SimulatedDevice) -> tuple[ProcessReading, ...] | None:
+    if device.processes is None:
+        return None
+    return tuple(ProcessReading(pid, mib * 2**20) for pid, mib in device.processes)
+
+
+def load_at(device: SimulatedDevice, at_s: float) -> float:
+    """Return the load in percent: the script's step, or else the wave."""
+    if device.load is None:
+        return _WAVE_MEAN + _WAVE_SWING * sin(_WAVE_RAD_PER_S * at_s + device.index)
+    return next((percent for from_s, percent in reversed(device.load) if from_s <= at_s), 0.0)
+
+
+def load_integral(device: SimulatedDevice, at_s: float) -> float:
+    """Return the integral of ``load_at`` from 0 to now, in percent·seconds, without summing up samples."""
+    if device.load is None:
+        swing = (cos(device.index) - cos(_WAVE_RAD_PER_S * at_s + device.index)) / _WAVE_RAD_PER_S
+        return _WAVE_MEAN * at_s + _WAVE_SWING * swing
+    past = [(from_s, percent) for from_s, percent in device.load if from_s < at_s]
+    return sum(percent * (until_s - from_s) for (from_s, percent), (until_s, _) in pairwise([*past, (at_s, 0.0)]))

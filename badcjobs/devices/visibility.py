@@ -1,0 +1,275 @@
+"""Which devices are ours: CUDA_VISIBLE_DEVICES and its relatives, read as CUDA and ROCm read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from badcjobs.model import Device, InventoryDevice
+
+_NONE = ("", "-1", "NoDevFiles")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The devices of this task, in the order of their tokens, and the reason in words."""
+
+    devices: tuple[Device, ...]
+    why: str
+
+
+def grants_nothing(value: str) -> bool:
+    """Say whether this value of a variable is a way to write: no device."""
+    return value.strip() in _NONE
+
+
+def split_tokens(value: str) -> list[str]:
+    """Return the tokens of a list, without the blanks around them."""
+    return [token.strip() for token in value.split(",")]
+
+
+def as_device(token: str, found: InventoryDevice, why: str) -> Device:
+    """Return a device of the inventory as one that is ours, or (without a token) as one that is not."""
+    facts = asdict(found)
+    del facts["slice"]
+    return Device(token, why, **facts)
+
+
+def resolve_devices(
+    environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool
+) -> Grant:
+    """Map the visible tokens to devices; ``inventory`` is None when no reader works here."""
+    amd = _is_amd(environ, inventory)
+    variable = ROCR if amd else VARIABLE
+    grant = _by_list(environ, inventory, amd=amd) or _without_list(variable, inventory, in_slurm=in_slurm)
+    remarks = explain(environ, visible=environ.get(variable), devices=len(grant.devices))
+    return Grant(grant.devices, "; ".join([grant.why, *remarks]))
+
+
+def _is_amd(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> bool:
+    if inventory:
+        return inventory[0].vendor == "amd"
+    # Where Slurm was told nothing about its cards, it sets the lists of all vendors: CUDA's is the likelier truth.
+    return VARIABLE not in environ and (ROCR in environ or HIP in environ)
+
+
+def _by_list(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None, *, amd: bool) -> Grant | None:
+    if amd:
+        return read_rocm_lists(environ, inventory)
+    value = environ.get(VARIABLE)
+    return None if value is None else read_cuda_list(value, inventory)
+
+
+def _without_list(variable: str, inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool) -> Grant:
+    if in_slurm:
+        return Grant((), f"inside a Slurm job and {variable} is not set: Slurm granted no GPU")
+    if not inventory:
+        return Grant((), "no GPU was found on this machine")
+    why = f"{variable} is not set, outside Slurm: all devices"
+    devices = (as_device(own_token(d), d, f"{_whereabouts(d)}; {why}") for d in usable(inventory))
+    return Grant(tuple(devices), f"{variable} is not set and this is no Slurm job: all devices of the machine")
+
+
+def _whereabouts(device: InventoryDevice) -> str:
+    if device.parent_uuid is None:
+        return f"index {device.index} → {device.uuid}"
+    return f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
+
+
+# --- CUDA's list ------------------------------------------------------------------------------------------------------
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+# Seen on a real driver (580): 00, +0 and 0abc are index 0; GPU-D9CE finds GPU-d9ce…, but gpu-d9ce and GPU- do not.
+_INDEX = re.compile(r"\+?[0-9]+")
+_UUID = re.compile(r"(GPU|MIG)-.")
+_OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")  # drivers before 470 know slices by these names alone
+
+_BLIND_TO_SLICES = "nvidia-smi"  # this backend lists cards only
+
+
+def read_cuda_list(value: str, inventory: Sequence[InventoryDevice] | None) -> Grant:
+    """Return what a value of CUDA_VISIBLE_DEVICES grants; ``inventory`` is None when no reader works here."""
+    if grants_nothing(value):
+        return Grant((), f"{VARIABLE}={value!r} grants no device")
+    tokens = split_tokens(value)
+    return _unread(tokens, value) if inventory is None else _match(tokens, inventory, value)
+
+
+def usable(inventory: Sequence[InventoryDevice]) -> list[InventoryDevice]:
+    """Return what programs can work on: the slices of a card in MIG mode, and every other card."""
+    cut = {device.parent_uuid for device in inventory}
+    return [device for device in inventory if device.uuid not in cut]
+
+
+def own_token(device: InventoryDevice) -> str:
+    """Return the token that names this device alone: a card by its index, a slice by its UUID or its old name."""
+    if device.parent_uuid is None:
+        return str(device.index)
+    return device.uuid if device.slice is None else f"MIG-{device.parent_uuid}/{device.slice}"
+
+
+def _unread(tokens: Sequence[str], value: str) -> Grant:
+    found: list[Device] = []
+    for token in tokens:
+        if not _same_kind(token, tokens[0]):
+            break  # CUDA stops at the first token that is no device
+        if any(_plain(token) == _plain(device.token) for device in found):
+            return _repeated(token, value)
+        found.append(Device(token, f"token {token}, from {VARIABLE}={value}; no driver library to look it up"))
+    return Grant(tuple(found), f"{VARIABLE}={value}; the devices cannot be read here, so tokens are used as they are")
+
+
+def _match(tokens: Sequence[str], inventory: Sequence[InventoryDevice], value: str) -> Grant:
+    found: list[Device] = []
+    for token in tokens:
+        device = _look_up(token, inventory) if _same_kind(token, tokens[0]) else None
+        if device is None:
+            rest = f"stops at {token!r}, which is no device here (CUDA stops there too)"
+            return Grant(tuple(found), f"{VARIABLE}={value} {rest}")
+        if any(_identity(device) == _identity(other) for other in found):
+            return _repeated(token, value)
+        found.append(device)
+    return Grant(tuple(found), f"{VARIABLE}={value}")
+
+
+def _look_up(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
+    found = _find(token, inventory)
+    if found is None:
+        return _unseen_slice(token, inventory)
+    way = f"token {token} → index {found.index} → {found.uuid}"
+    first_slice = next((device for device in inventory if device.parent_uuid == found.uuid), None)
+    if first_slice is None:
+        return as_device(token, found, f"{way}, from {VARIABLE}")
+    return as_device(token, first_slice, f"{way}, in MIG mode: its first slice → {first_slice.uuid}, from {VARIABLE}")
+
+
+def _unseen_slice(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
+    """Return a slice that the reader cannot know: it is granted all the same, and pinned by its token."""
+    blind = bool(inventory) and all(device.backend == _BLIND_TO_SLICES for device in inventory)
+    if not blind or not token.startswith("MIG-"):
+        return None
+    return Device(token, f"token {token}, from {VARIABLE}; {_BLIND_TO_SLICES} lists cards, not their slices")
+
+
+def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice | None:
+    if number := _INDEX.match(token):
+        # A card stands before its slices, which have its index too.
+        return next((device for device in inventory if device.index == int(number[0])), None)
+    if old := _OLD_SLICE.fullmatch(token):
+        cards, cut = old[1].lower(), f"{old[2]}/{old[3]}"
+        by_name = [d for d in inventory if d.slice == cut and (d.parent_uuid or "").lower().startswith(cards)]
+        return by_name[0] if len(by_name) == 1 else None
+    kind, rest = token[:4], token[4:].lower()
+    matches = [
+        device for device in inventory if device.uuid.startswith(kind) and device.uuid[4:].lower().startswith(rest)
+    ]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _repeated(token: str, value: str) -> Grant:
+    return Grant((), f"{VARIABLE}={value} names {token} twice: CUDA then shows no device at all")
+
+
+def _same_kind(token: str, first: str) -> bool:
+    """Say whether a token can stand in this list: the first one decides between indices and UUIDs."""
+    if _INDEX.match(first):
+        return _INDEX.match(token) is not None
+    return _UUID.match(first) is not None and _UUID.match(token) is not None
+
+
+def _identity(device: Device) -> str:
+    return device.uuid or _plain(device.token)
+
+
+def _plain(token: str) -> str:
+    """Return a token in its simplest form: 1 for +01."""
+    number = _INDEX.match(token)
+    return str(int(number[0])) if number else token.lower()
+
+
+# --- ROCm's lists -----------------------------------------------------------------------------------------------------
+
+ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+
+
+def read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> Grant | None:
+    """Return what the variables grant, None when none of them is set; ``inventory`` is None without a reader."""
+    hip = HIP if HIP in environ else CUDA
+    grant: Grant | None = None
+    pool = None if inventory is None else [as_device(str(d.index), d, "") for d in inventory]
+    if ROCR in environ:
+        grant = _narrow(ROCR, environ[ROCR], pool)
+        pool = list(grant.devices)
+    if hip in environ:
+        before = "" if grant is None else f"{grant.why}; "
+        inner = _narrow(hip, environ[hip], pool, counts_places=grant is not None)
+        grant = Grant(inner.devices, before + inner.why)
+    return grant
+
+
+def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, counts_places: bool = False) -> Grant:
+    """Return the devices of the pool that a list names; ``counts_places``: its numbers are places in the pool."""
+    if grants_nothing(value):
+        return Grant((), f"{variable}={value!r} grants no device")
+    found: list[Device] = []
+    for token in split_tokens(value):
+        device = _find_in_pool(token, variable, pool, counts_places=counts_places)
+        repeated = device is not None and any(_name(device).upper() == _name(other).upper() for other in found)
+        if repeated and variable != ROCR:
+            continue
+        if device is None or repeated:
+            what = "was named before" if repeated else "is no device here"
+            return Grant(tuple(found), f"{variable}={value} stops at {token!r}, which {what}")
+        found.append(device)
+    return Grant(tuple(found), f"{variable}={value}")
+
+
+def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, counts_places: bool) -> Device | None:
+    number = int(token) if token.isascii() and token.isdecimal() else None
+    is_uuid = len(token) > 4 and token.upper().startswith("GPU-")
+    if pool is None:
+        way = f"token {token}, from {variable}; nothing here can look it up"
+        return Device(token, way, vendor="amd") if number is not None or is_uuid else None
+    if number is not None and counts_places:
+        chosen = [pool[number]] if number < len(pool) else []
+    elif number is not None:
+        chosen = [device for device in pool if device.index == number]
+    else:
+        chosen = [device for device in pool if is_uuid and _name(device).upper().startswith(token.upper())]
+    return _explained(chosen[0], token, variable) if len(chosen) == 1 else None
+
+
+def _explained(device: Device, token: str, variable: str) -> Device:
+    if device.why:  # ROCR has said where it is
+        return replace(device, why=f"token {token} of {variable} → {device.why}")
+    return replace(device, token=token, why=f"token {token} → index {device.index} → {device.uuid}, from {variable}")
+
+
+def _name(device: Device) -> str:
+    return device.uuid or device.token
+
+
+# --- what Slurm and containers say beside it --------------------------------------------------------------------------
+
+_SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the nearer one first
+_ON_NODE = "SLURM_GPUS_ON_NODE"
+_CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+
+
+def explain(environ: Mapping[str, str], *, visible: str | None, devices: int) -> list[str]:
+    """Return remarks on a grant of so many devices through the list ``visible`` (None: there is no list)."""
+    remarks = []
+    name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
+    if name is not None and not devices:
+        remarks.append(f"{name} says {environ[name]}, but nothing was granted to this step")
+    elif name is not None and environ[name] != visible:
+        remarks.append(f"Slurm's own list ({name}={environ[name]}) is physical numbering")
+    many = environ.get(_ON_NODE, "")
+    if many and many != str(devices):  # never a number for certain: typed GPUs are counted as a100:1
+        remarks.append(f"{_ON_NODE}={many} counts the whole step on this node")
+    shown = environ.get(_CONTAINER)
+    if shown is not None and not (devices and shown == "all"):  # the images of CUDA set it to all
+        remarks.append(f"{_CONTAINER}={shown} speaks to container runtimes and grants nothing")
+    return remarks

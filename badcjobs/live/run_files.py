@@ -1,0 +1,283 @@
+"""The published databases of a run, each read again only when it has changed, and what each of them said last."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from badcjobs.errors import BadcjobsError, DatabaseProblem
+from badcjobs.model import CutShort
+from badcjobs.paths import RunFolder
+from badcjobs.report.progress import tells_of_a_kill
+from badcjobs.seams import Clock
+from badcjobs.settings import FrozenRun
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.store.read_tasks import read_tasks
+from badcjobs.store.run_lock import lock_in
+from badcjobs.store.slurm_ends import end_beside, read_end_beside
+from badcjobs.store.submission_record import (
+    file_in,
+    find_cut_short,
+    intent_in,
+    is_emulation_over,
+    read_record,
+    rows_in,
+)
+
+_ENDED_IS_LOOKED_AT_EVERY_MS = 60_000  # a task that has ended publishes nothing more
+
+Mark = tuple[int, int, int]
+
+
+def mark_of(status: os.stat_result) -> Mark:
+    """Return what is another thing once a file was replaced."""
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def mark_at(path: Path) -> Mark | None:
+    """Return the mark of a file; None: there is none."""
+    try:
+        return mark_of(path.stat())
+    except OSError:
+        return None
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a path ends outside a folder, by whatever links."""
+    try:
+        return not path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # links that lead in a circle
+        return True
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a file said when it was last read."""
+
+    mark: Mark
+    tasks: tuple[TaskFacts, ...]
+    looked_at_ms: int
+    end_mark: Mark | None = None  # of the record of its end that was read
+
+    @property
+    def ended(self) -> bool:
+        return all(not task.alive for task in self.tasks)
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """The databases of a run folder, or one of them alone (``only``).
+
+    ``confined``: of the run folder, no link is followed that leads out of it.
+    """
+
+    folder: RunFolder
+    only: Path | None
+    clock: Clock
+    confined: bool = False
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _troubles: dict[str, str] = field(default_factory=dict)
+    _records: set[str] = field(default_factory=set)  # names of files in which somebody says how a task ended
+
+    @property
+    def tasks(self) -> list[TaskFacts]:
+        """Every attempt that any file told of."""
+        return [task for seen in self._seen.values() for task in seen.tasks]
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why some files could not be read."""
+        outside = [_not_followed("tasks")] if self.only is None and self.strays(self.folder.tasks) else []
+        return outside + [self._troubles[name] for name in sorted(self._troubles)]
+
+    def read_changes(self, now_ms: int, until_s: float) -> int:
+        """Read what has changed, as far as there is time; return how many files were never read yet."""
+        found = self.find()
+        for name in self._seen.keys() - found.keys():
+            del self._seen[name]
+        self._troubles = {name: words for name, words in self._troubles.items() if name in found}
+        for number, name in enumerate(sorted(found, key=self._looked_at_ms)):  # so that each has its turn
+            if number and self.clock.monotonic_s() >= until_s:
+                break
+            seen, path = self._seen.get(name), found[name]
+            if seen and seen.ended and now_ms - seen.looked_at_ms < _ENDED_IS_LOOKED_AT_EVERY_MS:
+                continue
+            try:
+                self._read(name, path, now_ms, found)
+            except FileNotFoundError:
+                continue  # gone since the folder was listed: the next look knows
+            except (OSError, BadcjobsError) as error:
+                self._troubles[name] = error.what if isinstance(error, BadcjobsError) else f"{name}: {error}"
+        return len(found.keys() - self._seen.keys() - self._troubles.keys())
+
+    def find(self) -> dict[str, Path]:
+        """Return the databases that there are now, by name; raise DatabaseProblem where the run is gone or closed."""
+        try:
+            return dict(self._find())
+        except OSError as error:
+            line = shlex.join(["ls", "-ld", str(error.filename)])
+            what = f"{error.filename} cannot be looked into: {error.strerror}"  # all that a remark or an answer shows
+            raise DatabaseProblem(what, why="how the tasks are is written there", fix=line) from error
+
+    def _find(self) -> Iterator[tuple[str, Path]]:
+        whole = self.only or self.folder.path
+        if not whole.exists():
+            raise DatabaseProblem(f"{whole} is gone", why="it was there before: somebody has moved or removed it")
+        if self.only is not None:
+            yield self.only.name, self.only
+            return
+        if not self.strays(self.folder.tasks):
+            yield from self._find_tasks()
+        if self.folder.job_database.exists():
+            yield self.folder.job_database.name, self.folder.job_database
+
+    def _find_tasks(self) -> Iterator[tuple[str, Path]]:
+        try:
+            with os.scandir(self.folder.tasks) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".sqlite") and not entry.name.startswith(".") and not _is_pipe(entry):
+                        yield entry.name, Path(entry.path)
+                    elif entry.name.endswith(".slurm.json"):
+                        self._records.add(entry.name)
+        except FileNotFoundError:
+            pass  # no task has begun
+
+    def strays(self, path: Path) -> bool:
+        """Whether something in the run folder is a link that nobody may follow."""
+        return self.confined and path.is_symlink() and leads_out(path, self.folder.path)
+
+    def check_inside(self, *paths: Path) -> None:
+        """Raise DatabaseProblem for a link that may not be followed; a file that was asked for by name is read."""
+        for path in paths:
+            if path != self.only and self.strays(path):
+                raise DatabaseProblem(_not_followed(path.name))
+
+    def names_known(self, path: Path, found: Iterable[str]) -> set[str]:
+        """Return the tasks that a job database need not tell of: they have a file of their own."""
+        if self.only or path != self.folder.job_database:
+            return set()
+        return {name.removesuffix(".sqlite") for name in found if not self.strays(self.folder.tasks / name)}
+
+    def _looked_at_ms(self, name: str) -> int:
+        return self._seen[name].looked_at_ms if name in self._seen else 0
+
+    def _read(self, name: str, path: Path, now_ms: int, found: Iterable[str]) -> None:
+        self.check_inside(path)
+        mark = mark_of(path.stat())
+        seen = self._seen.get(name)
+        if seen is None or seen.mark != mark:
+            self._seen[name] = seen = _Seen(mark, read_tasks(path, self.names_known(path, found)), now_ms)
+        if not seen.ended and path != self.folder.job_database:
+            self._read_end(seen, path)
+        seen.looked_at_ms = now_ms
+        self._troubles.pop(name, None)
+
+    def _read_end(self, seen: _Seen, path: Path) -> None:
+        """Read how a task ended that has not said so itself, where somebody has written it beside its database."""
+        record = end_beside(path)
+        if record.name not in self._records and path != self.only:
+            return
+        mark = mark_at(record)
+        if mark is None or mark == seen.end_mark or self.strays(record):
+            return
+        seen.end_mark = mark
+        if tells_of_a_kill(read_end_beside(path)):
+            seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
+
+
+def _is_pipe(entry: os.DirEntry[str]) -> bool:
+    """Say whether nobody ever comes to the end of something: a pipe, a socket, a device."""
+    try:
+        return not entry.is_file() and not entry.is_dir() and not stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return False  # a link to nowhere: who reads it is told
+
+
+def _not_followed(name: str) -> str:
+    return f"{name} is a link that leads out of the run folder: it is not followed"
+
+
+# --- the array --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOfRun:
+    """Which array tasks there should be, and how many chunks they have together; None: nobody knows."""
+
+    job_id: str = ""
+    indices: Sequence[int] = ()
+    submitted_at_ms: int | None = None
+    chunks: int | None = None
+    count: int = 0  # tasks of the array, also of those that were not handed in again; 0: there is none
+    trouble: str | None = None
+    cut_short: CutShort | None = None
+
+    def as_submitted(self, tasks: Sequence[TaskFacts]) -> Iterator[TaskFacts]:
+        """Yield the tasks; one that has ended and was submitted again since waits."""
+        since_ms = self.submitted_at_ms or 0
+        for task in tasks:
+            again = task.job_id != self.job_id and task.array_index in self.indices and task.state != "done"
+            over = task.ended_at_ms is not None and task.ended_at_ms < since_ms
+            yield replace(task, state="waiting") if again and over else task
+
+    def waiting(self, tasks: Sequence[TaskFacts], state: str) -> Iterator[TaskFacts]:
+        """Yield the array tasks of which nothing is known yet."""
+        there = {task.array_index for task in tasks}
+        job_id = self.job_id or next((task.job_id for task in tasks), "")
+        for index in self.indices:
+            if index not in there:
+                yield TaskFacts(f"{job_id}_{index}", job_id, index, state=state)
+
+
+def read_array(files: RunFiles) -> ArrayOfRun:
+    """Return what the files of a run folder say; what is wrong with them is its ``trouble``."""
+    folder = files.folder
+    try:
+        files.check_inside(*_files_of_array(folder))
+        record, frozen = read_record(folder.path), FrozenRun.read(folder.run_toml)
+        cut_short = find_cut_short(folder.path)
+    except BadcjobsError as error:  # a run is looked at even if somebody has edited its files
+        return ArrayOfRun(trouble=error.what)
+    shape = frozen.array if frozen else None
+    if record is not None:
+        job, count = record.job, shape.count if shape else len(record.job.indices)
+        return ArrayOfRun(job.job_id, job.indices, record.submitted_at_ms, record.chunks, count, cut_short=cut_short)
+    if shape is None:
+        return ArrayOfRun(cut_short=cut_short)
+    indices = range(shape.first, shape.first + shape.count * shape.step, shape.step)
+    return ArrayOfRun(indices=indices, count=shape.count, cut_short=cut_short)
+
+
+def mark_of_array(folder: RunFolder) -> object:
+    """Return what is another thing once one of the files has changed that ``read_array`` reads."""
+    return tuple(map(mark_at, _files_of_array(folder)))
+
+
+def _files_of_array(folder: RunFolder) -> tuple[Path, ...]:
+    return file_in(folder.path), intent_in(folder.path), folder.run_toml
+
+
+def is_given_up(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:
+    """Say whether an emulation was to start the tasks that have not begun, and is over; not while one is running."""
+    if not array.indices or any(task.state == "running" for task in tasks):
+        return False
+    begun_at_ms = max((task.started_at_ms for task in tasks), default=0)
+    submitted = array.submitted_at_ms is not None and array.submitted_at_ms > begun_at_ms
+    if submitted or array.cut_short is not None:
+        return False  # Slurm has them since, or may have
+    job_id, run = last_job_of(tasks), files.folder.path
+    try:
+        rows = rows_in(run, job_id)
+        files.check_inside(rows.parent, rows, lock_in(run))
+    except (BadcjobsError, ValueError):  # the second: a number that is no name for a file
+        return False
+    return is_emulation_over(run, job_id)
+
+
+def last_job_of(tasks: Sequence[TaskFacts]) -> str:
+    """Return the job of the task that began last; empty: none has begun."""
+    return max(tasks, key=lambda task: task.started_at_ms).job_id if any(task.started_at_ms for task in tasks) else ""

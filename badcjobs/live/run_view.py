@@ -1,0 +1,314 @@
+"""Looks at a run again and again: each look is one Snapshot.
+
+A run is seen through its published databases alone (``run_files.py``), so this works on a login node while the tasks
+run elsewhere. ``machine_view.py`` looks at this machine in the same way."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from badcjobs.errors import BadcjobsError, DatabaseProblem
+from badcjobs.live.run_files import (
+    ArrayOfRun,
+    Mark,
+    RunFiles,
+    is_given_up,
+    last_job_of,
+    mark_of,
+    mark_of_array,
+    read_array,
+)
+from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, standstill
+from badcjobs.paths import RunFolder, is_there
+from badcjobs.report.completeness import finish_lines
+from badcjobs.report.summary import Summary, summarize
+from badcjobs.seams import Clock
+from badcjobs.settings import FrozenRun
+from badcjobs.store.read_job import read_accounts
+from badcjobs.store.read_model import AlertFacts, Completeness, JobFacts, TaskAlert, TaskFacts
+from badcjobs.store.read_tasks import read_tasks
+from badcjobs.store.run_lock import is_emulated_now, lock_in
+from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
+
+_SIGNS_OF_A_RUN = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
+
+
+class View(Protocol):
+    """Something that can be looked at again and again."""
+
+    def look(self, patience_s: float | None = None) -> Snapshot:
+        """Return what is known now; cheap when nothing has changed. What takes longer is left to the next look."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_run_view(path: Path, clock: Clock, *, confined: bool = False) -> RunView:
+    """Look at a run folder, its tasks folder, a task database or a job database; raise DatabaseProblem for others.
+
+    ``confined``: follow no link out of the folder.
+    """
+    if not is_there(path):
+        raise DatabaseProblem(
+            f"{path} does not exist",
+            why="a run folder is made by the first task that starts, or by badcjobs submit",
+            fix="give the run folder: what run or submit got as --out",
+        )
+    if path.is_dir():
+        return RunView(RunFiles(_folder_of(path), None, clock, confined), clock, title=str(path))
+    try:
+        read_tasks(path)
+    except DatabaseProblem as error:
+        raise DatabaseProblem(
+            error.what,
+            why="a task database or a job database is wanted",
+            fix="give the run folder: what run or submit got as --out",
+        ) from error
+    return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, title=str(path))
+
+
+def _folder_of(path: Path) -> RunFolder:
+    try:
+        names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
+    except OSError as error:
+        line = shlex.join(["ls", "-ld", str(path)])
+        raise DatabaseProblem(f"{path} cannot be looked into", why=error.strerror, fix=line) from error
+    if path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names):
+        return RunFolder(path.absolute().parent)
+    if names and not names & set(_SIGNS_OF_A_RUN):
+        raise DatabaseProblem(
+            f"{path} is no run folder",
+            why=f"it holds none of {', '.join(_SIGNS_OF_A_RUN)}",
+            fix="give the run folder: what run or submit got as --out",
+        )
+    return RunFolder(path)
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run folder, or one database of it."""
+
+    files: RunFiles
+    clock: Clock
+    title: str
+    _array: ArrayOfRun = field(default_factory=ArrayOfRun)
+    _array_mark: object = None
+    _go_on: tuple[object, tuple[str, ...]] = (None, ())  # for which standstill, and the commands
+
+    def look(self, patience_s: float | None = None) -> Snapshot:
+        """Read what has changed and return what is known now; raise DatabaseProblem where the run is gone."""
+        now_ms = self.clock.now_ms()
+        until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s
+        unread = self.files.read_changes(now_ms, until_s)
+        self._read_array()
+        every = self.files.tasks
+        lines = sorted((task.at(now_ms) for task in _newest(every)), key=_in_order)
+        tasks = list(self._array.as_submitted(lines))
+        if not unread:
+            state = "unbegun" if is_given_up(self._array, self.files, lines) else "waiting"
+            tasks = sorted([*tasks, *self._array.waiting(lines, state)], key=_in_order)
+        devices = tuple(device for task in lines for device in task.its_devices)
+        total = add_up(
+            tasks,
+            devices,
+            every,
+            source_chunks=self._array.chunks,
+            array_count=self._array.count,
+            alone=self.files.only is not None,
+            all_listed=bool(self._array.indices) and not unread and all(_has_listed(task) for task in tasks),
+        )
+        return Snapshot(
+            at_ms=now_ms,
+            title=self.title,
+            of_run=True,
+            tasks=tuple(tasks),
+            devices=devices,
+            alerts=tuple(alert for task in lines if task.state == "running" for alert in task.alerts),
+            total=total if unread else self._with_way_on(total, tasks, every),
+            remarks=tuple(self._remarks(every)),
+            unread=unread,
+        )
+
+    def close(self) -> None:
+        """Do nothing: no file is kept open."""
+
+    def _read_array(self) -> None:
+        """Read which tasks there should be, where that is written down and has changed."""
+        if self.files.only is not None:
+            return
+        mark = mark_of_array(self.files.folder)
+        if mark != self._array_mark:
+            self._array, self._array_mark = read_array(self.files), mark
+
+    def _remarks(self, every: Sequence[TaskFacts]) -> Iterator[str]:
+        yield from self.files.troubles
+        if self._array.trouble:
+            yield self._array.trouble
+        if self._array.cut_short:
+            yield self._array.cut_short.what
+        if not every and not self.files.troubles:
+            yield "no task has published anything yet"
+
+    def _with_way_on(self, total: Total, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> Total:
+        """Say where no task is at work though some is left, and how to go on with it."""
+        said, run = standstill(total), self.files.folder.path
+        if (cut_short := self._array.cut_short) is not None and not total.states.get("running") and not is_done(total):
+            return replace(total, standstill=said or "no task is running", go_on=(cut_short.command,))
+        if not tasks and self.files.only is None:
+            over = find_idle_emulation(run.absolute()) if self._may_read_lock() else None
+            return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
+        if said is None:
+            return total
+        if not total.states.get("silent") and self._may_read_lock() and is_emulated_now(run):
+            return total  # also between two tasks of an emulation: it starts the next one
+        if self._go_on[0] != (said, self._array_mark):
+            self._go_on = (said, self._array_mark), self._commands(tasks, every)
+        return replace(total, standstill=said, go_on=self._go_on[1])
+
+    def _may_read_lock(self) -> bool:
+        lock, submitted = lock_in(self.files.folder.path), file_in(self.files.folder.path)
+        return self.files.only is None and not any(map(self.files.strays, (lock.parent, lock, submitted)))
+
+    def _commands(self, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
+        """Return lines to paste that go on with the run, the last one without Slurm; none without a run.toml."""
+        run = RunFolder(self.files.folder.path.absolute())
+        logs = run.path / "logs"
+        try:
+            self.files.check_inside(run.run_toml, file_in(run.path), logs, *logs.glob("*.json"), *logs.glob("*.lock"))
+            frozen = FrozenRun.read(run.run_toml)
+        except BadcjobsError:
+            return ()
+        if frozen is None or not tasks or self.files.only is not None:
+            return ()
+        left = [task for task in tasks if task.pending or not task.begun]
+        outside = any(task.job_id.startswith("local") for task in left)
+        indices = () if outside else [task.array_index for task in left]
+        settings = json.loads(max(every, key=lambda task: task.age).settings or "{}") if every else {}
+        return finish_lines(frozen, run.path, settings, find_trace(run.path, last_job_of(tasks)), indices)
+
+
+def _newest(every: Sequence[TaskFacts]) -> Iterable[TaskFacts]:
+    """Return the newest attempt of each array task."""
+    return {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
+
+
+def _has_listed(task: TaskFacts) -> bool:
+    return task.begun and (task.shard_count is not None or task.chunks > 0)
+
+
+def _in_order(line: TaskFacts) -> tuple[int, str, int, int]:
+    return len(line.job_id), line.job_id, line.array_index, line.procid or 0  # 999 before 1000
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Accounts:
+    """The accounts in the files of a run; a file is read again only when it has changed."""
+
+    files: RunFiles
+    _known: dict[str, tuple[Mark, tuple[TaskFacts, ...]]] = field(default_factory=dict)
+
+    def summarize(self, snapshot: Snapshot) -> Summary:
+        """Return the summary of the run at this moment; it has no findings, which need the merged job."""
+        heard = {task.name: task for task in self.files.tasks}
+        facts = _facts([_with_word(task, heard) for task in self._read()], snapshot)
+        missing = [task.array_index for task in snapshot.tasks if not task.started_at_ms]
+        return summarize(facts, missing, _completeness(snapshot.total, facts), now_ms=snapshot.at_ms)
+
+    def _read(self) -> list[TaskFacts]:
+        found = self.files.find()
+        self._known = {name: known for name, known in self._known.items() if name in found}
+        for name, path in found.items():
+            try:
+                self.files.check_inside(path)
+                mark, known = mark_of(path.stat()), self._known.get(name)
+                if known is None or known[0] != mark:
+                    self._known[name] = mark, read_accounts(path, self.files.names_known(path, found))
+            except (OSError, BadcjobsError):
+                continue  # the look has a remark on it; what it said before still counts
+        return [task for _, tasks in self._known.values() for task in tasks]
+
+
+def _with_word(task: TaskFacts, heard: Mapping[str, TaskFacts]) -> TaskFacts:
+    """Return the accounts of a task with when it was last heard of, as the snapshot knows it."""
+    now = heard.get(task.name)
+    if now is None or task.verdict is not None:
+        return task
+    if now.state == "killed":
+        return replace(task, verdict=now.state)  # as the record beside its database says
+    return replace(task, heard_at_ms=now.heard_at_ms, silent_after_s=now.silent_after_s)
+
+
+def _open_alerts(tasks: Sequence[TaskFacts]) -> dict[str, tuple[str, ...]]:
+    """Return the task of each alert that goes on, by kind."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for task in tasks:
+        for alert in (alert for alert in task.alerts if alert.is_open):
+            found[alert.kind].append(task.name)
+    return {kind: tuple(names) for kind, names in found.items()}
+
+
+def _facts(tasks: Sequence[TaskFacts], snapshot: Snapshot) -> JobFacts:
+    total, newest = snapshot.total, {task.name for task in snapshot.tasks}
+    latest = [task for task in tasks if task.name in newest]
+    left = min(_left(total), sum(task.pending for task in latest))  # the others are in no task yet
+    about_left = left if total.chunks_known else max(left, (total.source_chunks or 0) - total.settled)
+    said = sum(task.pending - task.left_of_unknown_length for task in latest)
+    return JobFacts(
+        tasks=tuple(tasks),
+        devices=tuple(device for task in tasks for device in task.its_devices),
+        chunks={"done": total.done, "failed": total.failed, "pending": left},
+        audio_done_s=total.audio_done_s,
+        done_of_unknown_length=sum(task.done_of_unknown_length for task in tasks),
+        tries=sum(task.tries for task in tasks),
+        failed=(),
+        labels=(("", None, sum(task.detections for task in tasks)),),
+        gaps=(),
+        file_remarks=(),
+        audio_left_s=sum(task.audio_left_s for task in latest),
+        # Also those that no task has listed yet, while it is not known how many these are.
+        left_of_unknown_length=max(0, about_left - said),
+        alerts=tuple(_alerts(alert for task in tasks for alert in task.alerts)),
+        open_alerts=_open_alerts(tasks),
+    )
+
+
+def _left(total: Total) -> int:
+    return max(0, (total.chunks or 0) - total.settled)
+
+
+def _alerts(alerts: Iterable[TaskAlert]) -> Iterator[AlertFacts]:
+    """Yield the alerts kind by kind, each kind as severe as its worst, as in a merged job."""
+    by_kind: dict[str, list[TaskAlert]] = defaultdict(list)
+    for alert in alerts:
+        by_kind[alert.kind].append(alert)
+    for kind, these in sorted(by_kind.items()):
+        severities = {alert.severity for alert in these}
+        worst = "critical" if "critical" in severities else max(severities)
+        open_now = sum(alert.is_open for alert in these)
+        yield AlertFacts(kind, worst, len(these), 0, 0.0, None, None, "", open_now)
+
+
+def _completeness(total: Total, facts: JobFacts) -> Completeness:
+    known = total.chunks_known and total.chunks is not None
+    return Completeness(
+        expected=total.chunks if known else None,
+        why_unknown=None if known else "not every task has listed its chunks yet",
+        listed=sum(facts.chunks.values()),
+        done=total.done,
+        failed=total.failed,
+        poison=0,
+        pending=facts.chunks["pending"],
+        elsewhere=0,
+        not_listed=_left(total) - facts.chunks["pending"] if known else None,
+    )

@@ -1,0 +1,284 @@
+"""One live view: the tasks, devices and alerts of a run or a machine at one moment, their sum, and their JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from badcjobs.model import CHARTED, METRICS, expected_end_ms
+from badcjobs.report.progress import progress_of
+from badcjobs.report.summary import running_s
+from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
+
+# From what needs a look to what does not.
+STATES = ("killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done")
+_OF_A_TASK = (
+    "name", "job_id", "array_index", "state", "procid", "restart", "node", "engine", "devices", "workers",
+    "shard_index", "shard_count", "exit_code", "started_at_ms", "ended_at_ms", "heard_at_ms", "silent_after_s", "done",
+    "failed", "before", "pending", "audio_done_s", "rate", "chunks_per_s", "ends_at_ms", "working_on", "cpu_percent",
+    "memory_used_bytes", "memory_percent", "label", "chunks", "settled",
+)  # fmt: skip
+_CALLED_OTHERWISE = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # in the read model
+
+
+def task_document(task: TaskFacts) -> dict[str, Any]:
+    """Return a task for JSON."""
+    values = {name: getattr(task, _CALLED_OTHERWISE.get(name, name)) for name in _OF_A_TASK}
+    return values | {name: values[name] or None for name in ("node", "started_at_ms")}  # empty where it has not begun
+
+
+def device_document(device: DeviceFacts) -> dict[str, Any]:
+    """Return a device for JSON; a metric that is not known is null."""
+    of_run, means, processes = bool(device.task), device.means, device.processes
+    return {
+        "node": device.node,
+        "index": device.index,
+        "uuid": device.uuid,
+        "token": device.token or None,
+        "name": device.name,
+        "backend": device.backend,
+        "task": device.task or None,
+        "alive": device.alive,
+        "memory_total_bytes": device.memory_total_bytes,
+        "power_limit_w": device.power_limit_w,
+        "read_at_ms": device.read_at_ms,
+        "trail": asdict(device.trail),
+        "chunks": device.chunks,
+        "chunks_done": device.work.done if of_run else None,
+        "audio_done_s": device.work.audio_s if of_run else None,
+        "rate": device.rate,
+        "processes": None if processes is None else [asdict(process) for process in processes],
+        "trouble": device.trouble,
+        "reading": {metric: getattr(device.reading, metric) for metric in METRICS},
+        "means": None if means is None else {metric: getattr(means, metric) for metric in CHARTED},
+        "memory_percent": device.memory_percent,
+    }
+
+
+def alert_document(alert: TaskAlert) -> dict[str, Any]:
+    """Return an alert for JSON."""
+    values = asdict(alert)
+    del values["is_open"]
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """All of it together."""
+
+    states: Mapping[str, int] = field(default_factory=dict)  # state → array tasks
+    devices: int = 0  # of tasks that run; of this machine, all
+    chunks: int | None = None  # of the source where that is known, else those that are listed; None: no work here
+    chunks_known: bool = False  # whether ``chunks`` is the whole source
+    parts: int | None = None  # into which tasks cut the source; None: nobody knows, or it is whole
+    parts_listed: int = 0  # those that some task has listed
+    done: int = 0
+    failed: int = 0
+    audio_done_s: float = 0.0
+    rate: float | None = None  # seconds of audio per second, of the tasks that run
+    ends_at_ms: int | None = None
+    ended_at_ms: int | None = None  # when the last task ended; None: some go on, wait, or none has begun
+    ran_s: float = 0.0  # for how long at least one task was running
+    speed: float | None = None  # audio done over that time: × real time
+    standstill: str | None = None  # work is left and nobody is at it
+    go_on: tuple[str, ...] = ()  # commands, each of which goes on with it
+    utilization_percent: float | None = None  # mean over the devices that say it
+    power_w: float | None = None  # sum over the devices that say it
+
+    @property
+    def settled(self) -> int:
+        """How many chunks need nothing more."""
+        return self.done + self.failed
+
+    @property
+    def source_chunks(self) -> int | None:
+        """How many chunks the whole source has; about, while not all parts are listed. None: nobody knows."""
+        return self.chunks if self.chunks_known else self.chunks_in(self.parts or 0) or None
+
+    def chunks_in(self, parts: int) -> int:
+        """Return about how many chunks so many parts have: those that are not listed count as equally large."""
+        return round((self.chunks or 0) * parts / self.parts_listed) if self.parts_listed else 0
+
+    @property
+    def share(self) -> float | None:
+        """How far it is, from 0 to 1; about, while not all parts are listed: the others count as equally large."""
+        if not self.chunks:
+            return None
+        share = self.settled / self.chunks
+        return share if self.chunks_known or not self.parts else share * self.parts_listed / self.parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "source_chunks": self.source_chunks, "settled": self.settled, "share": self.share}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One live view."""
+
+    at_ms: int
+    title: str
+    of_run: bool  # False: of this machine
+    tasks: tuple[TaskFacts, ...] = ()
+    devices: tuple[DeviceFacts, ...] = ()
+    alerts: tuple[TaskAlert, ...] = ()
+    total: Total = field(default_factory=Total)
+    remarks: tuple[str, ...] = ()  # what could not be read, and why
+    unread: int = 0  # files that there was no time for yet, never
+
+    def eta_s(self, ends_at_ms: int | None) -> float | None:
+        """Return the seconds from this snapshot to a moment."""
+        return None if ends_at_ms is None else max(0.0, (ends_at_ms - self.at_ms) / 1000)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of ``badcjobs monitor --once --json``."""
+        total = {**self.total.to_dict(), "eta_s": self.eta_s(self.total.ends_at_ms)}
+        return {
+            "version": 1,
+            "at_ms": self.at_ms,
+            "title": self.title,
+            "of_run": self.of_run,
+            "total": total,
+            "tasks": [{**task_document(task), "eta_s": self.eta_s(task.ends_at_ms)} for task in self.tasks],
+            "devices": [device_document(device) for device in self.devices],
+            "alerts": [alert_document(alert) for alert in self.alerts],
+            "remarks": list(self.remarks),
+            "unread": self.unread,
+        }
+
+
+# --- totals -----------------------------------------------------------------------------------------------------------
+
+
+def add_up(
+    tasks: Sequence[TaskFacts],
+    devices: Sequence[DeviceFacts],
+    every: Sequence[TaskFacts] = (),
+    *,
+    source_chunks: int | None = None,
+    array_count: int = 0,
+    all_listed: bool = False,
+    alone: bool = False,
+) -> Total:
+    """Add up a run; ``every``: all attempts, also those that another one has followed.
+
+    ``array_count``: tasks of the array; 0: unknown. ``alone``: of one file, in which the other parts of the source are
+    not expected.
+
+    A source may have been cut in several ways into parts, one after the other. Each cut covers all of it, so the chunks
+    are those of one of them, not of all.
+    """
+    cut = _cut_to_count(tasks)
+    listed = sum(task.chunks for task in cut)
+    parts, parts_listed = _parts(cut, array_count)
+    known = all_listed or parts == parts_listed or (source_chunks is not None and source_chunks >= listed)
+    in_parts = parts is not None and not known and not alone
+    chunks = listed if source_chunks is None else max(listed, source_chunks)
+    failed = sum(task.failed_for_good for task in cut)
+    done = max(sum(task.done for task in every), sum(task.done + task.before for task in cut))
+    audio_s, ran_s = sum(task.audio_s for task in every), running_s(every)
+    at_work = [device for device in devices if device.alive]
+    over = bool(tasks) and not in_parts and all(task.begun and not task.alive for task in tasks)
+    total = Total(
+        states=dict(Counter(task.state for task in tasks)),
+        devices=len(at_work),
+        chunks=chunks,
+        chunks_known=known,
+        parts=parts if in_parts else None,
+        parts_listed=parts_listed if in_parts else 0,
+        done=min(chunks - failed, done),
+        failed=failed,
+        audio_done_s=audio_s,
+        rate=sum_of_known(task.rate for task in tasks if task.state == "running"),
+        ended_at_ms=max(task.ended_at_ms or task.heard_at_ms or 0 for task in tasks) if over else None,
+        ran_s=ran_s,
+        speed=audio_s / ran_s if audio_s and ran_s > 0 else None,
+        utilization_percent=mean_utilization(at_work),
+        power_w=total_power_w(at_work),
+    )
+    left = (total.source_chunks or chunks) - total.settled
+    running = [progress_of(task) for task in tasks if task.state == "running"]
+    end_ms = expected_end_ms(running, left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
+    return replace(total, ends_at_ms=end_ms)
+
+
+def _cut_to_count(tasks: Sequence[TaskFacts]) -> Sequence[TaskFacts]:
+    """Return the tasks of the latest cut; of one that lists more, while the latest has not listed all."""
+    cuts: dict[int | None, list[TaskFacts]] = {}
+    for task in tasks:
+        if task.begun or task.chunks:
+            cuts.setdefault(task.shard_count, []).append(task)
+    by_age = sorted(cuts.values(), key=lambda cut: max(task.started_at_ms for task in cut), reverse=True)
+    return max(by_age, key=lambda cut: sum(task.chunks for task in cut), default=())  # of equals the first
+
+
+def _parts(cut: Sequence[TaskFacts], array_count: int) -> tuple[int | None, int]:
+    """Return into how many parts the source was cut (None: nobody knows), and how many of them these tasks have.
+
+    Where the source lists manifests, each task of the array has one: its ``shard_count`` is of that one.
+    """
+    count = cut[0].shard_count if cut else None
+    outside = any(task.job_id.startswith("local") for task in cut)  # such a task takes what --shard says, or all
+    if cut and array_count and not outside and (count is None or count % array_count):
+        return max(len(cut), array_count * (count or 1)), len(cut)
+    return count, len({task.shard_index for task in cut})
+
+
+def mean_utilization(devices: Iterable[DeviceFacts]) -> float | None:
+    """Return the mean over the devices that say it."""
+    return mean_of_known(device.shown.utilization_percent for device in devices)
+
+
+def total_power_w(devices: Iterable[DeviceFacts]) -> float | None:
+    """Return the sum over the devices that say it."""
+    return sum_of_known(device.shown.power_w for device in devices)
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None: none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def sum_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the values that are known; None: none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def standstill(total: Total) -> str | None:
+    """Return it in words; None: a task is running, nothing has begun yet, or nothing is left."""
+    states = total.states
+    begun = sum(many for state, many in states.items() if state != "waiting")  # or was to be, by one who is gone
+    unbegun, silent = states.get("unbegun", 0), states.get("silent", 0)
+    waiting = states.get("waiting", 0) + unbegun
+    left = (total.chunks or 0) - total.settled
+    absent = max(0, (total.parts or 0) - total.parts_listed - waiting)
+    if states.get("running") or not begun or not (left or waiting or absent):
+        return None
+    unlisted = total.chunks_in(max(0, (total.parts or 0) - total.parts_listed - absent))  # of tasks not begun
+    left += unlisted
+    said = f"{_chunks(left, about=unlisted > 0)} {'is' if left == 1 else 'are'} left" if left else "work is left"
+    if absent:
+        many = total.chunks_in(absent)
+        size = f" ({_chunks(many, about=True)})" if many else ""
+        some = f"{absent:,} of {total.parts:,} parts of the source{size} {'is' if absent == 1 else 'are'} in no task"
+        said = f"{said}, {some}," if left else some
+    over = f", and nobody is starting {'it' if unbegun == 1 else 'them'}: the emulation is over" if unbegun else ""
+    others = [f"{waiting:,} not begun{over}"] if waiting else []
+    others += [f"{silent:,} silent"] if silent else []
+    more = f" ({', '.join(others)})" if others else ""
+    return f"{said} and no task is running{more}"
+
+
+def is_done(total: Total) -> bool:
+    """Say whether all of a run is done: no chunk is left or has failed, and no task is to come."""
+    if not total.chunks or any(total.states.get(state) for state in ("running", "waiting", "unbegun")):
+        return False
+    return total.done >= total.chunks and total.parts_listed >= (total.parts or 0)
+
+
+def _chunks(many: int, *, about: bool) -> str:
+    return f"{'~' if about else ''}{many:,} chunk{'' if many == 1 else 's'}"

@@ -1,0 +1,197 @@
+"""What the person in front of the screen has chosen: pages, order, filter, the line they are at. Keys change it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from badcjobs.live.snapshot import STATES, mean_utilization
+from badcjobs.store.read_model import DeviceFacts, TaskFacts
+
+Line = TypeVar("Line", TaskFacts, DeviceFacts)
+_Value = float | tuple[float, ...] | None
+DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by the name of their task
+
+
+def devices_by_task(devices: Iterable[DeviceFacts]) -> DevicesOf:
+    """Return the devices under the names of their tasks."""
+    found: dict[str, list[DeviceFacts]] = {}
+    for device in devices:
+        found.setdefault(device.task, []).append(device)
+    return found
+
+
+# The order of the lines as they come is the first one. Most urgent, or largest, first.
+TASK_ORDERS: dict[str, Callable[[TaskFacts, DevicesOf], _Value]] = {
+    "task": lambda task, devices: 0.0,
+    "state": lambda task, devices: float(STATES.index(task.state)),
+    "progress": lambda task, devices: task.settled / task.chunks if task.chunks else None,
+    "rate": lambda task, devices: _negative(task.rate),
+    "ETA": lambda task, devices: _negative(task.ends_at_ms),
+    "GPU": lambda task, devices: mean_utilization(devices.get(task.name, ())) if task.alive else None,
+}
+DEVICE_ORDERS: dict[str, Callable[[DeviceFacts], _Value]] = {
+    "task": lambda device: 0.0,
+    "GPU": lambda device: device.shown.utilization_percent,
+    "memory": lambda device: _negative(device.memory_percent),
+    "temperature": lambda device: _negative(device.shown.temperature_c),
+    "power": lambda device: _negative(device.shown.power_w),
+    "rate": lambda device: _negative(device.rate),
+}
+
+
+def arrange_tasks(
+    tasks: Sequence[TaskFacts], devices: DevicesOf, *, order: str = "task", wanted: str = "", backwards: bool = False
+) -> list[TaskFacts]:
+    """Return the tasks that match all words of ``wanted``, in an order of TASK_ORDERS."""
+    key = TASK_ORDERS[order]
+    kept = [t for t in tasks if _matches(wanted, t.label, t.node, t.state, t.engine, *t.working_on)]
+    return _sort(kept, lambda task: key(task, devices), backwards)
+
+
+def arrange_devices(
+    devices: Sequence[DeviceFacts], *, order: str = "task", wanted: str = "", backwards: bool = False
+) -> list[DeviceFacts]:
+    """Return the devices that match all words of ``wanted``, in an order of DEVICE_ORDERS.
+
+    Those at work come first, then those of tasks that have ended.
+    """
+    found = []
+    for alive, state in ((True, "running"), (False, "ended")):
+        of_state = [device for device in devices if device.alive is alive]
+        kept = [
+            d for d in of_state if _matches(wanted, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state)
+        ]
+        found += _sort(kept, DEVICE_ORDERS[order], backwards)
+    return found
+
+
+def _sort(lines: Iterable[Line], key: Callable[[Line], _Value], backwards: bool) -> list[Line]:
+    judged = [(key(line), line) for line in lines]
+    known = [pair for pair in judged if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=backwards)  # type: ignore[arg-type, return-value]
+    if backwards and known and known[0][0] == known[-1][0]:
+        known.reverse()  # all alike: the order as they came, the other way round
+    return [line for _, line in known] + [line for value, line in judged if value is None]
+
+
+def _matches(wanted: str, *words: str | None) -> bool:
+    known = " ".join(word for word in words if word).lower()
+    return all(word in known for word in wanted.lower().split())
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+# --- ui -------------------------------------------------------------------------------------------------------------
+
+TASKS, DEVICES, TASK, HELP = "tasks", "devices", "task", "help"
+_FAR = 1_000_000_000
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "g": -_FAR, "end": _FAR, "G": _FAR}
+_LONGEST_FILTER = 60
+
+
+@dataclass(frozen=True, slots=True)
+class UiState:
+    """The choices so far."""
+
+    page: str = TASKS
+    of_run: bool = True  # a machine has devices and no tasks
+    line: int = 0  # of those that are shown
+    scroll: int = 0  # on the pages TASK and HELP: lines above the first that is shown
+    opened: str | None = None  # the name of the task on the page TASK
+    order: str = "task"
+    backwards: bool = False
+    wanted: str = ""  # the filter
+    typing: bool = False  # the filter is being typed
+    left: bool = False  # they want to go
+    back_to: str = TASKS
+
+    @classmethod
+    def at_start(cls, *, of_run: bool) -> UiState:
+        """Return what is shown first."""
+        page = TASKS if of_run else DEVICES
+        return cls(page=page, of_run=of_run, back_to=page)
+
+    @property
+    def orders(self) -> list[str]:
+        """The orders that this page knows."""
+        return list(DEVICE_ORDERS if self.page == DEVICES else TASK_ORDERS)
+
+
+def press(ui: UiState, key: str, *, rows: int, names: list[str | None]) -> UiState:
+    """Return the ui after a key; ``names`` are the tasks of the lines that are shown, ``rows`` fit on a page."""
+    if ui.typing:
+        return _type(ui, key)
+    if key in ("q", "ctrl-c"):
+        return replace(ui, left=True)
+    last = max(0, len(names) - 1)
+    step = _MOVES.get(key) or {"page-down": rows, "page-up": -rows}.get(key)
+    if ui.page in (TASK, HELP):
+        return _read(ui, key, step, last)
+    ui = replace(ui, line=min(ui.line, last))
+    if step is not None:
+        return replace(ui, line=min(last, max(0, ui.line + step)))
+    return _choose(ui, key, names)
+
+
+def _read(ui: UiState, key: str, step: int | None, last: int) -> UiState:
+    """Return the ui after a key on a page that is read: it moves, or goes back to the same line as before."""
+    if step is not None and (last or ui.page == TASK):
+        return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
+    if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
+        return ui
+    return replace(ui, page=ui.back_to, opened=None, scroll=0)
+
+
+def _choose(ui: UiState, key: str, names: list[str | None]) -> UiState:
+    if key == "?":
+        return replace(ui, page=HELP, back_to=ui.page, scroll=0)
+    if key == "/":
+        return replace(ui, typing=True)
+    if key == "escape":
+        return replace(ui, wanted="", line=0)
+    if key == "s":
+        following = ui.orders[(ui.orders.index(ui.order) + 1) % len(ui.orders)]
+        return replace(ui, order=following, line=0)
+    if key == "r":
+        return replace(ui, backwards=not ui.backwards, line=0)
+    if key in ("d", "tab") and ui.of_run:
+        return replace(ui, page=TASKS if ui.page == DEVICES else DEVICES, order="task", line=0)
+    if key in ("enter", "right") and names and names[ui.line] is not None:
+        return replace(ui, page=TASK, opened=names[ui.line], back_to=ui.page, scroll=0)
+    return ui
+
+
+def _type(ui: UiState, key: str) -> UiState:
+    if key in ("enter", "ctrl-c"):
+        return replace(ui, typing=False)
+    if key == "escape":
+        return replace(ui, typing=False, wanted="", line=0)
+    if key == "backspace":
+        return replace(ui, wanted=ui.wanted[:-1], line=0)
+    if len(key) == 1 and key.isprintable():
+        return replace(ui, wanted=(ui.wanted + key)[:_LONGEST_FILTER], line=0)
+    return ui
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left",
+    "\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left",
+    "\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home", "\x1bOF": "end", "\x1b[1~": "home", "\x1b[4~": "end",
+    "\x1b[7~": "home", "\x1b[8~": "end", "\x1b[5~": "page-up", "\x1b[6~": "page-down", "\x1b": "escape",
+    "\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace", "\x03": "ctrl-c",
+    "\x04": "ctrl-c", " ": " ", "\x06": "page-down", "\x02": "page-up",
+}  # fmt: skip
+_ONE_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b|.", re.DOTALL)
+
+
+def parse_keys(text: str) -> list[str]:
+    """Return the names of the keys that were pressed; letters are their own names, what nobody knows is left out."""
+    keys = (_NAMES.get(found, found) for found in _ONE_KEY.findall(text))
+    return [key for key in keys if key.isprintable()]

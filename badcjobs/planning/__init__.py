@@ -1,0 +1,1 @@
+"""Before a job: check, plan and probe."""

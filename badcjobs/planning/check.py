@@ -1,0 +1,385 @@
+"""``badcjobs check``: look at everything a job needs, judge it, and say what would go wrong.
+
+``preflight_facts.py`` looks, the ``*_rules.py`` judge; ``check()`` is which judgement gets which facts. What the
+command line does not say is taken from the job script, then from the script's --config.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.cluster.job_script import BatchScript, ParsedWords, nearest, parse_plainly, read_script
+from badcjobs.cluster.sbatch_options import Asked, parse_array
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode
+from badcjobs.model import AS_IT_COMES, Cutting
+from badcjobs.paths import RunFolder
+from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
+from badcjobs.planning.findings import SEVERITIES, Remark, fine, judge_all, problem, warning
+from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
+from badcjobs.planning.site import Site, find_site
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.seams import Clock
+from badcjobs.settings import ENGINES, FrozenRun, make_settings, read_toml, settings_by_key
+from badcjobs.store.submission_record import find_cut_short
+from badcjobs.workers.engines import choose_engine
+
+_GRACE_S = 20.0  # the default of --grace
+_NEW = "--out another folder, for a new run"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """What ``badcjobs check`` is to look at; None: not said, so the script is asked."""
+
+    sources: tuple[str, ...] = ()
+    out: str | None = None
+    root: str | None = None
+    cutting: Cutting = AS_IT_COMES
+    site: str | None = None
+    script: str | None = None
+    engine: str | None = None
+    engine_args: tuple[str, ...] = ()
+    command: str | None = None
+    hawkears_python: str | None = None
+    hawkears_root: str | None = None
+    asked: Asked = field(default_factory=Asked)
+    quick: bool = False
+    config_trouble: str | None = None  # why the settings file of the script cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where the question is asked."""
+
+    environ: Mapping[str, str]
+    clock: Clock
+    cwd: Path
+    progress: Callable[[int], None] = lambda rows: None
+    parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly  # of badcjobs' own words
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """All findings, and what they were judged by."""
+
+    findings: tuple[Remark, ...]
+    site: str | None
+    asked: Asked
+    source: SourceFacts | None
+
+    def count(self, severity: str) -> int:
+        return sum(one.severity == severity for one in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something is a problem, as for a job with failed chunks; warnings do not count."""
+        return ExitCode.CHUNKS_FAILED if self.count(PROBLEM) else ExitCode.DONE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
+        ranked = sorted(self.findings, key=lambda one: SEVERITIES.index(one.severity))
+        return {
+            "verdict": "not ready" if self.count(PROBLEM) else "ready",
+            "problems": self.count(PROBLEM),
+            "warnings": self.count(WARNING),
+            "site": self.site,
+            "asked": asdict(self.asked),
+            "source": None if self.source is None else asdict(self.source),
+            "findings": [asdict(one) for one in ranked],
+        }
+
+
+def check(given: CheckOrder, here: Here) -> Checked:
+    """Look at everything and judge it; only wrong usage raises."""
+    site = Site("") if given.site is None else find_site(given.site, here.cwd)
+    script = None if given.script is None else _open_script(given.script, here)
+    order = _complete(given, script, here)
+    source, findings = _check_sources(order, here, None if given.sources else script)
+    facts = _look(order, given, here, site, script, source)
+    findings += judge_all(place_rules.OUT, facts)
+    if order.out is not None and (cut_short := find_cut_short(here.cwd / order.out)) is not None:
+        findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
+    findings += _check_run_folder(order, facts, here.cwd)
+    findings += judge_all(place_rules.PLACES, facts)
+    findings += request_rules.judge_request(facts)
+    findings += request_rules.SHARES.judge(facts)
+    findings += script_rules.judge_script(facts)
+    findings += judge_all((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
+    findings += _check_settings(order, script, here.cwd)
+    findings += _check_engine(order, script, here)
+    return Checked(tuple(findings), site.name or None, order.asked, source)
+
+
+# --- what is to be looked at ------------------------------------------------------------------------------------------
+
+
+def _open_script(name: str, here: Here) -> BatchScript:
+    try:
+        with (here.cwd / name).open(encoding="utf-8", newline="") as file:  # its line ends are part of what is judged
+            return read_script(file.read(), name, here.environ, str(here.cwd), here.parse)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--script {name} cannot be read", why=str(error), fix=f"ls -l {name}") from error
+
+
+def _value(script: BatchScript | None, name: str) -> Any:
+    """Return what the script's ``badcjobs run`` says for an option; None: nothing, or it is not known."""
+    return script.start.values.get(name) if script and script.start else None
+
+
+def _complete(order: CheckOrder, script: BatchScript | None, here: Here) -> CheckOrder:
+    """Take from the script, and from sbatch's own variables, what the command line does not say.
+
+    An unknown engine is wrong usage on the command line of ``check``, and a finding in a script.
+    """
+    if order.engine is not None and order.engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise BadInput(f"--engine {order.engine} is not known", why=f"engines are {known}", fix="--engine hawkears")
+    asked = replace(order.asked, account=order.asked.account or here.environ.get("SBATCH_ACCOUNT"))
+    config = _value(script, "config")
+    written, trouble = _read_config(here.cwd / config) if config else ({}, None)
+    said = written | (script.start.values if script and script.start else {})
+    usual = "command" if order.command or said.get("command") else "hawkears"
+    cutting = order.cutting
+    if cutting == AS_IT_COMES:
+        lengths = (_number(said.get(name), float, None) for name in ("chunk_length", "overlap"))
+        chunk_length, overlap = lengths
+        cutting = Cutting(said.get("cut"), chunk_length, overlap or 0.0)
+    return replace(
+        order,
+        sources=order.sources or _sources_in(script, here.cwd) or _list(said.get("source")),
+        config_trouble=trouble,
+        asked=_merged(asked, script.asked if script else Asked()),
+        out=order.out or said.get("out"),
+        root=order.root or said.get("root"),
+        cutting=cutting,
+        engine=order.engine or said.get("engine") or usual,
+        engine_args=order.engine_args or _list(said.get("engine_arg")),
+        hawkears_python=order.hawkears_python or said.get("hawkears_python"),
+        hawkears_root=order.hawkears_root or said.get("hawkears_root"),
+        command=order.command or said.get("command"),
+    )
+
+
+def _number(text: object, kind: type, default: Any) -> Any:
+    """Return a text as a number; what is wrong with another text, the settings themselves say."""
+    try:
+        return default if text is None else kind(str(text))
+    except ValueError:
+        return default
+
+
+def _list(value: object) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list) else ()
+
+
+def _sources_in(script: BatchScript | None, cwd: Path) -> tuple[str, ...]:
+    """Return the sources that a script names; in an image, absolute paths may be those of its own folders."""
+    start = script.start if script else None
+    if start is None or not start.sources:
+        return ()
+    if start.contained and not all((cwd / one).exists() for one in start.sources):
+        return ()
+    return start.sources
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Return what the file of ``badcjobs run --config`` says, or why it cannot be read."""
+    try:
+        table = read_toml(path).get("run")
+    except BadInput as error:
+        return {}, f"{error.what}: {error.why}" if error.why else error.what
+    kinds: dict[str, Any] = {"engine_arg": list, "source": list, "cut": bool}
+    kinds |= dict.fromkeys(("chunk_length", "overlap"), (int, float))
+    said = table if isinstance(table, dict) else {}  # what is wrong with it, the settings themselves say
+    return {key: one for key, one in said.items() if key != "out" and isinstance(one, kinds.get(key, str))}, None
+
+
+def _merged(asked: Asked, in_script: Asked) -> Asked:
+    """Put what the command line says over what the script says."""
+    said = {key: one for key, one in asdict(asked).items() if one is not None and one is not False and one != ()}
+    of_the_array = ("last_index", "array", "array_range")
+    forgotten: dict[str, Any] = dict.fromkeys(of_the_array) if "tasks" in said else {}
+    if "time_s" in said or "no_time_limit" in said:
+        forgotten |= {"time_s": None, "no_time_limit": False}
+    merged = replace(in_script, **(forgotten | said))
+    if asked.cpus_per_node is not None:
+        merged = replace(merged, cpus=asked.cpus_per_node * (merged.nodes or 1))
+    if merged.gpus_per_task is None or not {"gpus_per_task", "nodes"} & said.keys():
+        return merged
+    return replace(merged, gpus_per_node=-(-merged.gpus_per_task // (merged.nodes or 1)))
+
+
+# --- sources, places, the request -------------------------------------------------------------------------------------
+
+
+def _check_sources(
+    order: CheckOrder, here: Here, script: BatchScript | None
+) -> tuple[SourceFacts | None, list[Remark]]:
+    """Read the sources; ``script`` is the one that names them, unless the command line does."""
+    if order.sources:
+        root = None if order.root is None else here.cwd / order.root
+        paths = [here.cwd / path for path in order.sources]
+        return check_source(paths, root, progress=here.progress, quick=order.quick, cutting=order.cutting)
+    start = script.start if script else None
+    if script is None or start is None or start.sources == ():
+        return None, []
+    why = "names it inside an image" if start.sources else "does not say it so that it can be seen from here"
+    look = f"badcjobs check SOURCE --script {script.name}"
+    return None, [fine("source", f"not looked at, for line {start.line} {why}; try: {look}")]
+
+
+def _look(
+    order: CheckOrder,
+    given: CheckOrder,
+    here: Here,
+    site: Site,
+    script: BatchScript | None,
+    source: SourceFacts | None,
+) -> PreflightFacts:
+    """Look up what the rules judge; ``given`` is the command line alone."""
+    start, options = script.start if script else None, script.options if script else {}
+    slurm = preflight_facts.ask_slurm(here.environ, here.clock)
+    answers = slurm is not None and slurm.trouble is None
+    nodes, names = preflight_facts.ask_nodes(here.environ, order.asked.partition) if answers else (None, None)
+    trial = None
+    if answers and script is not None and not script.mistakes and replace(given.asked, merge_account=None) == Asked():
+        trial = preflight_facts.try_script(here.cwd / script.name, here.environ, here.cwd)
+    modules = (script.modules if script else ()) or (site.modules if not (start and start.contained) else ())
+    logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
+    temporary = here.environ.get("TMPDIR")
+
+    def folder(*path: str, write: bool = False) -> FolderFacts:
+        return preflight_facts.look_at_folder(here.cwd.joinpath(*path), here.clock, write=write)
+
+    return PreflightFacts(
+        asked=order.asked,
+        site=site,
+        script=script,
+        start=start,
+        source=source,
+        out=None if order.out is None else folder(order.out, write=True),
+        submit=folder(),
+        log_folders=tuple(  # on other machines absolute paths may be others
+            folder(options.get("chdir", ""), log) for log in logs if log and "%" not in log and not posixpath.isabs(log)
+        ),
+        temporary=folder(temporary) if temporary else None,
+        home=os.path.realpath(here.environ.get("HOME") or "/nonexistent"),
+        on_cluster=bool(site.name) or answers,
+        live_mode=_value(script, "live_mode") or "auto",
+        grace_s=_number(_value(script, "grace"), float, _GRACE_S),
+        slurm=slurm,
+        nodes=nodes,
+        names=names,
+        trial=trial,
+        modules=preflight_facts.try_modules(modules, here.environ) if modules else None,
+        gpus=preflight_facts.look_at_gpus(here.environ, here.clock),
+    )
+
+
+def _check_run_folder(order: CheckOrder, facts: PreflightFacts, cwd: Path) -> Iterator[Remark]:
+    """Compare with what the first task of an earlier run in the same folder has frozen."""
+    frozen = None
+    try:
+        frozen = None if order.out is None else FrozenRun.read(RunFolder(cwd / order.out).run_toml)
+    except BadcjobsError as error:
+        yield problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)
+    if frozen is None:
+        yield from request_rules.SPACING.judge(facts)
+        return
+    folder, array, asked = f"{cwd / (order.out or '')}", frozen.array, order.asked
+    given = tuple(os.path.abspath(cwd / one) for one in order.sources)  # noqa: PTH100 - as frozen: links stay
+    beyond = array is not None and (asked.tasks or 0) > array.count
+    if array is not None and asked.array is not None:
+        beyond = any(array.position_of(index) is None for index in parse_array(asked.array).indices)
+    if given and frozen.settings.get("source") != given:
+        there = " ".join(map(str, frozen.settings.get("source", ())))
+        yield problem("run.toml", f"{folder} holds a run of another source ({there})", _NEW)
+    elif beyond:
+        text = f"{folder} holds a run of the array {array}; other indices are refused"
+        yield problem("run.toml", text, f"#SBATCH --array={array}   (or {_NEW})")
+    else:
+        yield fine("run.toml", f"{folder} holds a run already: what is done stays done")
+
+
+# --- badcjobs run and its engine --------------------------------------------------------------------------------------
+
+
+def _check_settings(order: CheckOrder, script: BatchScript | None, cwd: Path) -> Iterator[Remark]:
+    """Judge the values of the script's own options, as ``badcjobs run`` would before it begins."""
+    start = script.start if script else None
+    if script is None or start is None or start.hidden or script.wrong_calls or order.config_trouble is not None:
+        return  # with what cannot be seen from here it may all be right
+    where = f"{script.name} line {start.line}"
+    if "out" not in start.named:
+        yield problem("out", f"{where} has no --out, which badcjobs run needs", f"{start.text} --out results")
+    known = settings_by_key()
+    values: dict[str, Any] = {"source": start.sources or (("?",) if start.sources is None else None)}
+    for key in start.named & known.keys():
+        kind = known[key].metadata["kind"]
+        if key not in start.values and kind is not bool:
+            return
+        value = start.values.get(key)
+        if kind is not bool and (key != "engine" or value in ENGINES):  # another engine has a finding of its own
+            values[key] = _list(value) if kind is list else value if kind is str else _number(value, kind, value)
+    config = start.values.get("config")
+    try:
+        make_settings(Path("results"), values, None if config is None else cwd / config)
+    except BadInput as error:
+        details = tuple((error.why or "").splitlines())
+        yield problem("settings", f"{where}: {error.what}", error.fix or "badcjobs run --help", details)
+
+
+def _check_engine(order: CheckOrder, script: BatchScript | None, here: Here) -> Iterator[Remark]:
+    """Let the engine look for its program and models; a warning where the script may see more than we do."""
+    start = script.start if script else None
+    if order.config_trouble is not None:
+        fix = "badcjobs run … --config FILE.toml   (one that can be read)"
+        yield problem("config", order.config_trouble, fix)
+    elif order.engine not in ENGINES:
+        yield _unknown_engine(order.engine or "", script)
+    elif script is not None and start is None:
+        return  # it only merges, or starts badcjobs in a way that cannot be read
+    elif start is not None and start.contained:
+        yield fine("engine", f"{order.engine} is in the image, which is not looked into")
+    else:
+        try:
+            _try_engine(order, script.venvs if script else (), here)
+            yield fine("engine", f"{order.engine} can be started here")
+        except BadcjobsError as error:
+            fix, why = error.fix or "badcjobs check --help", tuple((error.why or "").splitlines())
+            unseen = f"the script's {script.set_up_by}" if script and script.set_up_by else None
+            if start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
+                unseen = unseen or "knowing what the script's variables hold"
+            text = error.what if unseen is None else f"{error.what}; looked for here, without {unseen}"
+            yield (problem if unseen is None else warning)("engine", text, fix, why)
+
+
+def _unknown_engine(name: str, script: BatchScript | None) -> Remark:
+    text = f"--engine {name} is not known; engines are {', '.join(ENGINES)}"
+    right = nearest(name, ENGINES) or ENGINES[0]
+    if script is None or script.start is None or _value(script, "engine") != name:
+        return problem("engine", text, f'engine = "{right}"   (in the table [run] of its --config)')
+    return problem("engine", f"{script.name} line {script.start.line}: {text}", script.start.text.replace(name, right))
+
+
+def _try_engine(order: CheckOrder, venvs: Sequence[str], here: Here) -> None:
+    """Ask the engine as a task would, in the virtual environments that the script activates."""
+    folders = [str(here.cwd / venv / "bin") for venv in reversed(venvs)]
+    path = os.pathsep.join([*folders, here.environ.get("PATH", os.defpath)])
+    choose_engine(
+        order.engine or "",
+        args=order.engine_args,
+        command=order.command,
+        hawkears_python=order.hawkears_python,
+        hawkears_root=None if order.hawkears_root is None else here.cwd / order.hawkears_root,
+        allow_cpu=True,
+        environ={**here.environ, "PATH": path},
+        launcher=SubprocessLauncher("check"),
+        clock=here.clock,
+    ).check()

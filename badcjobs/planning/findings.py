@@ -1,0 +1,106 @@
+"""What ``check`` and ``plan`` say: remarks with the line that fixes them, and the form of the rules that make them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, say
+from badcjobs.report.words import count, plain
+
+FINE = "fine"
+SEVERITIES = (PROBLEM, WARNING, NOTE, FINE)
+Cases = Iterable[Mapping[str, Any]]  # the figures of each
+_COLUMNS = 100
+_INDENT = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One judgement; a problem (the job would fail or be refused) and a warning always come with a fix."""
+
+    severity: str
+    subject: str  # a word or two to look for: out, array, GPU-hours
+    text: str
+    fix: str | None = None
+    details: tuple[str, ...] = ()  # one line each, where the sentence counts several things
+
+
+problem, warning, fine = partial(Remark, PROBLEM), partial(Remark, WARNING), partial(Remark, FINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is said where ``when`` holds; the texts are templates with the names of facts in them, see ``say``."""
+
+    severity: str
+    when: Callable[[Any], object]
+    says: str
+    fix: str | None = None
+
+
+problem_if, warning_if, note_if, fine_if = (partial(Advice, one) for one in SEVERITIES)
+
+
+def always(_facts: object) -> bool:
+    """Hold for every case: the last rule about a subject."""
+    return True
+
+
+def one_case(_facts: object) -> Cases:
+    """Return the case of rules that need nothing but the facts."""
+    return ({},)
+
+
+class RuleSet:
+    """The rules about one subject, of which the first that holds is taken, and the cases that they are applied to.
+
+    A case is what the rules need besides the facts; its ``details`` go into the remark as they are.
+    """
+
+    def __init__(self, subject: str, cases: Callable[[Any], Cases], *rules: Advice) -> None:
+        self._subject, self._cases, self._rules = subject, cases, rules
+
+    def judge(self, facts: object) -> Iterator[Remark]:
+        """Yield what is to say; ``facts`` is any object whose attributes the rules name."""
+        for case in self._cases(facts):
+            known = {**vars(facts), **case}
+            found = SimpleNamespace(**known)
+            rule = next((one for one in self._rules if one.when(found)), None)
+            if rule is not None:
+                fix = None if rule.fix is None else say(rule.fix, known) or None
+                subject, details = say(self._subject, known), tuple(known.get("details", ()))
+                yield Remark(rule.severity, subject, say(rule.says, known), fix, details)
+
+
+def judge_all(rule_sets: Iterable[RuleSet], facts: object) -> Iterator[Remark]:
+    """Yield what all of them have to say."""
+    for rules in rule_sets:
+        yield from rules.judge(facts)
+
+
+def remarks_text(remarks: Sequence[Remark]) -> str:
+    """Return the verdict and all remarks for people, the worst first; sentences are folded, lines to paste are not."""
+    problems, warnings = (sum(one.severity == kind for one in remarks) for kind in (PROBLEM, WARNING))
+    verdict = "not ready" if problems else "ready to submit"
+    lines = [f"{count(problems, PROBLEM)} and {count(warnings, WARNING)}: {verdict}", ""]
+    for one in sorted(remarks, key=lambda remark: SEVERITIES.index(remark.severity)):
+        lines += folded(f"{one.severity:<8} {one.subject}", one.text, _INDENT)
+        lines += below(one, _INDENT)
+    return "\n".join(lines)
+
+
+def folded(label: str, text: str, indent: int) -> list[str]:
+    """Return a label and a text beside it, folded to the width of a terminal."""
+    lines = textwrap.wrap(plain(text), _COLUMNS - indent, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"{f'  {label}':<{indent - 1}} {lines[0]}", *(" " * indent + line for line in lines[1:])]
+
+
+def below(remark: Remark, indent: int) -> list[str]:
+    """Return the details of a remark and its fix, each on a line of its own."""
+    lines = [" " * indent + plain(detail) for detail in remark.details]
+    return [*lines, f"{'try: ':>{indent}}{plain(remark.fix)}"] if remark.fix else lines

@@ -1,0 +1,419 @@
+"""Puts a plan together: tasks, waves, what they ask for, and what there is to say about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from badcjobs.errors import BadInput
+from badcjobs.planning.findings import Cases, Remark, RuleSet, always, judge_all, note_if, one_case, problem_if
+from badcjobs.planning.plan_speed import Speed, at_length, is_below
+from badcjobs.planning.plan_survey import Survey
+from badcjobs.planning.plan_tasks import (
+    Asking,
+    Margin,
+    PlanWish,
+    Sizing,
+    Waves,
+    ask_for,
+    clock,
+    make_margin,
+    make_waves,
+    round_up,
+    size_tasks,
+)
+from badcjobs.planning.site import Site
+from badcjobs.report.words import count
+
+PLAN_VERSION = 1
+_CAPS = (  # of the site, by which the plan is made
+    "array_tasks", "queued_jobs", "gpu_hours", "time_s", "files", "node_gpus", "node_cpus", "node_memory_gb",
+    "plan_time_s", "plan_gpus", "free_cores_per_gpu",
+)  # fmt: skip
+FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
+FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
+_OTHER_LENGTH = 2  # times as long: a speed of other chunks says little
+_LAST_IS_LONGER_S = 3.0  # than the others, at most, where a recording is cut on the fly
+
+
+@dataclass(frozen=True)
+class CampaignPlan:
+    """From a source to the day it would be finished."""
+
+    survey: Survey
+    speed: Speed
+    margin: Margin
+    sizing: Sizing
+    asking: Asking
+    waves: Waves
+    site: Site
+    files: int  # at most, of the whole campaign
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        return len(self.sizing.shares)
+
+    @property
+    def audio_hours(self) -> float:
+        """Of all chunks."""
+        return self.survey.lengths.total_ms / 3_600_000
+
+    @property
+    def recording_hours(self) -> float:
+        """What neighbouring chunks share counts once."""
+        return (self.survey.lengths.total_ms - self.survey.shared_ms) / 3_600_000
+
+    @property
+    def work_gpu_hours(self) -> float:
+        """At the measured speed, without start-up."""
+        return self.sizing.work_s / 3600
+
+    @property
+    def start_up_gpu_hours(self) -> float:
+        """While the tasks start up, their GPUs wait."""
+        return self.tasks * self.sizing.gpus * self.margin.start_up_s / 3600
+
+    @property
+    def asked_gpu_hours(self) -> float:
+        """What the tasks ask of Slurm, all together."""
+        return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
+
+
+def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> CampaignPlan:
+    """Return the plan: the same for the same values, on every machine."""
+    lengths = survey.lengths
+    if not lengths.total_ms:
+        raise _no_audio(survey)
+    speed = at_length(speed, lengths.mean_ms / 1000)
+    margin = make_margin(speed, wish.margin)
+    sizing = size_tasks(lengths, speed, margin, wish, site)
+    waves = make_waves(sizing, speed, margin, wish, site)
+    files = len(sizing.shares) * FILES_PER_TASK + len(waves.waves) * FILES_PER_WAVE
+    plan = CampaignPlan(survey, speed, margin, sizing, ask_for(sizing.gpus, speed, wish, site), waves, site, files)
+    return replace(plan, remarks=tuple(judge_all((*SOURCE_REMARKS, *_FIT_REMARKS), plan)))
+
+
+def _no_audio(survey: Survey) -> BadInput:
+    rows, unknown = survey.lengths.rows, survey.lengths.unknown
+    names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *survey.broken_names]
+    names += survey.left_out_lines
+    fix = survey.unreadable_fix or survey.left_out_fix or "badcjobs check SOURCE"
+    if unknown:
+        counts = (survey.unreadable, "cannot be read"), (survey.untold, "with a header that does not tell")
+        reasons = ", ".join(f"{count(many, 'file')} {why}" for many, why in counts if many)
+        what = f"nobody knows how long the audio is: {reasons}"
+    elif rows:
+        what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
+    else:
+        what = f"there is nothing to plan: {survey.left_out_words} cannot be used, and there are no others"
+    return BadInput(what, why="\n".join(names) or None, fix=fix)
+
+
+# --- what there is to say about the source ----------------------------------------------------------------------------
+
+
+def _examples(many: str, names: str) -> Any:
+    """Return the cases of a rule with examples, which stand in two fields of the survey: how many, and their names."""
+
+    def cases(plan: CampaignPlan) -> Cases:
+        number, known = getattr(plan.survey, many), getattr(plan.survey, names)
+        if number:
+            more = [f"… and {number - len(known):,} more"] if number > len(known) else []
+            guess = f"planned with the mean of the others, {plan.survey.lengths.mean_ms / 1000:,.1f} s"
+            yield {"many": number, "details": [*known, *more], "guess": guess}
+
+    return cases
+
+
+def _left_out(plan: CampaignPlan) -> Cases:
+    yield {"details": plan.survey.left_out_lines, "fix": plan.survey.left_out_fix or ""}
+
+
+def _rates(plan: CampaignPlan) -> Cases:
+    rates = sorted(plan.survey.rates_hz.items())
+    yield {"rates": [f"{count(many, 'file')} with {hz:,} Hz" for hz, many in rates]}
+
+
+SOURCE_REMARKS = (
+    RuleSet(
+        "left out",
+        _left_out,
+        problem_if(
+            lambda f: f.survey.left_out_words,
+            "{survey.left_out_words} cannot be planned: badcjobs run would {survey.left_out_fate}",
+            "{fix}",
+        ),
+    ),
+    RuleSet(
+        "unreadable",
+        _examples("unreadable", "unreadable_names"),
+        problem_if(
+            always,
+            "{many:count file} that cannot be read from here; {guess}; whatever tasks cannot read either will fail",
+            "{survey.unreadable_fix}",
+        ),
+    ),
+    RuleSet(
+        "unknown length",
+        _examples("untold", "unknown_names"),
+        note_if(always, "{many:count file} whose header does not tell how long it is; {guess}"),
+    ),
+    RuleSet(
+        "empty",
+        _examples("empty", "empty_names"),
+        note_if(
+            always,
+            "{many:count file} without any audio; planned with 0 s, and {many:it|each} will fail: there is nothing to"
+            " analyse",
+        ),
+    ),
+    RuleSet(
+        "broken off",
+        _examples("broken", "broken_names"),
+        note_if(
+            lambda f: f.survey.nothing_there,
+            "{many:count file} with less audio than the header says; what is there is planned, no more;"
+            " {survey.nothing_there:count chunk} without any of it will fail",
+        ),
+        note_if(always, "{many:count file} with less audio than the header says; what is there is planned, no more"),
+    ),
+    RuleSet(
+        "sample rates",
+        _rates,
+        note_if(
+            lambda f: len(f.rates) > 1, "they differ: {rates:list}; an engine may be slower where it has to resample"
+        ),
+    ),
+    RuleSet(
+        "audio",
+        lambda plan: [{"details": plan.survey.not_there_names}],
+        note_if(
+            lambda f: f.survey.not_there,
+            "the first file of {survey.not_there:count folder} is not there, or cannot be used; rows that say their end"
+            " are not looked up one by one",
+            "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
+        ),
+    ),
+    RuleSet("passed over", lambda plan: [{"text": one} for one in plan.survey.passed_over], note_if(always, "{text}")),
+)
+
+
+# --- and about the tasks ----------------------------------------------------------------------------------------------
+
+
+def _long_chunks(plan: CampaignPlan) -> Cases:
+    """Find chunks that no task could finish, because one GPU needs longer than a task has."""
+    survey, site, limit_s = plan.survey, plan.site, plan.sizing.longest_chunk_s
+    longest_s = survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
+    needed_s = round_up(plan.margin.time_s(longest_s))
+    ways = [f"--time {clock(needed_s)}"] if site.time_s is None or needed_s <= site.time_s else []
+    shorter = f"--chunk-length {_round_down(min(limit_s, 3600))}"
+    if survey.rows_alone:
+        ways.append("a faster GPU (--from its run, or its --rate)")
+        ways.append(f"plan the whole recordings instead of this manifest, with {shorter}")
+    else:
+        ways.insert(0, f"{shorter}   (whole recordings are cut on the fly)")
+    names = [f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000]
+    many = survey.lengths.longer_than(limit_s * 1000)
+    yield {"many": many, "limit": _length(limit_s), "ways": ", or ".join(ways), "details": names}
+
+
+def _unsafe_chunks(plan: CampaignPlan) -> Cases:
+    """Count the chunks longer than a probe has found to be safe: a run gets them done, but more slowly."""
+    survey, speed, safe_s, lean_safe_s = plan.survey, plan.speed, plan.speed.safe_s, plan.speed.lean_safe_s
+    if safe_s is None:
+        return
+    way = "with one thread" + ("" if lean_safe_s is None else f", and what is longer than {lean_safe_s:g} s in pieces")
+    if lean_safe_s is not None and lean_safe_s <= safe_s:
+        way = "in pieces"
+    # Even last chunks shall be safe; of very short ones only the others are.
+    longest_s = safe_s - _LAST_IS_LONGER_S if safe_s > 3 * _LAST_IS_LONGER_S else safe_s
+    shorter = f"--chunk-length {round(min(speed.best_s or longest_s, longest_s), 2):g}"
+    fix = f"{shorter}   (whole recordings are cut on the fly; their last chunks may be {_LAST_IS_LONGER_S:g} s longer)"
+    if survey.rows_alone:
+        fix = f"plan the whole recordings instead of this manifest, with {shorter}"
+    names = [f"{name} ({ms / 1000:,.3g} s)" for ms, name in survey.longest if ms > safe_s * 1000]
+    yield {"many": survey.lengths.longer_than(safe_s * 1000), "way": way, "fix": fix, "details": names}
+
+
+def _speed(plan: CampaignPlan) -> Cases:
+    chunk_s, speed = plan.survey.lengths.mean_ms / 1000, plan.speed
+    yield {
+        "chunk_s": chunk_s,
+        "is_below": is_below(speed.curve, chunk_s),
+        "shortest_s": speed.curve[0][0] if speed.curve else None,
+        "again": "" if speed.remedy is None else f"{speed.remedy} --start-length {chunk_s:.3g} --again",
+        "planned_hours": plan.work_gpu_hours,
+    }
+
+
+def _is_other_length(facts: Any) -> bool:
+    speed, chunk_s = facts.speed, facts.chunk_s
+    return not speed.curve and speed.chunk_s and not 1 / _OTHER_LENGTH <= chunk_s / speed.chunk_s <= _OTHER_LENGTH
+
+
+_FIT_REMARKS = (
+    RuleSet(
+        "long chunks",
+        _long_chunks,
+        problem_if(
+            lambda f: f.many,
+            "{many:count chunk} longer than the {limit} of audio that one GPU is sure to finish in a task: they may"
+            " never be done",
+            "{ways}",
+        ),
+    ),
+    RuleSet(
+        "files",
+        one_case,
+        problem_if(
+            lambda f: f.site.files and f.files > f.site.files,
+            "{files:,} files at most, but the quota of {site.name} is {site.files:,}",
+            "a longer --time, for fewer tasks; badcjobs merge --remove-merged after each wave",
+        ),
+    ),
+    RuleSet(
+        "chunk length",
+        _unsafe_chunks,
+        note_if(
+            lambda f: f.many,
+            "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
+            " on {speed.devices:list}: a run does such chunks {way}, which may be slower",
+            "{fix}",
+        ),
+    ),
+    RuleSet(
+        "speed",
+        lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts],
+        note_if(always, "{doubt}", "{remedy}"),
+    ),
+    RuleSet(
+        "speed",
+        _speed,
+        note_if(
+            lambda f: f.is_below,
+            "no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
+            " {shortest_s:g} s); probe them, or run one task of this plan first, and plan again --from it",
+            "{again}",
+        ),
+        note_if(
+            _is_other_length,
+            "it was measured with chunks of {speed.chunk_s:,.3g} s on average, and those of this plan have"
+            " {chunk_s:,.3g} s: short ones are slower; run one task of this plan first, and plan again --from it",
+        ),
+    ),
+    RuleSet(
+        "speed",
+        one_case,
+        note_if(
+            lambda f: len(f.speed.devices) > 1,
+            "it is the mean of {speed.devices:list}; on one model alone it will differ",
+        ),
+    ),
+    RuleSet(
+        "speed",
+        _speed,
+        note_if(
+            lambda f: f.speed.gpu_hours is not None and f.planned_hours > 1000 * f.speed.gpu_hours,
+            "{planned_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; run one task of this plan"
+            " first, and plan again --from it",
+        ),
+    ),
+)
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:,.3g} s"
+
+
+def _round_down(seconds: float) -> str:
+    """Return a length that people would choose, with two digits, never more than what is given."""
+    step = 10 ** (math.floor(math.log10(seconds)) - 1)
+    return f"{math.floor(seconds / step + 1e-9) * step:.6g}"
+
+
+# --- document ---------------------------------------------------------------------------------------------------------
+
+
+def to_dict(plan: CampaignPlan) -> dict[str, Any]:
+    """Return the document; the same plan gives the same document, byte for byte."""
+    shares = plan.sizing.shares
+    return {
+        "version": PLAN_VERSION,
+        "source": _source(plan),
+        "audio_hours": _hours(plan.survey.lengths.total_ms),
+        "recording_hours": _hours(plan.survey.lengths.total_ms - plan.survey.shared_ms),
+        "speed": _rounded(asdict(plan.speed)),
+        "gpu_hours": round(plan.work_gpu_hours, 6),
+        "start_up_gpu_hours": round(plan.start_up_gpu_hours, 6),
+        "asked_gpu_hours": round(plan.asked_gpu_hours, 6),
+        "tasks": {
+            "count": plan.tasks,
+            "gpus": plan.sizing.gpus,
+            **asdict(plan.asking),
+            "time_s": plan.sizing.time_s,
+            "time_chosen": plan.sizing.chosen,
+            "expected_s": round(plan.sizing.expected_s, 3),
+            "audio_hours_least": _hours(min(share.audio_ms for share in shares)),
+            "audio_hours_most": _hours(max(share.audio_ms for share in shares)),
+            "rows_least": min(share.rows for share in shares),
+            "rows_most": max(share.rows for share in shares),
+        },
+        "margin": _rounded(asdict(plan.margin)),
+        "files": plan.files,
+        "caps": _rounded({"site": plan.site.name or None, **{name: getattr(plan.site, name) for name in _CAPS}}),
+        "waves": [
+            {
+                "number": wave.number,
+                "tasks": wave.tasks,
+                "rows": wave.rows,
+                "audio_hours": _hours(wave.audio_ms),
+                "asked_gpu_hours": round(wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600, 6),
+                "running_s": None if plan.waves.gpus is None else round(wave.running_s, 3),
+            }
+            for wave in plan.waves.waves
+        ],
+        "waves_why": plan.waves.why,
+        "gpus_at_a_time": plan.waves.gpus,
+        "gpus_why": plan.waves.gpus_why,
+        "running_s": None if plan.waves.running_s is None else round(plan.waves.running_s, 3),
+        "remarks": [
+            {
+                "severity": one.severity,
+                "subject": one.subject,
+                "text": one.text,
+                "fix": one.fix,
+                "examples": one.details,
+            }
+            for one in plan.remarks
+        ],
+    }
+
+
+def _source(plan: CampaignPlan) -> dict[str, Any]:
+    survey, lengths = plan.survey, plan.survey.lengths
+    return {
+        "chunks": lengths.rows,
+        "cut": survey.cut,
+        "headers_read": survey.measured,
+        "of_unknown_length": lengths.unknown,
+        "unreadable": survey.unreadable,
+        "empty": survey.empty,
+        "broken_off": survey.broken,
+        "nothing_there": survey.nothing_there,
+        "left_out": survey.left_out,
+        "left_out_folders": survey.left_out_folders,
+        "left_out_sources": survey.left_out_sources,
+        "longest_s": lengths.longest_ms / 1000,
+        "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.rates_hz.items())},
+    }
+
+
+def _hours(milliseconds: int) -> float:
+    return round(milliseconds / 3_600_000, 6)
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 6) if isinstance(value, float) else value for key, value in values.items()}

@@ -1,0 +1,248 @@
+"""``badcjobs plan``: the site → sources → speed → reading → plan → shards and scripts; and the plan as text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.errors import BadInput
+from badcjobs.planning.findings import always, below, folded
+from badcjobs.planning.make_plan import CampaignPlan, make_plan
+from badcjobs.planning.plan_folder import RowFile, Scripts, Written, fresh_folder, template_for, try_scripts, write_plan
+from badcjobs.planning.plan_speed import find_speed
+from badcjobs.planning.plan_survey import Progress, read_sources
+from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
+from badcjobs.planning.site import Site, find_site
+from badcjobs.report.rules import PROBLEM, say
+from badcjobs.report.words import count, duration, number
+from badcjobs.settings import AUTO, make_settings, read_toml
+from badcjobs.sources.open import open_sources
+
+_SAID_BY_ROWS = ("source", "root", "chunk_length", "overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOrder:
+    """What ``badcjobs plan`` was told; None: not said."""
+
+    flags: Mapping[str, Any]  # of badcjobs run, by their names in TOML: source, root, engine, chunk_length, …
+    config: Path | None = None
+    site: str | None = None
+    rate: float | None = None
+    speed_from: Path | None = None
+    wish: PlanWish = field(default_factory=PlanWish)
+    write: Path | None = None
+    out: Path | None = None
+    template: str | None = None
+    keys: tuple[str, ...] = ()  # KEY=VALUE of the template
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan, and what was written of it."""
+
+    plan: CampaignPlan
+    descriptions: tuple[str, ...]
+    written: Written | None = None
+
+
+def plan_sources(
+    order: PlanOrder, environ: Mapping[str, str], cwd: Path, progress: Progress = lambda rows: None
+) -> Planned:
+    """Read the sources once, from end to end, and plan them; everything that can be refused is refused before."""
+    site = Site("") if order.site is None else find_site(order.site, cwd)
+    check_wish(order.wish, site)
+    settings = make_settings(Path("results"), order.flags, order.config and cwd / order.config, "plan")
+    if "workers_per_gpu" not in _run_table(order, cwd):
+        settings = replace(settings, workers_per_gpu=AUTO)  # as the scripts say
+    target = None if order.write is None else cwd / order.write
+    scripts = None if target is None else _scripts(order, target, site, cwd)
+    root = None if settings.root is None else cwd / settings.root
+    sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
+    speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
+    make_margin(speed, order.wish.margin).work_s(order.wish.longest_s(site))
+    with ExitStack() as held:
+        draft, rows = None, None
+        if target is not None:
+            draft = held.enter_context(fresh_folder(target))
+            rows = held.enter_context(RowFile(draft / ".rows"))
+        surveyed = read_sources(sources, rows, progress, draft)
+        plan = make_plan(surveyed, speed, order.wish, site)
+        written = None
+        if target is not None and scripts is not None and draft is not None and rows is not None:
+            written = write_plan(plan, rows, draft, target, scripts)
+        return Planned(plan, tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions), written)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
+    template = order.template or template_for(site.name)
+    out = target / "results" if order.out is None else cwd / order.out
+    scripts = Scripts(template, out, order.keys, tuple(_run_words(order, cwd)))
+    try_scripts(scripts)
+    return scripts
+
+
+def _run_table(order: PlanOrder, cwd: Path) -> Mapping[str, Any]:
+    table: Mapping[str, Any] = {} if order.config is None else read_toml(cwd / order.config).get("run", {})
+    return table
+
+
+def _run_words(order: PlanOrder, cwd: Path) -> Iterator[str]:
+    """Yield the options of ``badcjobs run`` that a task needs; where chunks begin and end, its rows say."""
+    if order.config is not None:
+        said = _run_table(order, cwd)
+        if taken := [key for key in _SAID_BY_ROWS if key in said]:
+            raise BadInput(
+                f"{order.config}: [run] {taken[0]} cannot be used with --write",
+                why="the rows that are written say it; badcjobs run would refuse it beside them",
+                fix=f"take it out of the file; --{taken[0].replace('_', '-')} {said[taken[0]]} on this command line",
+            )
+        yield f"--config={cwd / order.config}"
+        if (workers := said.get("workers_per_gpu")) is not None:  # templates say auto before; the last counts
+            yield f"--workers-per-gpu={workers}"
+    for key, value in order.flags.items():
+        name = key.replace("_", "-")
+        if key in _SAID_BY_ROWS or value is None:
+            continue
+        if key == "hawkears_root":  # a task may start anywhere
+            value = str(cwd / value)
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+            continue
+        yield from (f"--{name}={one}" for one in (value if isinstance(value, list | tuple) else (value,)))
+
+
+# --- plan words -------------------------------------------------------------------------------------------------------
+
+_INDENT = 14
+_DAY_S = 86_400
+_SHOWN_SCRIPTS = 3
+
+
+# name of the line, what is said there, and when; the figures are those of _figures
+_LINES: tuple[tuple[str, str, Callable[[CampaignPlan], object]], ...] = (
+    ("source", "{sources}", always),
+    (
+        "audio",
+        "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
+        " longest {longest_s:,.1f} s",
+        always,
+    ),
+    (
+        "speed",
+        "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}",
+        lambda plan: plan.speed.gpu_hours is None,
+    ),
+    (
+        "speed",
+        "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin} ({speed.tasks:count task},"
+        " {speed.gpu_hours:two} GPU-hours without start-up)",
+        lambda plan: plan.speed.gpu_hours is not None,
+    ),
+    (
+        "GPU time",
+        "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up;"
+        " {plan.asked_gpu_hours:one} are asked for, so that every task ends in time",
+        always,
+    ),
+    (
+        "tasks",
+        "{plan.tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{plan.tasks:| each}: about"
+        " {sizing.expected_s:duration} of {time}",
+        always,
+    ),
+    (
+        "margin",
+        "start-up {margin.start_up_s:,.0f} s ({start_up}), an orderly end {margin.end_s:,.0f} s, and between them each"
+        " task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
+        always,
+    ),
+    ("memory", "--mem={asking.mem_gb}G: {asking.mem_why}", always),
+    ("cores", "--cpus-per-task={asking.cpus}: {asking.cpus_why}", always),
+    ("time", "--time={time}: what the fullest task needs", lambda plan: plan.sizing.chosen),
+    ("time", "--time={time}: as --time says", lambda plan: not plan.sizing.chosen),
+    ("waves", "1; {waves.why}", lambda plan: len(plan.waves.waves) == 1),
+    ("waves", "{many:,} of {sizes} tasks, one after another: {waves.why}", lambda plan: len(plan.waves.waves) > 1),
+    (
+        "files",
+        "{plan.files:,} at most, shards and logs and job scripts included, and none per chunk{quota}",
+        always,
+    ),
+    (
+        "finished",
+        "nobody says how many GPUs there are at a time, so --gpus N; one alone would take {alone}, start-up included",
+        lambda plan: plan.waves.running_s is None,
+    ),
+    (
+        "finished",
+        "after {running} of running with {waves.gpus:count GPU} at a time ({waves.gpus_why}); waiting in the queue"
+        " comes on top",
+        lambda plan: plan.waves.running_s is not None,
+    ),
+    ("measured on", "{speed.devices:list}", lambda plan: plan.speed.devices),
+)
+
+
+def plan_text(plan: CampaignPlan, descriptions: Sequence[str], written: Written | None) -> str:
+    """Return the plan for people; the same plan gives the same text."""
+    figures = _figures(plan, descriptions)
+    problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
+    lines = [say("{plan.work_gpu_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
+    lines[0] += f"; {count(problems, 'problem')}" if problems else ""
+    lines.append("")
+    for name, template, when in _LINES:
+        lines += folded(name, say(template, figures), _INDENT) if when(plan) else []
+    for remark in plan.remarks:
+        lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT), *below(remark, _INDENT)]
+    return "\n".join([*lines, *(_written(plan, written) if written else ())])
+
+
+def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
+    survey, lengths, waves = plan.survey, plan.survey.lengths, plan.waves.waves
+    hours = [share.audio_ms / 3_600_000 for share in plan.sizing.shares]
+    first, last = waves[0].tasks, waves[-1].tasks
+    hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
+    return {
+        **vars(plan),
+        "plan": plan,
+        "lengths": lengths,
+        "sources": ", ".join(descriptions[:3]) + (f" and {len(descriptions) - 3:,} more" if descriptions[3:] else ""),
+        "cut": f", {survey.cut:,} of them cut out of longer files when they are needed" if survey.cut else "",
+        "shared": hours_of_recordings if survey.shared_ms else "",
+        "sounding": f" (of the {lengths.rows - lengths.empty:,} with audio)" if lengths.empty else "",
+        "mean_s": lengths.mean_ms / 1000,
+        "longest_s": lengths.longest_ms / 1000,
+        "each": " to ".join(dict.fromkeys(number(bound, 2) for bound in (min(hours), max(hours)))),
+        "time": clock(plan.sizing.time_s),
+        "start_up": "measured" if plan.margin.start_up_measured else "assumed, for nobody has measured it",
+        "many": len(waves),
+        "sizes": f"{first:,}" if first == last else f"{last:,} or {first:,}",
+        "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
+        "alone": span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s),
+        "running": span(plan.waves.running_s or 0.0),
+    }
+
+
+def _written(plan: CampaignPlan, written: Written) -> Iterator[str]:
+    yield ""
+    words = f"{written.folder}: {count(plan.tasks, 'shard')}, {count(len(written.scripts), 'job script')}"
+    yield from folded("written", words, _INDENT)
+    if written.left_out is not None:
+        yield from folded("left out", f"all of it, each with its reason: {written.left_out}", _INDENT)
+    for script, out in list(zip(written.scripts, written.outs, strict=True))[:_SHOWN_SCRIPTS]:
+        yield f"{'':{_INDENT}}sbatch {shlex.quote(str(script))}"
+        yield f"{'':{_INDENT}}badcjobs merge {shlex.quote(str(out))}   (once it has ended)"
+    if len(written.scripts) > _SHOWN_SCRIPTS:
+        yield f"{'':{_INDENT}}… and {len(written.scripts) - _SHOWN_SCRIPTS:,} more, each when the one before has ended"
+
+
+def span(seconds: float) -> str:
+    """Return a long time as people say it: in days from two days on."""
+    return duration(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:,.1f} days"

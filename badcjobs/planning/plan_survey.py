@@ -1,0 +1,314 @@
+"""What is in the sources of a plan: they are read once, from end to end; mistakes are counted and stop nothing."""
+
+from __future__ import annotations
+
+import heapq
+import shlex
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from badcjobs.errors import BadInput
+from badcjobs.sources.badc_manifest import Manifest
+from badcjobs.sources.folder import CLOSED_FOLDER
+from badcjobs.sources.mistakes import SHOWN, Mistakes
+from badcjobs.sources.open import Sources
+from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
+from badcjobs.sources.walk import AudioSource
+
+if TYPE_CHECKING:
+    from badcjobs.planning.plan_folder import RowFile
+
+Progress = Callable[[int], None]
+
+
+def read_sources(sources: Sources, rows: RowFile | None, progress: Progress, folder: Path | None = None) -> Survey:
+    """Read everything once; a second time, without them, where identities repeat. Mistakes are told, none stops it."""
+    with ExitStack() as held:
+        mistakes = held.enter_context(LeftOut(sources.parts, None if folder is None else folder / "left-out.txt"))
+        chunks, walk = survey(sources, mistakes)
+        found = _tally(chunks, rows, progress)
+        if (others := survey_again(sources, walk)) is not None:
+            if rows is not None:
+                rows.clear()
+            found = _tally(others, rows, progress)
+        found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
+        mistakes.tell(found)
+        return _with_remarks(found, walk)
+
+
+def _tally(rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> Survey:
+    found = Survey()
+    add, keep = found.add, None if kept is None else kept.add
+    before, from_ms, until_ms = "", 0, 0
+    for row_number, row in enumerate(rows, 1):
+        start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
+        if row.unreadable and end_ms is None:
+            found.add_unreadable(row.path, row.base, row.unreadable)
+        elif there_ms is not None and end_ms is not None and there_ms < end_ms:
+            end_ms = max(start_ms, there_ms)  # no more will be done
+            found.add_broken(end_ms - start_ms, row.path, row.chunk_id)
+        else:
+            add(None if end_ms is None else end_ms - start_ms, row.path, row.chunk_id)
+        if end_ms is not None:
+            if start_ms < until_ms and row.recording_id == before:
+                found.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
+            before, from_ms, until_ms = row.recording_id, start_ms, end_ms
+        if row.is_cut:
+            found.cut += 1
+        if keep is not None:
+            keep(row)
+        if not row_number & 0xFF:  # a call for each of a million rows would be felt
+            progress(row_number)
+    return found
+
+
+def _with_remarks(found: Survey, walk: Surveyor) -> Survey:
+    found.not_there, found.not_there_names = len(walk.not_there), walk.not_there[:3]
+    found.measured, found.rates_hz = walk.measured, walk.rates_hz
+    found.broken, found.broken_names = walk.remarks.broken, walk.remarks.broken_examples
+    found.passed_over = tuple(walk.remarks.notes())
+    return found
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+_UNKNOWN = 2**32 - 1
+_LONGEST_MS = 2**32 - 2  # 49 days; whatever is longer fits into no walltime, and counts in full in the sum
+
+
+class Lengths:
+    """The lengths of chunks, one after another; None: nobody could measure it."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.unknown = 0
+        self.empty = 0
+        self.known_ms = 0
+        self.longest_ms = 0
+        self._ms = array("I")
+        self._many = array("I")
+        self._last = -1
+
+    def add(self, length_ms: int | None) -> None:
+        """Take the next chunk."""
+        self.rows += 1
+        if length_ms is None:
+            self.unknown += 1
+            length_ms = _UNKNOWN
+        else:
+            self.known_ms += length_ms
+            if length_ms > self.longest_ms:
+                self.longest_ms = length_ms
+            elif not length_ms:
+                self.empty += 1
+            if length_ms > _LONGEST_MS:
+                length_ms = _LONGEST_MS
+        if length_ms == self._last:
+            self._many[-1] += 1
+        else:
+            self._ms.append(length_ms)
+            self._many.append(1)
+            self._last = length_ms
+
+    @property
+    def mean_ms(self) -> int:
+        """The mean of those that are known and have audio, in whole milliseconds; 0: there are none."""
+        known = self.rows - self.unknown - self.empty
+        return self.known_ms // known if known else 0
+
+    @property
+    def total_ms(self) -> int:
+        """All of them together; one that is not known counts as the mean of the others."""
+        return self.known_ms + self.unknown * self.mean_ms
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield length and number of neighbours that are equally long."""
+        mean_ms = self.mean_ms
+        for length_ms, many in zip(self._ms, self._many, strict=True):
+            yield (mean_ms if length_ms == _UNKNOWN else length_ms), many
+
+    def longer_than(self, limit_ms: float) -> int:
+        """Count those that are longer."""
+        return sum(many for length_ms, many in self.runs() if length_ms > limit_ms)
+
+
+# --- the tally --------------------------------------------------------------------------------------------------------
+
+EXAMPLES, LONGEST_SHOWN = 20, 3
+
+
+@dataclass(slots=True)
+class Survey:
+    """The tally of a source, chunk by chunk; names are kept of a few examples only."""
+
+    lengths: Lengths = field(default_factory=Lengths)
+    empty: int = 0
+    cut: int = 0  # chunks that are parts of longer files
+    shared_ms: int = 0  # of audio that two neighbours in a recording both have
+    rows_alone: bool = False  # all of it is manifests, whose rows --chunk-length does not touch
+    measured: int = 0  # files whose header was read
+    rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
+    unknown_names: list[str] = field(default_factory=list)
+    unreadable: int = 0  # files that are there, and cannot be read from here; of unknown length, too
+    unreadable_names: list[str] = field(default_factory=list)  # each with the reason
+    unreadable_fix: str | None = None
+    empty_names: list[str] = field(default_factory=list)
+    broken: int = 0  # files that have less audio than their header says
+    broken_names: list[str] = field(default_factory=list)
+    nothing_there: int = 0  # chunks that will fail: their file breaks off before them
+    not_there: int = 0  # folders of which a first file was looked for in vain
+    not_there_names: list[str] = field(default_factory=list)
+    passed_over: tuple[str, ...] = ()  # what of folders nobody looks at, in words
+    left_out: int = 0  # rows that cannot be planned
+    left_out_missing: int = 0  # so many of these because their audio is not there, or cannot be used
+    left_out_folders: int = 0  # folders that nobody may look into, with all that is in there
+    left_out_sources: int = 0  # sources of which not one row can be
+    left_out_lines: tuple[str, ...] = ()  # the first mistakes
+    left_out_fix: str | None = None
+    _longest: list[tuple[int, int, str]] = field(default_factory=list)
+    _shortest_shown_ms: int = 0
+
+    def add(self, length_ms: int | None, path: str, chunk_id: str) -> None:
+        """Take the next chunk."""
+        self.lengths.add(length_ms)
+        if length_ms is None:
+            _keep(self.unknown_names, path)
+        elif length_ms <= 0:
+            self.empty += 1
+            _keep(self.empty_names, path)
+        elif length_ms > self._shortest_shown_ms:
+            heapq.heappush(self._longest, (length_ms, -self.lengths.rows, f"{chunk_id} in {path}"))
+            if len(self._longest) > LONGEST_SHOWN:
+                heapq.heappop(self._longest)  # of equal ones the first stay
+                self._shortest_shown_ms = self._longest[0][0]
+
+    def add_unreadable(self, path: str, base: str, why: str) -> None:
+        """Take the next chunk, whose file cannot be read; a relative path is put behind ``base``."""
+        self.lengths.add(None)
+        self.unreadable += 1
+        self.unreadable_fix = self.unreadable_fix or f"ls -l {shlex.quote(base + path.removeprefix('./'))}"
+        _keep(self.unreadable_names, f"{path}: {why}")
+
+    def add_broken(self, there_ms: int, path: str, chunk_id: str) -> None:
+        """Take the next chunk, in or before which its file breaks off."""
+        if there_ms:
+            self.add(there_ms, path, chunk_id)
+        else:
+            self.lengths.add(0)
+            self.nothing_there += 1
+
+    @property
+    def untold(self) -> int:
+        """How many files can be read, and have a header that does not tell how long they are."""
+        return self.lengths.unknown - self.unreadable
+
+    @property
+    def left_out_words(self) -> str:
+        """Return how many rows and sources cannot be planned; empty: all can."""
+        counts = (
+            (self.left_out, "row"), (self.left_out_folders, "closed folder"), (self.left_out_sources, "whole source")
+        )  # fmt: skip
+        return " and ".join(f"{many:,} {one}{'' if many == 1 else 's'}" for many, one in counts if many)
+
+    @property
+    def left_out_fate(self) -> str:
+        """Return what a run would do with what is left out."""
+        many = self.left_out + self.left_out_folders + self.left_out_sources
+        them = "it" if many == 1 else "them"
+        if not self.left_out_missing:
+            return f"refuse {them}"
+        if self.left_out_missing < many:
+            return "refuse them, or fail those whose audio cannot be used"
+        return f"fail {them}, for the audio cannot be used"
+
+    @property
+    def longest(self) -> list[tuple[int, str]]:
+        """Length and name of the longest ones, the longest first."""
+        return [(length_ms, name) for length_ms, _, name in sorted(self._longest, reverse=True)]
+
+
+def _keep(names: list[str], name: str) -> None:
+    if len(names) < EXAMPLES:
+        names.append(name)
+
+
+# --- what cannot be planned -------------------------------------------------------------------------------------------
+
+
+class LeftOut(Mistakes):
+    """Mistakes that are told one by one, but counted by the row: one row may have several.
+
+    With a file, each is also written down: with twenty million rows, twenty examples are not all of them.
+    """
+
+    def __init__(self, parts: Sequence[AudioSource], path: Path | None = None) -> None:
+        super().__init__([part.name for part in parts])
+        self.rows = self.folders = 0
+        self._parts = parts
+        self._whole: set[int] = set()
+        self._lines: dict[int, bytearray] = {}  # a bit for each line: every row of a large manifest may be wrong
+        self._path = path
+        self._file: TextIO | None = None
+
+    @property
+    def whole_sources(self) -> int:
+        """How many sources have not one row that could be understood."""
+        return len(self._whole)
+
+    def __enter__(self) -> LeftOut:
+        if self._path is not None:
+            self._file = self._path.open("w", encoding="utf-8", errors="backslashreplace")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None and self._path is not None:
+            self._file.close()
+            if not self.count:
+                self._path.unlink()
+
+    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
+        """Note a mistake, and write it down."""
+        super().add(line, text, why=why, fix=fix, missing=missing)
+        part = self._parts[self.source]
+        if line:
+            self.rows += self._is_first_of(line)
+        elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
+            self._whole.add(self.source)
+        elif text.startswith(CLOSED_FOLDER):
+            self.folders += 1  # what is in there, nobody knows
+        else:
+            self.rows += 1  # a recording in a folder, which has no lines
+        if self._file is not None:
+            where = f" line {line}:" if line else ""
+            self._file.write(f"{part.name}{where} {text}{f' ({why})' if why else ''}\n")
+
+    def add_unseen(self, count: int) -> None:
+        """Count rows nobody will look at one by one."""
+        super().add_unseen(count)
+        self.rows += count
+
+    def tell(self, found: Survey) -> None:
+        """Put into a survey how much is left out, the first of it, and a line to paste."""
+        found.left_out_missing = self.missing
+        found.left_out, found.left_out_folders, found.left_out_sources = self.rows, self.folders, self.whole_sources
+        lines, _ = self.examples(SHOWN)
+        more = [f"… and {self.count - len(lines):,} more"] if self.count > len(lines) else []
+        found.left_out_lines = (*lines, *more)
+        try:
+            self.raise_any()
+        except BadInput as error:
+            found.left_out_fix = error.fix
+
+    def _is_first_of(self, line: int) -> bool:
+        seen = self._lines.setdefault(self.source, bytearray())
+        byte, bit = line >> 3, 1 << (line & 7)
+        if len(seen) <= byte:
+            seen.extend(bytes(byte + 1 - len(seen)))
+        is_first = not seen[byte] & bit
+        seen[byte] |= bit
+        return is_first

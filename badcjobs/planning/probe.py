@@ -1,0 +1,487 @@
+"""The life of a probe: look around → try one length after the other on every model of device → keep what was found.
+
+What is tried next, and what it all means, is probe_search.py's business; one trial is probe_trial.py's. After each
+trial everything is written down, so that the same command goes on wherever this one stopped."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from badcjobs.devices.allocation import requested_memory_bytes
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode
+from badcjobs.model import FITS, Allocation, Device, Probed, Trial, WorkerPlan
+from badcjobs.paths import RunFolder
+from badcjobs.planning.probe_search import Bounds, ProbeStep, is_over, judge, next_step, usual_is_over
+from badcjobs.planning.probe_trial import (
+    Bench,
+    Measure,
+    Subject,
+    TrialRun,
+    Trouble,
+    check_sounds,
+    find_grant,
+    find_subjects,
+    prepare_sounds,
+)
+from badcjobs.processes import end_leftovers
+from badcjobs.seams import Engine
+from badcjobs.settings import RunSettings
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.wav import NotWav
+from badcjobs.store.live_files import read_memory_peaks
+from badcjobs.task.deadline import find_end
+from badcjobs.task.records import RecordingOptions, Records
+from badcjobs.task.startup import World, make_engine, mark_of, read_allocation
+from badcjobs.task.stop import StopRequest
+from badcjobs.telemetry.cost import HostReader
+from badcjobs.telemetry.usage import UsageReader
+from badcjobs.workers.probe_results import NoStore, ProbeStore, default_store
+from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+_HOST_EVERY_S = 0.5
+_RECORDER_PATIENCE_S = 10.0
+_OTHERS_SHARE = 0.05  # of a device; a driver keeps less for itself
+_RESERVE_S = 20.0  # of a job's time, for the end
+_HOST_SHARE = 0.8  # of the node's memory; beyond it the kernel may end whoever it likes, us too
+_NOT_HERE = frozenset({CONFIGURATION, RAN_ON_CPU, GPU_LOST, NO_PROGRAM})
+_LONGEST_WHY = 1500
+_FASTER_THAN_ANYTHING = 1e6  # times real time
+
+
+@dataclass(frozen=True)
+class ProbeOrder:
+    """What somebody wants to know."""
+
+    settings: RunSettings  # the engine, the devices, and the audio as its source
+    bounds: Bounds = field(default_factory=Bounds)
+    margin_percent: float = 10.0
+    most_s: float = 600.0  # that it may take
+    trial_s: float = 3.0  # that the chunks of one trial shall take
+    store: Path | None = None  # None: in the user's cache
+    keep: Path | None = None  # where the task database of the trials goes; None: nowhere
+    again: bool = False  # forget what was found before
+
+
+@dataclass(frozen=True)
+class ProbeEnd:
+    """What a probe has found."""
+
+    exit_code: int
+    probes: tuple[Probed, ...]
+    store: Path
+    aside: Path | None = None  # where a damaged file was put
+    problems: tuple[BadcjobsError, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
+    """Find out how long a chunk may be on each model of device that is here."""
+    settings, cutter = order.settings, AudioCutter(world.environ.get("PATH"))
+    paths = [world.cwd / path for path in settings.source]
+    check_sounds(paths, cutter)
+    allocation = read_allocation(world, world.clock.now_ms())
+    grant = find_grant(settings, world, allocation)
+    mark = mark_of(allocation, world)
+    with make_workplace(allocation) as workplace:
+        engine = make_engine(_with_ledger(settings, workplace / "memory"), world, mark, grant)
+        subjects = find_subjects(settings, grant, engine, allocation.cpus or world.cores)
+        store, aside = open_store(order, world)
+        searches = [
+            ModelSearch(one, store, order.bounds, margin_percent=order.margin_percent, trial_s=order.trial_s)
+            for one in subjects
+        ]
+        if order.again:
+            for search in searches:
+                search.forget()
+        if all(search.is_over for search in searches):
+            notes = ["it was known already; --again tries it anew"]
+            return ProbeEnd(ExitCode.DONE, tuple(one.keep() for one in searches), store.file, aside, notes=tuple(notes))
+        with open_records(order, world, allocation, grant, engine, mark, workplace) as records:
+            notes = say_who_else(records, grant)
+            sounds = prepare_sounds(paths, cutter, records.local.scratch / "sounds", order.bounds.longest_s)
+            round_ = Round(Bench(records, engine, sounds, world.clock), world, searches)
+            round_.go_on(until_s=world.clock.monotonic_s() + time_left_s(order, world, allocation))
+        return conclude(searches, store.file, aside, world, notes)
+
+
+def _with_ledger(settings: RunSettings, ledger: Path) -> RunSettings:
+    """Let the demo engine write down what it pretends to have of a simulated device."""
+    if settings.engine != "demo" or settings.simulate is None:
+        return settings
+    return replace(settings, engine_args=(*settings.engine_args, f"--ledger={ledger}"))
+
+
+@contextmanager
+def make_workplace(allocation: Allocation) -> Iterator[Path]:
+    """Make a folder on the node for what is only needed meanwhile."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="badcjobs-probe-", dir=allocation.local_dir))
+    except OSError as error:
+        raise BadInput(
+            f"there is no node-local folder to work in: {error.filename}",
+            why=error.strerror,
+            fix="export TMPDIR=/a/local/folder",
+        ) from error
+    try:
+        (folder / "memory").mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None]:
+    """Return the file that results are kept in; that it cannot be written is said before hours of trials."""
+    file = order.store or default_store(world.environ)
+    if file is None:
+        raise BadInput("there is nowhere to keep the result", why="HOME is not set", fix="--store probe.toml")
+    store = ProbeStore(world.cwd / file)
+    try:
+        return store, store.open()
+    except NoStore as error:
+        raise BadInput(
+            f"--store {file} is not written",
+            why=f"it is there already, and no probe has written it ({error})",
+            fix="the same command with --store probe.toml",
+        ) from error
+    except OSError as error:
+        raise BadInput(
+            f"the result cannot be kept in {store.file}",
+            why=error.strerror or str(error),
+            fix="--store OUT/probe.toml   (in the folder of a run, which finds it there)",
+        ) from error
+
+
+@contextmanager
+def open_records(
+    order: ProbeOrder,
+    world: World,
+    allocation: Allocation,
+    grant: Grant,
+    engine: Engine,
+    mark: str,
+    workplace: Path,
+) -> Iterator[Records]:
+    """Open a task database for the trials, and record the devices meanwhile, as a run does."""
+    settings = order.settings
+    out = RunFolder((order.keep or workplace / "run").absolute())
+    out.create()
+    key = out.claim(allocation.key)
+    started_at_ms = world.clock.now_ms()
+    records = Records(
+        key, out.task_database(key), allocation, world, started_at_ms=started_at_ms, mark=mark,
+        live_mode=settings.live_mode,
+    )  # fmt: skip
+    verdict = "failed"
+    if order.keep is not None:
+        world.log_to(out.task_log(key))
+    try:
+        records.begin(engine=engine.name, telemetry=settings.telemetry)
+        records.writer.write_meta({"settings": settings.to_json(world.cwd)})
+        records.writer.add_devices(grant.devices)
+        records.start_publishing(settings.publish_every_s)
+        if grant.devices and settings.telemetry:
+            pretended = settings.engine == "demo"  # no other engine tells what it would have of a simulated device
+            ledger = str(workplace / "memory") if pretended else None
+            stand_in = replace(settings.stand_in(world.cwd), ledger=ledger)
+            limits = replace(settings.alerts, memory_percent=100.0)  # filling the memory is what we are here for
+            how = RecordingOptions(settings.interval_s, stand_in, limits)
+            records.start_recorder(grant.devices, how, wait_s=_RECORDER_PATIENCE_S)
+        yield records
+        verdict = "done"
+    finally:
+        end_leftovers(mark)
+        records.close(exit_code=0 if verdict == "done" else 1, verdict=verdict)
+        records.writer.close()
+
+
+def say_who_else(records: Records, grant: Grant) -> list[str]:
+    """Name the devices that somebody uses before we have begun: less fits into them than into others of their model."""
+    used = read_memory_peaks(records.readings_at_hand(), 0)
+    full = [(d, used.get(records.writer.device_id(d), 0), d.memory_total_bytes) for d in grant.devices]
+    return [
+        f"{device.name or 'a device'} ({device.pin}): {bytes_ / 2**30:.1f} GiB are in use by others;"
+        " on an empty one longer chunks may fit: badcjobs gpus --all shows by whom"
+        for device, bytes_, total in full
+        if total is not None and bytes_ > _OTHERS_SHARE * total and device.backend != "simulated"
+    ]
+
+
+def time_left_s(order: ProbeOrder, world: World, allocation: Allocation) -> float:
+    """Return how long we may try: as long as was asked for, and no longer than the job has."""
+    now_ms = world.clock.now_ms()
+    end = find_end(order.settings.time_left, allocation, world.environ, now_ms)
+    left_s = order.most_s if end is None else (end.at_ms - now_ms) / 1000 - _RESERVE_S
+    return min(order.most_s, max(0.0, left_s))
+
+
+def conclude(searches: list[ModelSearch], store: Path, aside: Path | None, world: World, notes: list[str]) -> ProbeEnd:
+    """Say what was found, what was not, and what to do about it."""
+    problems = tuple(search.problem for search in searches if search.problem is not None)
+    notes = [*notes, *(search.host_words for search in searches if search.host_words)]
+    exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
+    if not all(search.is_over or search.problem for search in searches):
+        by_hand = world.stop.ended_by is signal.SIGINT
+        notes.append(why_not_finished(world.stop, any(search.trials for search in searches)))
+        exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
+    return ProbeEnd(exit_code, tuple(one.probed for one in searches), store, aside, problems, tuple(notes))
+
+
+def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
+    """Say why there is more to try, and what the same command will do; a first trial that was too short is not kept."""
+    why = f"stopped by {stop.name}" if stop.requested else "the time is over"
+    if something_is_kept:
+        return f"{why}; what was tried is kept, and the same command goes on"
+    begins = "so the same command begins anew" + ("" if stop.requested else ": give it more time with --max-minutes")
+    return f"{why} before a trial that counts had come to its end; nothing is kept, {begins}"
+
+
+# --- the search for one model of device -------------------------------------------------------------------------------
+
+
+class ModelSearch:
+    """The search for one model of device: what was tried, and what is being tried."""
+
+    def __init__(
+        self, subject: Subject, store: ProbeStore, bounds: Bounds, *, margin_percent: float, trial_s: float
+    ) -> None:
+        self.subject = subject
+        self.trials: list[Trial] = list(store.find(subject.key).trials)
+        self.problem: BadcjobsError | None = None
+        self.host_words: str | None = None
+        self.free: list[Device | None] = list(subject.devices)
+        self._store = store
+        self._bounds = bounds
+        self._margin_percent = margin_percent
+        self._at: str | None = store.find(subject.key).at
+        self.in_flight: list[ProbeStep] = []
+        self._start_up_s = 0.0
+        self._trial_s = trial_s
+        self._guess: float | None = None  # how fast a trial was that was too short to count
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.trials, self._at = [], None
+        self._store.put(Probed(self.subject.key))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to try."""
+        return is_over(self.trials, self._bounds)
+
+    @property
+    def probed(self) -> Probed:
+        """What is known so far."""
+        finished = bool(self.trials) and self.is_over
+        known = bool(self.trials) and usual_is_over(self.trials, self._bounds)
+        result = judge(self.trials, self._margin_percent, finished=finished) if known else None
+        return Probed(self.subject.key, tuple(self.trials), result, finished, self._at)
+
+    def keep(self) -> Probed:
+        """Write down what is known so far."""
+        self._store.put(self.probed)
+        return self.probed
+
+    def next_step(self, host_bytes: int | None) -> ProbeStep | None:
+        """Return what to try next; never what would fill the memory of the node."""
+        if self.problem is not None:
+            return None
+        self._bounds = self._bounds_by_host(host_bytes)
+        return next_step(self.trials, self._bounds, self.in_flight)
+
+    def expected_s(self, step: ProbeStep) -> float:
+        """Return about how long a trial will take; 0: nobody knows."""
+        rate = self.rate
+        return 0.0 if rate is None else self._start_up_s + self.chunks(step) * step.length_s / rate
+
+    def measure(self, step: ProbeStep) -> Measure:
+        """Return how much a trial gets."""
+        key = self.subject.key
+        return Measure(key.workers if step.lean else key.chunks_at_once, self._trial_s)
+
+    def chunks(self, step: ProbeStep) -> int:
+        """Return how many chunks a trial gets."""
+        measure = self.measure(step)
+        return measure.lanes * measure.rounds(step.length_s, self.rate)
+
+    @property
+    def rate(self) -> float | None:
+        """How fast the longest audio was that has been measured."""
+        measured = [trial for trial in self.trials if trial.times_real_time]
+        return max(measured, key=lambda trial: trial.length_s).times_real_time if measured else self._guess
+
+    def end(self, run: TrialRun, told: Trial | Trouble | None) -> bool:
+        """Take note of what came of a trial; None: it was broken off. Say whether it was too short to count."""
+        self.in_flight.remove(run.step)
+        self.free.append(run.plans[0].device)
+        if isinstance(told, Trouble):
+            self.problem = explain(told, self.subject, run.step)
+        elif told is not None and self._guess is None and self.measure(run.step).is_too_short(told):
+            self._guess = told.times_real_time or _FASTER_THAN_ANYTHING
+            return True
+        elif told is not None:
+            self.trials.append(told)
+            self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
+            self._start_up_s = run.start_up_s
+            self.keep()
+        return False
+
+    def _bounds_by_host(self, host_bytes: int | None) -> Bounds:
+        """Return the bounds, narrower where longer audio would need more memory of the node than there is."""
+        greedy = [t for t in self.trials if t.outcome == FITS and t.host_peak_bytes]
+        if host_bytes is None or not greedy:
+            return self._bounds
+        longest = max(greedy, key=lambda trial: trial.length_s)
+        room = _HOST_SHARE * host_bytes / (longest.host_peak_bytes or 1)
+        ceiling_s = max(longest.length_s, round(longest.length_s * room))
+        if ceiling_s >= self._bounds.longest_s:
+            return self._bounds
+        self.host_words = (
+            f"{self.subject.key.gpu}: nothing longer than {ceiling_s:g} s is tried, for it might take more than"
+            f" {100 * _HOST_SHARE:.0f} % of the node's memory ({host_bytes / 2**30:.1f} GiB)"
+        )
+        return replace(self._bounds, longest_s=ceiling_s)
+
+
+def explain(trouble: Trouble, subject: Subject, step: ProbeStep) -> BadcjobsError:
+    """Say what failed, and what to do about it; it was not the device's memory."""
+    fix = "badcjobs probe … --keep DIR, then look into DIR/tasks/"
+    if trouble.error_class == HOST_MEMORY:
+        fix = f"ask for more memory (#SBATCH --mem=64G), or try nothing longer: --max-length {step.length_s / 2:g}"
+    elif trouble.error_class in _NOT_HERE:
+        fix = "badcjobs check AUDIO --engine …   (with the same options)"
+    problem = BadcjobsError(
+        f"{subject.key.gpu}: chunks of {step.length_s:g} s failed, but not for want of its memory"
+        f" ({trouble.error_class}); no result is kept",
+        why=trouble.error.strip()[-_LONGEST_WHY:] or None,
+        fix=fix,
+    )
+    problem.exit_code = ExitCode.NOT_HERE if trouble.error_class in _NOT_HERE else ExitCode.CHUNKS_FAILED
+    return problem
+
+
+# --- all searches together --------------------------------------------------------------------------------------------
+
+
+class Round:
+    """All searches of a probe, as long as there is time."""
+
+    def __init__(self, bench: Bench, world: World, searches: Sequence[ModelSearch]) -> None:
+        self._bench = bench
+        self._world = world
+        self._searches = searches
+        self._running: list[tuple[ModelSearch, TrialRun]] = []
+        self._began = 0
+        self._slots = 0
+        self._usage = UsageReader(world.pid)
+        self._next_usage_s = 0.0
+        self._host_bytes = _room_on_the_node(world)
+
+    def go_on(self, *, until_s: float) -> None:
+        """Try and try again, until nothing is left to try or the time is over."""
+        clock, stop = self._world.clock, self._world.stop
+        while True:
+            if stop.requested or clock.monotonic_s() >= until_s:
+                self._break_off()
+                return
+            self._begin_what_can_be(until_s - clock.monotonic_s())
+            if not self._running:
+                return
+            for _, run in self._running:
+                run.look(_LOOK_S / len(self._running))
+            self._look_at_the_host()
+            self._bench.records.look_after_recorder()
+            self._settle()
+
+    def _begin_what_can_be(self, left_s: float) -> None:
+        for search in self._searches:
+            while search.free and (step := search.next_step(self._host_bytes)) is not None:
+                if search.expected_s(step) > left_s:
+                    break
+                self._begin(search, step)
+
+    def _begin(self, search: ModelSearch, step: ProbeStep) -> None:
+        key, device = search.subject.key, search.free.pop(0)
+        self._began += 1
+        device_id = None if device is None else self._bench.records.writer.device_id(device)
+        slots = range(self._slots, self._slots + key.workers)
+        self._slots = slots.stop
+        plans = [WorkerPlan(slot, device, device_id, search.subject.threads) for slot in slots]
+        run = TrialRun(self._bench, step, plans, search.chunks(step), search.measure(step).lanes, self._began)
+        log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
+        search.in_flight.append(step)
+        try:
+            run.begin()
+        except (NotWav, OSError) as problem:
+            raise BadInput(
+                f"no audio of {step.length_s:g} s can be made: {problem}",
+                why=f"it is written to {self._bench.records.local.path}",
+                fix=f"export TMPDIR=/a/local/folder/with/space, or --max-length {step.length_s / 2:g}",
+            ) from problem
+        self._running.append((search, run))
+
+    def _settle(self) -> None:
+        for search, run in self._ended():
+            told = run.end()
+            again = "; too short to count, so once more with more chunks" if search.end(run, told) else ""
+            log.info("%s: %s%s", search.subject.key.gpu, _words(run.step, told), again)
+
+    def _ended(self) -> list[tuple[ModelSearch, TrialRun]]:
+        """Take out the trials whose workers are gone."""
+        ended = [pair for pair in self._running if not pair[1].busy]
+        self._running = [pair for pair in self._running if pair not in ended]
+        return ended
+
+    def _break_off(self) -> None:
+        for _, run in self._running:
+            run.break_off()
+        while self._running:
+            for _, run in self._running:
+                run.look(_LOOK_S)
+            for search, run in self._ended():
+                run.end()
+                search.end(run, None)
+
+    def _look_at_the_host(self) -> None:
+        """Read how much memory our processes hold together; each trial that runs meanwhile is told."""
+        now_s = self._world.clock.monotonic_s()
+        if now_s < self._next_usage_s:
+            return
+        self._next_usage_s = now_s + _HOST_EVERY_S
+        try:
+            reading = self._usage.read(now_s)
+        except OSError:
+            return
+        if reading is not None and reading.memory_bytes is not None:
+            for _, run in self._running:
+                run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
+
+
+def _room_on_the_node(world: World) -> int | None:
+    """Return how much memory of the node is ours: what was asked for, else what nobody uses now."""
+    asked_bytes = requested_memory_bytes(world.environ)
+    if asked_bytes is not None:
+        return asked_bytes
+    host = HostReader().read()
+    if host is None or host.memory_total_bytes is None or host.memory_used_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_used_bytes
+
+
+def _words(step: ProbeStep, told: Trial | Trouble) -> str:
+    if isinstance(told, Trouble):
+        return f"{step.length_s:g} s failed: {told.error_class}"
+    rate = "" if told.times_real_time is None else f", {told.times_real_time:,.0f} × real time"
+    peak = "" if told.peak_bytes is None else f", {told.peak_bytes / 2**30:.2f} GiB at most"
+    return f"{step.length_s:g} s: {told.outcome}{peak}{rate}"

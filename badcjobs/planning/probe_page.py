@@ -1,0 +1,168 @@
+"""What a probe has found: the curve from chunk length to memory and speed, as text and as a self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, ProbeResult, Trial
+from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
+from badcjobs.report.tables import Cell, Row, Table, columns, table_html, table_text
+from badcjobs.report.text import wrap
+from badcjobs.report.words import UNKNOWN, count, memory, number, percent
+
+_OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
+_MEMORY, _SPEED = "memory", "speed"
+_CAPTIONS = {
+    _MEMORY: "Peak memory of the device; the dashed line is what it has. Dotted lines: the best length, the safe one.",
+    _SPEED: "Seconds of audio analysed in a second of work, without the start of the engine.",
+}
+_GIB = 2**30
+
+
+def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -> str:
+    """Return the tables and the sentences below them; ``kept``: where, and who reads it there."""
+    lines = []
+    for number_, probed in enumerate(probes):
+        lines += wrap(f"{_heading(probed)}; {_about(probed)}", indent=2)
+        lines += [*table_text(_table(number_, probed)), ""]
+        lines += [part for sentence in _sentences(probed) for part in wrap(f"  {sentence}", indent=4)]
+        lines.append("")
+    if any(probed.result is not None for probed in probes):
+        lines += wrap(f"  kept in {kept}", indent=4)
+    lines += [line for note in notes for line in wrap(f"  note: {note}", indent=4)]
+    return "\n".join(lines).rstrip()
+
+
+def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
+    """Return the page."""
+    code, script, places = _draw(probes)
+    sections = [_section(number_, probed, places) for number_, probed in enumerate(probes)]
+    said = "".join(paragraph(note) for note in notes)
+    header = '<p class="kicker">badcjobs probe</p><h1>How long a chunk may be</h1>'
+    footer = ". What it means: <code>badcjobs guide probe</code>."
+    title = "How long a chunk may be"
+    data: dict[str, str] | None = {} if places else None
+    return whole_page(title, header + said, sections, footer, code=code, script=script, data=data)
+
+
+def _draw(probes: Sequence[Probed]) -> tuple[str, str, Mapping[str, str]]:
+    """Return Bokeh itself, what draws the charts, and the place of each; nothing where it is not installed."""
+    try:
+        from badcjobs.report import chart_figures as figures
+    except ImportError:
+        return "", "", {}
+    drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
+    if not drawn:
+        return "", "", {}
+    script, places = figures.as_parts(drawn)
+    return figures.chart_code(), script, places
+
+
+def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any]]:
+    usual = [t for t in _curve_of(probed) if t.outcome == FITS and not t.lean]
+    result, total = probed.result, probed.key.memory_bytes
+    marks_s = [] if result is None else sorted({s for s in (result.best_s, result.safe_s) if s is not None})
+    read = [(t.length_s, t.peak_bytes / _GIB) for t in usual if t.peak_bytes is not None]
+    timed = [(t.length_s, t.times_real_time) for t in usual if t.times_real_time is not None]
+    limit = None if total is None else total / _GIB
+    for name, label, digits, points, most in (
+        (_MEMORY, "GiB", "0.[00]", read, limit),
+        (_SPEED, "× real time", "0,0.[0]", timed, None),
+    ):
+        if points:
+            lengths_s, values = zip(*points, strict=True)
+            form = figures.CurveForm(f"{name}-{place}", label, digits, lengths_s, values, most, marks_s)
+            yield f"{name}-{place}", figures.curve(form)
+
+
+def _section(place: int, probed: Probed, places: Mapping[str, str]) -> Section:
+    charts = "".join(
+        figure(f"{name}-{place}", places[f"{name}-{place}"], f"{words} The table below has the figures.", words)
+        for name, words in _CAPTIONS.items()
+        if f"{name}-{place}" in places
+    )
+    body = (
+        paragraph(_about(probed), "quiet")
+        + "".join(paragraph(said[0].upper() + said[1:] + ".") for said in _sentences(probed))
+        + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
+        + table_html(_table(place, probed))
+    )
+    return Section(f"probe-{place}", _heading(probed), body)
+
+
+def _table(place: int, probed: Probed) -> Table:
+    rows = [_row(trial, probed) for trial in _curve_of(probed)]
+    heads = columns("chunk length", "peak memory", "of the device", "× real time", "<outcome")
+    return Table(f"trials-{place}", f"Every length that was tried on {_heading(probed)}", heads, rows)
+
+
+def _row(trial: Trial, probed: Probed) -> Row:
+    total, rate = probed.key.memory_bytes, trial.times_real_time
+    full = None if trial.peak_bytes is None or not total else trial.peak_bytes / total
+    said = [_OUTCOMES[trial.outcome], "with one thread" if trial.lean else ""]
+    best_s = None if probed.result is None else probed.result.best_s
+    if not trial.lean and trial.outcome == FITS and trial.length_s == best_s:
+        said.append("← best")
+    return (
+        Cell(f"{trial.length_s:g} s", trial.length_s),
+        Cell(memory(trial.peak_bytes), trial.peak_bytes),
+        Cell(percent(None if full is None else 100 * full), full),
+        Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
+        ", ".join(filter(None, said)) or "fits",
+    )
+
+
+def _curve_of(probed: Probed) -> list[Trial]:
+    """Return the trials in the order in which they are shown: as usual first, the shortest first."""
+    return sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s))
+
+
+# --- what it means ----------------------------------------------------------------------------------------------------
+
+
+def _heading(probed: Probed) -> str:
+    key = probed.key
+    return key.gpu if key.memory_bytes is None else f"{key.gpu}, {memory(key.memory_bytes)}"
+
+
+def _about(probed: Probed) -> str:
+    key = probed.key
+    beside = f" in {count(key.workers, 'worker')}" if key.workers > 1 else ""
+    return f"{key.engine} ({key.engine_version}), {count(key.chunks_at_once, 'chunk')} at once{beside}"
+
+
+# What the curve means: a sentence, and when it is said.
+_SENTENCES: tuple[tuple[str, Callable[[ProbeResult], bool]], ...] = (
+    ("longest: nothing fits with the usual threads",
+     lambda r: r.longest_s is None and r.too_long_s is None),
+    ("longest: nothing fits with the usual threads, not even {too_long_s:g} s",
+     lambda r: r.longest_s is None and r.too_long_s is not None),
+    ("longest: all that was tried fits, up to {longest_s:g} s",
+     lambda r: r.longest_s is not None and r.too_long_s is None),
+    ("longest: {longest_s:g} s fits, {too_long_s:g} s does not; safe, with a margin of {margin_percent:g} %:"
+     " {safe_s:g} s",
+     lambda r: r.longest_s is not None and r.too_long_s is not None),
+    ("with one thread: nothing fits, not even {lean_too_long_s:g} s",
+     lambda r: r.lean_longest_s is None and r.lean_too_long_s is not None),
+    ("with one thread: up to {lean_longest_s:g} s, the longest that was tried",
+     lambda r: r.lean_longest_s is not None and r.lean_too_long_s is None),
+    ("with one thread: {lean_longest_s:g} s fits, {lean_too_long_s:g} s does not; safe: {lean_safe_s:g} s. Runs cut"
+     " what is longer",
+     lambda r: r.lean_longest_s is not None and r.lean_too_long_s is not None),
+    ("best: {best_s:g} s ({rate} × real time), the shortest within 2 % of the fastest that is safe",
+     lambda r: r.best_s is not None and r.times_real_time is not None),
+    ("best: {best_s:g} s, the shortest within 2 % of the fastest that is safe",
+     lambda r: r.best_s is not None and r.times_real_time is None),
+)  # fmt: skip
+
+
+def _sentences(probed: Probed) -> Iterator[str]:
+    if not probed.finished:
+        yield "not finished: the same command goes on"
+    if probed.result is not None:
+        values = {**asdict(probed.result), "rate": number(probed.result.times_real_time, 0)}
+        yield from (template.format(**values) for template, when in _SENTENCES if when(probed.result))
+        if all(trial.peak_bytes is None for trial in probed.trials):
+            yield "peak memory is not known: nothing here could read it; what fits was found all the same"

@@ -1,0 +1,157 @@
+"""Which length of audio is tried next: doubled until it does not fit, then between the two, ever closer. Pure.
+
+What fits is taken to be monotone: less audio needs no more memory, and one thread alone no more than several. Several
+devices of one model may share a search: what is in flight on one is not tried on another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeResult, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a search begins and ends."""
+
+    start_s: float = 60.0
+    longest_s: float = 3600.0
+    shortest_s: float = 3.0  # HawkEars hears windows of 3 s
+    tolerance: float = 0.05  # so much longer than what fits may be what does not
+
+
+class ProbeStep(NamedTuple):
+    """What to try next."""
+
+    lean: bool
+    length_s: float
+
+
+class Bracket(NamedTuple):
+    """The longest that fits, and the shortest that does not; None: not known."""
+
+    fits_s: float | None
+    too_long_s: float | None
+
+
+def bracket(trials: Sequence[Trial], *, lean: bool) -> Bracket:
+    """Return what is known of one way; where trials contradict each other, what did not fit counts."""
+    failed = [trial.length_s for trial in trials if trial.outcome == TOO_LONG and trial.lean >= lean]
+    too_long_s = min(failed, default=None)
+    fitting = [trial.length_s for trial in trials if trial.outcome == FITS and trial.lean <= lean]
+    return Bracket(max((s for s in fitting if too_long_s is None or s < too_long_s), default=None), too_long_s)
+
+
+def cannot_start(trials: Sequence[Trial], *, lean: bool) -> bool:
+    """Say whether the engine does not even start this way: then no length will do."""
+    return any(trial.outcome == NO_START and trial.lean >= lean for trial in trials)
+
+
+def next_step(trials: Sequence[Trial], bounds: Bounds, in_flight: Collection[ProbeStep] = ()) -> ProbeStep | None:
+    """Return what to try next; None: nothing now, and if nothing is in flight either, the search is over.
+
+    The lean way is searched only where a length does not fit as usual.
+    """
+    usual_s = [step.length_s for step in in_flight if not step.lean]
+    length_s = _next_length(trials, False, bounds, usual_s)
+    if length_s is not None:
+        return ProbeStep(False, length_s)
+    if usual_s or not (cannot_start(trials, lean=False) or bracket(trials, lean=False).too_long_s is not None):
+        return None
+    length_s = _next_length(trials, True, bounds, [step.length_s for step in in_flight if step.lean])
+    return None if length_s is None else ProbeStep(True, length_s)
+
+
+def is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:
+    """Say whether there is nothing left to try."""
+    return next_step(trials, bounds) is None
+
+
+def usual_is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:
+    """Say whether there is nothing left to try with the usual threads."""
+    return _next_length(trials, False, bounds, []) is None
+
+
+def _next_length(trials: Sequence[Trial], lean: bool, bounds: Bounds, busy_s: Sequence[float]) -> float | None:
+    if cannot_start(trials, lean=lean):
+        return None
+    fits_s, too_long_s = bracket(trials, lean=lean)
+    if too_long_s is None:
+        return _longer(trials, lean, bounds, max([fits_s or 0.0, *busy_s]))
+    if fits_s is None:
+        shorter_s = _rounded(min([too_long_s, *busy_s]) / 2)
+        return shorter_s if shorter_s >= bounds.shortest_s else None
+    return _between(fits_s, too_long_s, busy_s, bounds.tolerance)
+
+
+def _longer(trials: Sequence[Trial], lean: bool, bounds: Bounds, top_s: float) -> float | None:
+    if top_s >= bounds.longest_s:
+        return None
+    usual_limit_s = bracket(trials, lean=False).too_long_s
+    if lean and usual_limit_s is not None and top_s < usual_limit_s:  # whether one thread helps at all
+        return min(usual_limit_s, bounds.longest_s)
+    return min(2 * top_s or bounds.start_s, bounds.longest_s)
+
+
+def _between(fits_s: float, too_long_s: float, busy_s: Sequence[float], tolerance: float) -> float | None:
+    """Return the middle of the widest stretch without a trial, on a scale of ratios."""
+    points = sorted({fits_s, too_long_s, *(one for one in busy_s if fits_s < one < too_long_s)})
+    low_s, high_s = max(pairwise(points), key=lambda pair: pair[1] / pair[0])
+    middle_s = _rounded(math.sqrt(low_s * high_s))
+    wide = high_s > low_s * (1 + tolerance)
+    return middle_s if wide and low_s < middle_s < high_s else None
+
+
+def _rounded(seconds: float) -> float:
+    """Return a length that people can say; about 1 % of it at most is lost."""
+    return round(seconds, 0 if seconds >= 100 else 1 if seconds >= 10 else 2)
+
+
+# --- verdict ----------------------------------------------------------------------------------------------------------
+
+ABOUT_AS_FAST = 0.98  # of the fastest: less of a difference is the machine's mood
+
+
+def judge(trials: Sequence[Trial], margin_percent: float, *, finished: bool = True) -> ProbeResult:
+    """Return what follows from all trials; of the lean way only when it is ``finished``."""
+    usual, lean = bracket(trials, lean=False), bracket(trials, lean=True)
+    safe_s = _safe(usual.fits_s, usual.too_long_s, margin_percent)
+    best = choose_best(trials, safe_s)
+    searched = finished and any(trial.lean for trial in trials)
+    return ProbeResult(
+        longest_s=usual.fits_s,
+        too_long_s=usual.too_long_s,
+        safe_s=safe_s,
+        best_s=None if best is None or safe_s is None else min(best.length_s, safe_s),
+        times_real_time=None if best is None else best.times_real_time,
+        peak_bytes=None if best is None else best.peak_bytes,
+        lean_longest_s=lean.fits_s if searched else None,
+        lean_too_long_s=lean.too_long_s if searched else None,
+        lean_safe_s=_safe(lean.fits_s, lean.too_long_s, margin_percent) if searched else None,
+        margin_percent=margin_percent,
+    )
+
+
+def choose_best(trials: Sequence[Trial], at_most_s: float | None) -> Trial | None:
+    """Return the shortest of the trials that were about as fast as the fastest; None: none was measured.
+
+    Shorter chunks are finished sooner, lose less to a kill, and leave memory to spare. What is longer than is safe does
+    not count, unless there is nothing else.
+    """
+    measured = [t for t in trials if t.outcome == FITS and not t.lean and t.times_real_time is not None]
+    safe = [t for t in measured if at_most_s is None or t.length_s <= at_most_s]
+    candidates = sorted(safe or measured, key=lambda trial: trial.length_s)
+    fastest = max((trial.times_real_time or 0.0 for trial in candidates), default=0.0)
+    return next((t for t in candidates if (t.times_real_time or 0.0) >= ABOUT_AS_FAST * fastest), None)
+
+
+def _safe(longest_s: float | None, too_long_s: float | None, margin_percent: float) -> float | None:
+    """Return the longest less the margin; where nothing was too long there is no edge to keep away from."""
+    if longest_s is None or too_long_s is None:
+        return longest_s
+    safe_s = longest_s * (1 - margin_percent / 100)
+    return float(math.floor(safe_s)) if safe_s >= 10 else round(safe_s, 2)

@@ -1,0 +1,358 @@
+"""One trial of a probe: chunks of one length, given to the workers of one device as a run would give them.
+
+It begins, is looked at until it is over, and says what came of it. Which length comes next, and when a trial has to be
+broken off, probe.py says."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import (
+    FITS,
+    NO_START,
+    TOO_LONG,
+    Allocation,
+    Chunk,
+    ChunkResult,
+    ChunkStarted,
+    Device,
+    ProbeKey,
+    Trial,
+    WorkerPlan,
+)
+from badcjobs.planning.probe_search import ProbeStep
+from badcjobs.seams import Clock, Engine
+from badcjobs.settings import AUTO, RunSettings
+from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
+from badcjobs.sources.wav import NotWav, read_header
+from badcjobs.store.live_files import read_memory_peaks
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.records import Records
+from badcjobs.task.startup import World, find_devices
+from badcjobs.workers.engines import lanes_of, version_of
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.memory_limits import model_of
+from badcjobs.workers.retry import HOST_MEMORY, NO_PROGRAM, OUT_OF_MEMORY, RetryPolicy, classify
+from badcjobs.workers.supervise import Supervisor
+from badcjobs.workers.worker_loop import BatchOver, Event, NotOpened
+
+_MOST_ROUNDS = 64
+_FIRST_ROUNDS = 4  # while nobody knows how fast it is
+_SAME_MOMENT_MS = 5
+_TOO_SHORT = 0.5  # of the wanted seconds: what is told by so little is chance
+_NOT_WORTH_A_SECOND = 5.0  # times the wanted seconds: a trial as long as that has forgotten its beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How much is given to the workers in one trial."""
+
+    lanes: int  # chunks that are worked on at the same time
+    seconds: float  # that they shall work
+
+    def rounds(self, length_s: float, times_real_time: float | None) -> int:
+        """Return how many chunks one lane gets: the first warms it up, unless one takes so long already."""
+        if times_real_time is None:
+            return _FIRST_ROUNDS
+        one_s = length_s * self.lanes / times_real_time
+        if one_s >= _NOT_WORTH_A_SECOND * self.seconds:
+            return 1
+        return min(_MOST_ROUNDS, 1 + math.ceil(self.seconds / max(one_s, 1e-6)))
+
+    def is_too_short(self, trial: Trial) -> bool:
+        """Say whether a trial is worth another one with more chunks: nobody knew how fast it would be."""
+        was_a_guess = trial.chunks == self.lanes * _FIRST_ROUNDS
+        return trial.outcome == FITS and was_a_guess and (trial.work_s or 0.0) < _TOO_SHORT * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that did not work."""
+
+    error_class: str
+    error: str
+    at_start: bool = False  # before the engine had anything to do with a chunk
+    is_final: bool = True  # False: lost with others, and more will be said
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the device's memory was the reason, also where only the words tell."""
+        said = f"({OUT_OF_MEMORY})" in self.error or classify(self.error) == OUT_OF_MEMORY
+        return self.error_class == OUT_OF_MEMORY or said
+
+
+class TrialEvents:
+    """What the workers of one trial said; the supervisor only logs why an engine did not start."""
+
+    def __init__(self) -> None:
+        self.done: list[ChunkResult] = []
+        self.begun_at_ms: list[int] = []
+        self._troubles: list[Trouble] = []
+        self.closed = False  # whatever is said from now on is of our own making
+
+    def note(self, event: Event) -> None:
+        """Keep what the supervisor hears from the workers."""
+        if isinstance(event, ChunkStarted):
+            self.begun_at_ms.append(event.at_ms)
+        elif isinstance(event, ChunkResult) and event.ok:
+            self.done.append(event)
+        elif isinstance(event, ChunkResult):
+            self.complain(Trouble(event.error_class or "", event.error or "", is_final=event.charged))
+        elif isinstance(event, NotOpened):
+            self.complain(Trouble(NO_PROGRAM, str(event.error), at_start=True))
+        elif isinstance(event, BatchOver) and event.broken is not None:
+            broken = event.broken
+            self.complain(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
+
+    def complain(self, trouble: Trouble) -> None:
+        """Keep what did not work."""
+        if not self.closed:
+            self._troubles.append(trouble)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What decides the trial: that the memory ran out, else the first trouble that is one."""
+        told = sorted(self._troubles, key=lambda one: (not one.is_out_of_memory, not one.is_final))
+        return next((one for one in told if one.is_out_of_memory or one.is_final), None)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all trials of a probe have in common."""
+
+    records: Records
+    engine: Engine
+    sounds: Sequence[Path]  # WAV
+    clock: Clock
+
+
+@dataclass
+class TrialRun:
+    """A trial under way."""
+
+    bench: Bench
+    step: ProbeStep
+    plans: Sequence[WorkerPlan]  # all of one device
+    chunks_wanted: int
+    lanes: int
+    number: int
+    host_peak_bytes: int | None = None
+    watch: TrialEvents = field(default_factory=TrialEvents)
+
+    def begin(self) -> None:
+        """Make the audio, list the chunks and start the workers; raise NotWav or OSError where there is no audio."""
+        self._began_at_ms = self.bench.clock.now_ms()
+        self._folder = self.bench.records.local.scratch / f"trial-{self.number}"
+        self._folder.mkdir(parents=True)
+        chunks = list(self._make_chunks())
+        self.bench.records.writer.fill(chunks, lambda rows: None)
+        self._supervisor = Supervisor(
+            self.bench.engine,
+            [replace(plan, lean=self.step.lean) for plan in self.plans],
+            _TrialJournal(self.bench.records.writer, chunks),
+            clock=self.bench.clock,
+            policy=RetryPolicy(retries=0, backoff_s=0.0),
+            scratch=self._folder,
+            device_state=self.bench.records.device_state,
+            listen=self.watch.note,
+        )
+        self._supervisor.start()
+
+    def look(self, timeout_s: float) -> None:
+        """Write down what there is; the first thing that does not work ends the trial."""
+        self._supervisor.handle_events(timeout_s)
+        if self.watch.trouble is not None and not self._supervisor.killed:
+            self.break_off()
+
+    def break_off(self) -> None:
+        """End it now."""
+        self.watch.closed = True
+        self._supervisor.kill()
+
+    @property
+    def busy(self) -> bool:
+        """Whether its workers are still there."""
+        return self._supervisor.busy
+
+    def end(self) -> Trial | Trouble:
+        """Leave nothing behind, and return what came of it, or what had nothing to do with the length."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        trouble = self.watch.trouble
+        if trouble is None and len(self.watch.done) < self.lanes:
+            trouble = Trouble("no_output", "the engine ended without a word about its chunks")
+        on_cpu = self.plans[0].device is None
+        if trouble is not None and not (trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY)):
+            return trouble
+        outcome = FITS if trouble is None else NO_START if trouble.at_start else TOO_LONG
+        work_s, rate = measure(self.watch.done, self.lanes) if trouble is None else (None, None)
+        return Trial(
+            self.step.length_s,
+            self.step.lean,
+            outcome,
+            chunks=len(self.watch.done),
+            work_s=work_s,
+            times_real_time=rate,
+            peak_bytes=None if trouble is not None else self.host_peak_bytes if on_cpu else self._peak_bytes(),
+            host_peak_bytes=self.host_peak_bytes,
+        )
+
+    @property
+    def start_up_s(self) -> float:
+        """How long it took until the first chunk was begun."""
+        begun_at_ms = [*self.watch.begun_at_ms[:1], *(result.started_at_ms for result in self.watch.done[:1])]
+        return (min(begun_at_ms, default=self._began_at_ms) - self._began_at_ms) / 1000
+
+    def _peak_bytes(self) -> int | None:
+        """Return the most memory in use while chunks were worked on; None: there was no reading in that time."""
+        device_id, done = self.plans[0].device_id, self.watch.done
+        from_ms, to_ms = min(one.started_at_ms for one in done), max(one.ended_at_ms for one in done)
+        peaks = read_memory_peaks(self.bench.records.readings_at_hand(), from_ms, to_ms)
+        return None if device_id is None else peaks.get(device_id)
+
+    def _make_chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks; those of one sound share its audio under names of their own, as some engines want it."""
+        way = "lean" if self.step.lean else "usual"
+        audio: dict[Path, Path] = {}
+        for number in range(self.chunks_wanted):
+            sound = self.bench.sounds[number % len(self.bench.sounds)]
+            target = self._folder / f"{number:03d}.wav"
+            if sound in audio:
+                try:
+                    os.link(audio[sound], target)
+                except OSError:
+                    target.symlink_to(audio[sound])
+            else:
+                write_repeated(sound, self.step.length_s, target)
+                audio[sound] = target
+            name = f"{self.number}-{way}-{self.step.length_s:g}s-{number}"
+            yield Chunk("probe", name, str(sound), str(target.absolute()), 0, round(self.step.length_s * 1000))
+
+
+class _TrialJournal:
+    """The task's own journal, but with the chunks of this trial alone (seams.Journal)."""
+
+    def __init__(self, writer: TaskWriter, chunks: Sequence[Chunk]) -> None:
+        self.batch, self.add_decision = writer.batch, writer.add_decision
+        self.worker_started, self.worker_ended = writer.worker_started, writer.worker_ended
+        self.attempt_started, self.attempt_ended = writer.attempt_started, writer.attempt_ended
+        self._chunks = list(chunks)
+
+    def next_pending(self, limit: int) -> list[Chunk]:
+        """Return the next chunks of this trial."""
+        taken, self._chunks = self._chunks[:limit], self._chunks[limit:]
+        return taken
+
+
+def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, float | None]:
+    """Return the seconds of work that count, and the seconds of audio done in each.
+
+    From the end of the first round on, which warms up; from the first begin where there is no second round, or where
+    nobody can tell: some engines say nothing before their whole batch is done.
+    """
+    counted, from_ms = sorted(done, key=lambda one: one.ended_at_ms), min(one.started_at_ms for one in done)
+    first_end_ms, last_end_ms = counted[0].ended_at_ms, counted[-1].ended_at_ms
+    later = counted[lanes:]
+    if len(later) >= lanes and all(one.started_at_ms >= first_end_ms - _SAME_MOMENT_MS for one in later):
+        counted, from_ms = later, counted[lanes - 1].ended_at_ms
+    work_s = (last_end_ms - from_ms) / 1000
+    audio_s = sum(result.chunk.audio_s or 0.0 for result in counted)
+    return work_s, round(audio_s / work_s, 2) if work_s > 0 else None
+
+
+# --- what is tried: devices and audio ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model of device, with the devices of it that share the trials; None: the CPU."""
+
+    key: ProbeKey
+    devices: tuple[Device | None, ...]
+    threads: int  # cores for each worker
+
+
+def find_grant(settings: RunSettings, world: World, allocation: Allocation) -> Grant:
+    """Return the devices that are probed; without any, the CPU has to be asked for."""
+    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
+    if not grant.devices and settings.cpu_workers == 0:
+        raise NotHere(
+            "there is no GPU here to probe",
+            why=f"{grant.why}\nwith --cpu-workers 1 the CPU is measured instead: time, and memory of the node",
+            fix="srun --gpus-per-node=1 badcjobs probe …   (or --cpu-workers 1, or --simulate 1 to try it out)",
+        )
+    return Grant(grant.devices[: settings.max_gpus], grant.why)
+
+
+def find_subjects(settings: RunSettings, grant: Grant, engine: Engine, cores: int) -> list[Subject]:
+    """Return one subject for each model of device, in the order in which they are granted."""
+    if settings.workers_per_gpu == AUTO:
+        raise BadInput(
+            "--workers-per-gpu auto cannot be probed",
+            why="how long a chunk may be depends on how many workers share the device",
+            fix="badcjobs probe … --workers-per-gpu 1",
+        )
+    workers = int(settings.workers_per_gpu) if grant.devices else settings.cpu_workers
+    models: dict[tuple[str, int | None], list[Device | None]] = {}
+    for device in grant.devices or (None,):
+        name = model_of(WorkerPlan(0, device, None, 1))
+        models.setdefault((name, None if device is None else device.memory_total_bytes), []).append(device)
+    threads = max(1, cores // (workers * max(1, len(grant.devices))))
+    subjects = []
+    for (name, memory_bytes), devices in models.items():
+        at_once = workers * lanes_of(engine.name, settings.engine_args, WorkerPlan(0, devices[0], None, threads))
+        version, what = version_of(engine), subject_of(settings)
+        key = ProbeKey(name, memory_bytes, engine.name, version, what, at_once, workers)
+        subjects.append(Subject(key, tuple(devices), threads))
+    return subjects
+
+
+def check_sounds(paths: Sequence[Path], cutter: AudioCutter) -> None:
+    """Refuse audio that cannot be used; all mistakes are named at once."""
+    mistakes = [mistake for path in paths for mistake in _mistakes_of(path, cutter)]
+    if mistakes:
+        raise BadInput(
+            "this audio cannot be used" if len(mistakes) > 1 else mistakes[0],
+            why="\n".join(mistakes) if len(mistakes) > 1 else None,
+            fix="badcjobs probe RECORDING.wav   (one of your own recordings; it is repeated where it is too short)",
+        )
+
+
+def _mistakes_of(path: Path, cutter: AudioCutter) -> Iterator[str]:
+    try:
+        if path.is_dir():
+            yield f"{path} is a folder; name a recording in it"
+            return
+        with open_audio(path) as file:
+            if read_header(file).frames == 0:
+                yield f"{path} has no audio in it"
+    except OSError as error:
+        yield f"{path} cannot be read: {error.strerror}"
+    except NotWav as problem:
+        if cutter.length_s(path) is None:
+            yield f"{path} cannot be read: {problem}; other formats need ffmpeg and ffprobe on PATH"
+
+
+def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, longest_s: float) -> list[Path]:
+    """Return the audio as WAV files: those that are none are decoded, as far as a trial will ever need them."""
+    sounds = []
+    try:
+        for number, path in enumerate(paths):
+            try:
+                with path.open("rb") as file:
+                    read_header(file)
+                sounds.append(path)
+            except NotWav:
+                folder.mkdir(parents=True, exist_ok=True)
+                sounds.append(folder / f"sound-{number}.wav")
+                cutter.cut(path, 0.0, longest_s, sounds[-1])
+    except (CannotCut, NotWav, OSError) as problem:
+        fix = "badcjobs probe RECORDING.wav   (WAV needs nothing)"
+        raise BadInput("the audio cannot be prepared", why=str(problem), fix=fix) from problem
+    return sounds

@@ -1,0 +1,158 @@
+"""A site's rules, from a TOML file that comes with badcjobs or is the user's own; every key may be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from badcjobs import paths as resources
+from badcjobs.errors import BadInput
+from badcjobs.settings import read_toml
+
+RULES = ("max", "sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a cluster allows; None and () where its file does not say."""
+
+    name: str
+    array_tasks: int | None = None
+    queued_jobs: int | None = None
+    gpu_hours: float | None = None  # running and queued together, per allocation
+    time_h: float | None = None
+    files: int | None = None  # quota of files where results are written
+    node_gpus: int | None = None
+    node_cpus: int | None = None
+    node_memory_gb: float | None = None
+    read_only: tuple[str, ...] = ()  # folders that compute nodes cannot write
+    writable: tuple[str, ...] = ()  # the only shared folders that they can
+    no_submit: tuple[str, ...] = ()  # folders from which sbatch is refused
+    node_local: str | None = None  # the variable that names the disk of the node
+    example: str = "/a/folder/that/all/nodes/can/write"  # for results, as people would write it
+    account_ends_with: str | None = None
+    modules: tuple[str, ...] = ()  # what a job script loads, in this order
+    bill_cpu: float | None = None
+    bill_memory_gb: float | None = None
+    bill_gpu: float | None = None
+    bill_rule: str = "sum"  # "max" where PriorityFlags has MAX_TRES
+    plan_time_h: float | None = None  # the time limit of a task that nobody gives another
+    plan_gpus: int | None = None  # how many one gets at a time
+
+    @property
+    def time_s(self) -> float | None:
+        """The longest time limit."""
+        return None if self.time_h is None else self.time_h * 3600
+
+    @property
+    def plan_time_s(self) -> float | None:
+        """The time limit of a task that nobody gives another."""
+        return None if self.plan_time_h is None else self.plan_time_h * 3600
+
+    @property
+    def free_cores_per_gpu(self) -> float | None:
+        """Cores that cost nothing beside a GPU, where the more expensive of the two is paid for anyway."""
+        if self.bill_rule != "max" or not self.bill_gpu or not self.bill_cpu:
+            return None
+        free = self.bill_gpu / self.bill_cpu
+        return min(free, self.node_cpus / self.node_gpus) if self.node_cpus and self.node_gpus else free
+
+
+# table → key in the file → field, kind
+_KEYS: dict[str, dict[str, tuple[str, type]]] = {
+    "limits": {
+        "array_tasks": ("array_tasks", int),
+        "queued_jobs": ("queued_jobs", int),
+        "gpu_hours": ("gpu_hours", float),
+        "time_h": ("time_h", float),
+        "files": ("files", int),
+    },
+    "node": {"gpus": ("node_gpus", int), "cpus": ("node_cpus", int), "memory_gb": ("node_memory_gb", float)},
+    "folders": {
+        "read_only": ("read_only", list),
+        "writable": ("writable", list),
+        "no_submit": ("no_submit", list),
+        "node_local": ("node_local", str),
+        "example": ("example", str),
+    },
+    "account": {"ends_with": ("account_ends_with", str)},
+    "modules": {"load": ("modules", list)},
+    "billing": {
+        "cpu": ("bill_cpu", float),
+        "memory_gb": ("bill_memory_gb", float),
+        "gpu": ("bill_gpu", float),
+        "rule": ("bill_rule", str),
+    },
+    "plan": {"time_h": ("plan_time_h", float), "gpus": ("plan_gpus", int)},
+}
+_KINDS = {int: "a whole number above 0", float: "a number above 0", str: "a text", list: "a list of texts"}
+
+
+def find_site(name: str, cwd: Path) -> Site:
+    """Read a site file that comes with badcjobs, by its name, or the user's own, by its path."""
+    if name.endswith(".toml"):
+        path = cwd / name
+    else:
+        path = resources.folder("sites") / f"{name}.toml"
+        known = sorted(one.stem for one in path.parent.glob("*.toml"))
+        if name not in known:
+            raise BadInput(
+                f"there is no site {name!r}",
+                why=f"sites are {', '.join(known)}, or a file whose name ends in .toml",
+                fix=f"badcjobs check --site {known[0]}   (or --site ./{name}.toml; see badcjobs guide check)",
+            )
+    if not path.exists():
+        raise BadInput(f"{path} does not exist", fix="badcjobs guide check   (how to write a site file)")
+    return parse_site(read_toml(path), str(path))
+
+
+def parse_site(document: Mapping[str, Any], where: str) -> Site:
+    """Read a site file; unknown keys and wrong values are named all at once."""
+    mistakes: list[str] = []
+    values: dict[str, Any] = {}
+    for table, content in document.items():
+        if table in ("name", "about"):
+            if not isinstance(content, str) or not content:
+                mistakes.append(f"{table} must be a text")
+        elif table not in _KEYS:
+            mistakes.append(f"unknown key {table}; known are name, about, [{'], ['.join(_KEYS)}]")
+        elif not isinstance(content, dict):
+            mistakes.append(f"{table} must be a table: [{table}]")
+        else:
+            values.update(_read_table(table, content, mistakes))
+    if "name" not in document:
+        mistakes.append("name is missing")
+    if mistakes:
+        raise BadInput(
+            mistakes[0] if len(mistakes) == 1 else f"{where} has {len(mistakes)} mistakes",
+            why=f"in the site file {where}" if len(mistakes) == 1 else "\n".join(mistakes),
+            fix="badcjobs guide check   (all keys of a site file)",
+        )
+    return Site(name=document["name"], **values)
+
+
+def _read_table(table: str, content: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+    values = {}
+    for key, value in content.items():
+        if key not in _KEYS[table]:
+            mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_KEYS[table])}")
+            continue
+        field, kind = _KEYS[table][key]
+        if not _fits(value, kind) or (field == "bill_rule" and value not in RULES):
+            wanted = f"one of {', '.join(RULES)}" if field == "bill_rule" else _KINDS[kind]
+            mistakes.append(f"[{table}] {key} = {value!r} must be {wanted}")
+        else:
+            values[field] = tuple(value) if kind is list else value
+    return values
+
+
+def _fits(value: object, kind: type) -> bool:
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+    if kind is str:
+        return isinstance(value, str) and value != ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return (kind is float or isinstance(value, int)) and 0 < value < float("inf")

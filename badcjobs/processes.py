@@ -1,0 +1,331 @@
+"""Starts programs so that none of them outlives the task, and ends them with all that they have started.
+
+``--engine-prefix`` puts a program before an engine: a profiler, numactl, a container. Such a program may print on its
+stdout, give the engine a session of its own or leave helpers behind. So the pipes of a worker bypass the prefix, and
+its processes are found by a mark in their environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import Device, WorkerPlan
+from badcjobs.seams import Launcher, Process
+
+if TYPE_CHECKING:
+    import psutil
+
+# Every process below a worker carries this variable: how the recorder finds them when the wrapper was killed.
+TASK_MARK = "BADCJOBS_TASK"
+_PREFIX_MARK = "BADCJOBS_PREFIX"  # and every process behind one prefix this one
+
+_CONTAINERS = ("APPTAINERENV_", "SINGULARITYENV_")  # what the program in a container sees without the prefix
+_ROCR = "ROCR_VISIBLE_DEVICES"
+# A number that was right among four devices names none, or another one, when ROCR leaves only one.
+_COUNT_WITHIN_ROCR = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_EXEC_LOOKS, _EXEC_S = 20, 0.001
+_LONGEST_END_S = 300.0  # a profiler writes its report when the program has ended, and the report may be large
+_END_BYTES = 8 << 20  # are read at each end: a program whole; of a model that is larger, where its checksums are
+_BEGIN_WITH_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+
+def die_with_parent() -> None:
+    """Let this process die when its parent is gone, even by SIGKILL; for ``preexec_fn``."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _obey_the_wrapper(*, hears_term: bool) -> None:
+    """Die when the wrapper is gone; leave Slurm's signals to it.
+
+    Slurm sends its warnings and its TERM to every process of the job: a worker that obeyed would drop the chunk that
+    the wrapper still wants to finish. What is ignored here stays ignored after exec. Programs that we do not know may
+    end processes of their own with TERM, such as those of a Python pool: deaf to it, they would hang for ever.
+    """
+    die_with_parent()
+    for signum in _WARNINGS if hears_term else (signal.SIGTERM, *_WARNINGS):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+class SubprocessLauncher:
+    """Starts programs as our own children, each in a process group of its own."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        stderr: Path,
+        pipes: bool = False,
+        hears_term: bool = False,
+    ) -> Process:
+        """Start a program; its stderr (and, without pipes, its stdout) is added to the file ``stderr``."""
+        with stderr.open("ab") as log:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else log,
+                stderr=log,
+                env={**env, TASK_MARK: self._mark},
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=partial(_obey_the_wrapper, hears_term=hears_term),  # no locks
+            )
+
+    def kill(self, process: Process) -> None:
+        """Kill the whole group of a program that may have ended."""
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # it is gone, and that is what we wanted
+
+    def prefix_for(self, worker: str) -> list[str]:
+        """Return nothing: programs are started as they are."""
+        return []
+
+
+def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str, str]:
+    """Return the environment of a worker: the task's own, but only one device in sight, inside a container too."""
+    device = plan.device
+    env = dict(environ)
+    if device is not None and device.vendor == "amd":
+        for name in _COUNT_WITHIN_ROCR:
+            for everywhere in _everywhere(name):
+                env.pop(everywhere, None)
+    for name, value in _visible_lists(device).items():
+        env.update(dict.fromkeys(_everywhere(name), value))
+    env["BADCJOBS_DEVICE_UUID"] = (device.uuid or "") if device else ""
+    env.setdefault("OMP_NUM_THREADS", str(plan.threads))
+    return env
+
+
+def _visible_lists(device: Device | None) -> dict[str, str]:
+    """Return the variables that show this device alone, or no device at all."""
+    if device is not None and device.vendor == "amd":
+        return {_ROCR: device.pin}
+    lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    # HIP takes an empty CUDA_VISIBLE_DEVICES for none and shows everything; ROCR does as it is told.
+    return lists if device else {**lists, _ROCR: ""}
+
+
+def _everywhere(name: str) -> tuple[str, ...]:
+    return (name, *(prefix + name for prefix in _CONTAINERS))
+
+
+def last_lines(path: Path, limit: int = 2000) -> str:
+    """Return the end of a program's log: what it said before it failed."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - limit))
+            return log.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# --- a program before the engine --------------------------------------------------------------------------------------
+
+
+def parse_prefix(text: str, search_path: str | None) -> list[str]:
+    """Return the words of ``--engine-prefix``; its program has to be on this machine."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"--engine-prefix {text!r} cannot be read", why=str(error)) from error
+    if not words:
+        raise BadInput("--engine-prefix is empty", fix="badcjobs run … --engine-prefix 'nsys profile -o OUT/{worker}'")
+    if shutil.which(words[0], path=search_path) is None:
+        raise NotHere(
+            f"the program {words[0]!r} of --engine-prefix was not found",
+            why="it is neither a file that can be run nor on PATH",
+            fix=f"command -v {shlex.quote(words[0])}   (on the compute node: load its module first)",
+        )
+    return words
+
+
+class PrefixLauncher:
+    """Starts programs behind another one, and ends both with all that they have started.
+
+    Parameters
+    ----------
+    words: the prefix; ``{worker}`` in it becomes the name of the process, ``NAME-1``, ``NAME-2``, ….
+    name: differs between the tasks of a run.
+    """
+
+    def __init__(self, launcher: Launcher, words: Sequence[str], name: str) -> None:
+        self._launcher = launcher
+        self._words = words
+        self._name = name
+        self._started = 0
+        self._lock = threading.Lock()
+        self._marks: dict[int, str] = {}  # by the prefix's pid
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        stderr: Path,
+        pipes: bool = False,
+        hears_term: bool = False,
+    ) -> Process:
+        """Start a program behind the prefix; what the prefix prints is added to the file ``stderr``."""
+        with self._lock:
+            self._started += 1
+            number = str(self._started)
+        worker = f"{self._name}-{number}"
+        place = stderr.absolute().parent / f"pipes-{worker}"
+        shell = ["/bin/sh", "-c", _BEGIN_WITH_PIPES, str(place)] if pipes else []
+        start = partial(
+            self._launcher.start,
+            [*self.prefix_for(number), *shell, *argv],
+            env={**env, _PREFIX_MARK: worker},
+            cwd=cwd,
+            stderr=stderr,
+            hears_term=hears_term,
+        )
+        process = FifoProcess(place, start) if pipes else start()
+        self._marks[process.pid] = worker
+        return process
+
+    def kill(self, process: Process) -> None:
+        """Kill the prefix and the program behind it, which may be in another group."""
+        self._launcher.kill(process)
+        if process.pid in self._marks:
+            end_marked(_PREFIX_MARK, self._marks[process.pid])
+
+    def prefix_for(self, worker: str) -> list[str]:
+        """Return the words of the prefix for one process."""
+        return [word.replace("{worker}", f"{self._name}-{worker}") for word in self._words]
+
+
+class FifoProcess:
+    """A prefix whose program talks to us past it, through two named pipes in a folder (seams.Process).
+
+    Our own copies of the program's ends are kept open until the prefix has ended: without them a pipe that the program
+    has not opened yet would look like one that it has closed.
+    """
+
+    def __init__(self, place: Path, start: Callable[[], Process]) -> None:
+        place.mkdir(parents=True)
+        for name in ("in", "out"):
+            os.mkfifo(place / name)
+        read_out = os.open(place / "out", os.O_RDONLY | os.O_NONBLOCK)
+        self._kept = [os.open(place / "in", os.O_RDONLY | os.O_NONBLOCK), os.open(place / "out", os.O_WRONLY)]
+        os.set_blocking(read_out, True)
+        self.stdin: IO[bytes] | None = os.fdopen(os.open(place / "in", os.O_WRONLY), "wb")
+        self.stdout: IO[bytes] | None = os.fdopen(read_out, "rb")
+        self.returncode: int | None = None
+        try:
+            self._process = start()
+        except BaseException:
+            self._let_go()
+            raise
+        self.pid = self._process.pid
+        threading.Thread(target=self._let_go_at_the_end, name="prefix", daemon=True).start()
+
+    def poll(self) -> int | None:
+        """Return the exit code; None: it still runs."""
+        self.returncode = self._process.poll()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, longer than asked for: a profiler writes its report when the program has ended."""
+        self.returncode = self._process.wait(None if timeout is None else timeout + _LONGEST_END_S)
+        return self.returncode
+
+    def _let_go_at_the_end(self) -> None:
+        self._process.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._kept:
+            os.close(self._kept.pop())
+
+
+# --- ending -----------------------------------------------------------------------------------------------------------
+
+
+def end_leftovers(mark: str) -> int:
+    """Kill every process that carries this task's mark; return how many there were."""
+    return end_marked(TASK_MARK, mark)
+
+
+def end_marked(name: str, value: str) -> int:
+    """Kill every process that has this in its environment; return how many there were."""
+    import psutil
+
+    ended = 0
+    for process in psutil.process_iter():
+        try:
+            if _environ(process).get(name) == value:
+                process.kill()
+                ended += 1
+        except (psutil.Error, OSError):
+            continue  # gone meanwhile, or somebody else's
+    return ended
+
+
+def _environ(process: psutil.Process) -> Mapping[str, str]:
+    """Return a process's environment, which is empty for a moment while it becomes another program."""
+    environ: Mapping[str, str] = process.environ()
+    for _ in range(_EXEC_LOOKS):
+        if environ or not process.exe():  # the kernel's own have neither
+            break
+        time.sleep(_EXEC_S)
+        environ = process.environ()
+    return environ
+
+
+# --- which program it is ----------------------------------------------------------------------------------------------
+
+
+def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None:
+    """Return a few letters that change when one of the files does; None: there are none. A copy is the same file.
+
+    Without ``content`` nothing is read: it is enough for what has a size of its own in every version.
+    """
+    digest, found = hashlib.sha256(), False
+    for path in sorted(files):
+        try:
+            state = path.stat()
+        except OSError:
+            continue
+        digest.update(f"{path.name}\0{state.st_size}\0".encode(errors="replace"))
+        for part in _ends_of(path, state) if content else ():
+            digest.update(part)
+        found = True
+    return digest.hexdigest()[:8] if found else None
+
+
+def _ends_of(path: Path, state: os.stat_result) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield file.read(_END_BYTES)
+            file.seek(max(_END_BYTES, state.st_size - _END_BYTES))
+            yield file.read(_END_BYTES)
+    except OSError:  # it may be run, but not be read
+        yield str(state.st_mtime_ns).encode()

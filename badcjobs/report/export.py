@@ -1,0 +1,346 @@
+"""Takes tables out of a task or job database for others, and detections on the recordings' own clock."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import NamePattern
+from badcjobs.report.completeness import find_news
+from badcjobs.report.job import find_job_database
+from badcjobs.sources.recording_names import NameReader, area_line, gap_lines
+from badcjobs.store.atomic_write import fresh_file, make_folder
+from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
+from badcjobs.store.export_formats import Write, batch_size, require_pyarrow, rows_written_to
+from badcjobs.store.export_tables import (
+    COLUMNS,
+    VIEW,
+    Heard,
+    Selection,
+    Wanted,
+    Window,
+    check_columns,
+    check_tables,
+    column_types,
+    has_time,
+    list_tables,
+    open_for_export,
+    select,
+)
+
+Progress = Callable[[str, int], None]  # table, rows so far
+ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
+ALL, NAMELESS = "all_study_areas", "no_study_area"
+_MOST_AREAS = 1000  # the lab has seven; more are a pattern that reads something else
+_NAMED, _OTHERS_NAMED = 5, 20
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOrder:
+    """What is to be exported; ``output`` None: on stdout."""
+
+    source: Path
+    form: str
+    output: Path | None
+    # Tables as they are
+    tables: tuple[str, ...] = ()
+    everything: bool = False
+    columns: tuple[str, ...] | None = None
+    window: Window = field(default_factory=Window)
+    # Detections on the recordings' own clock
+    by_study_area: bool = False
+    wanted: Wanted = field(default_factory=Wanted)
+    patterns: tuple[NamePattern, ...] = ()  # read the paths of the recordings anew
+    config: Path | None = None  # where they are from
+    force: bool = False
+
+    @property
+    def heard(self) -> bool:
+        """Whether it is about what was heard, on the recordings' own clock."""
+        return self.by_study_area or self.wanted != Wanted() or self.config is not None
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether several files are wanted; of what was heard also where the output is not called like one file."""
+        if self.heard:
+            return self.by_study_area or (self.output is not None and self.output.suffix.lower() not in ENDINGS)
+        return self.everything or len(self.tables) > 1 or self.form == "badc"
+
+    def command_line(self) -> str:
+        """Return the command that orders this, ready to paste."""
+        values = (
+            ("--table", self.tables),
+            ("--columns", () if self.columns is None else (",".join(self.columns),)),
+            ("--from", () if self.window.from_ms is None else (str(self.window.from_ms),)),
+            ("--to", () if self.window.to_ms is None else (str(self.window.to_ms),)),
+            ("--species", (",".join(self.wanted.species),) if self.wanted.species else ()),
+            ("--min-score", () if self.wanted.min_score is None else (f"{self.wanted.min_score:g}",)),
+            ("--config", () if self.config is None else (str(self.config),)),
+        )
+        flags = (("--all", self.everything), ("--by-study-area", self.by_study_area), ("--force", self.force))
+        words = ["badcjobs", "export", str(self.source), "--format", self.form]
+        words += [word for option, given in values for value in given for word in (option, value)]
+        return shlex.join([*words, *(flag for flag, wanted in flags if wanted), "-o", str(self.output or "-")])
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """What was written: a file, or for BADC's chunks the folder with all of theirs."""
+
+    path: str
+    table: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and what there is to say about it."""
+
+    files: list[ExportedFile]
+    notes: list[str]
+    never_heard: list[str] = field(default_factory=list)  # of the species that were asked for
+
+
+def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> Exported:
+    """Write what is ordered and say what that was; the database is only read."""
+    database = find_job_database(order.source)
+    _check(order, database)
+    if order.form == "parquet":
+        require_pyarrow()
+    with open_for_export(database) as db:
+        news = find_news(db, database)
+        if order.heard:
+            return _export_heard(db, order, database, news, stdout, progress)
+        if order.form == "badc":
+            files = _export_badc(db, order, progress)
+        else:
+            files = _export_tables(db, order, database, stdout, progress)
+        return Exported(files, [news] if news else [])
+
+
+def _check(order: ExportOrder, database: Path) -> None:
+    """Refuse what does not go together, all mistakes at once."""
+    output, several = order.output, order.everything or len(order.tables) > 1
+    given = {"--table": order.tables, "--all": order.everything, "--columns": order.columns,
+             "--from": order.window.from_ms is not None, "--to": order.window.to_ms is not None}  # fmt: skip
+    mistakes = []
+    if order.heard:
+        mistakes += [f"{name} is for tables, not for what was heard in recordings" for name in given if given[name]]
+        if order.form == "badc":
+            mistakes.append("--format badc has files of its own, with everything that was heard")
+        if "" in order.wanted.species:
+            mistakes.append("--species names no species")
+        if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
+            mistakes.append(f"--min-score {order.wanted.min_score} is not a number to compare with")
+    elif order.form == "badc" and (order.tables or order.everything or order.columns is not None):
+        mistakes.append("--format badc has files of its own: it takes no --table, --all or --columns")
+    elif order.everything and order.tables:
+        mistakes.append("--all and --table exclude each other")
+    elif several and order.columns is not None:
+        mistakes.append("--columns goes with one table")
+    if output is None and order.needs_folder and not order.heard:
+        mistakes.append("several files do not fit into stdout: -o must be a folder")
+    if output is not None and output.exists() and output.samefile(database):
+        mistakes.append(f"-o {output} is the database itself")
+    if mistakes:
+        raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
+    if order.by_study_area and (output is None or output.suffix.lower() in ENDINGS):
+        said = "stdout" if output is None else f"one file ({output})"
+        folder = Path("detections") if output is None else output.with_suffix("")
+        raise BadInput(
+            f"--by-study-area makes several files, which do not fit into {said}",
+            why=f"-o is a folder then; {ALL}.{order.form} in it has everything in one file",
+            fix=replace(order, output=folder).command_line(),
+        )
+    if order.needs_folder and output is not None and output.exists() and not output.is_dir():
+        elsewhere = replace(order, output=output.with_name(f"{output.name}-tables"))
+        raise BadInput(
+            f"{output} cannot be written", why="it is a file; this needs a folder", fix=elsewhere.command_line()
+        )
+
+
+@contextmanager
+def _writer(
+    order: ExportOrder, target: Path | None, types: Mapping[str, str], stdout: BinaryIO | None = None
+) -> Iterator[Write]:
+    """Write rows to a file or, where there is none, to stdout."""
+    form = "jsonl" if order.form == "json" and target is not None and target.suffix == ".jsonl" else order.form
+    with ExitStack() as stack:
+        out = stdout if target is None else stack.enter_context(fresh_file(target))
+        assert out is not None
+        yield stack.enter_context(rows_written_to(out, form, types))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _export_tables(
+    db: sqlite3.Connection, order: ExportOrder, database: Path, stdout: BinaryIO, progress: Progress
+) -> list[ExportedFile]:
+    selections = _select(db, order, database)  # all mistakes before the first file
+    if order.output is not None and order.needs_folder:
+        make_folder(order.output)
+    exported = []
+    for selection in selections:
+        target = order.output
+        if target is not None and target.is_dir():
+            target /= f"{selection.table}.{order.form}"
+        types = column_types(db, selection) if order.form == "parquet" else dict.fromkeys(selection.columns, "")
+        rows = 0
+        with _writer(order, target, types, stdout) as write:
+            for batch in selection.batches(db, batch_size(order.form)):
+                write(batch)
+                rows += len(batch)
+                progress(selection.table, rows)
+        exported.append(ExportedFile(str(target or "-"), selection.table, rows))
+    return exported
+
+
+def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> list[Selection]:
+    if order.everything:  # what has no time describes the rest: it comes whole
+        windows = {table: order.window if has_time(db, table) else None for table in list_tables(db)}
+        return [select(db, table, window=window) for table, window in windows.items()]
+    tables = dict.fromkeys(order.tables or ("detection",))
+    check_tables(db, list(tables), database)
+    if order.columns is not None:
+        for table in tables:
+            check_columns(db, table, order.columns, replace(order, columns=None).command_line())
+    return [select(db, table, order.columns, order.window) for table in tables]
+
+
+def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
+    folder = order.output
+    assert folder is not None  # _check has seen to it
+    make_folder(folder)
+    telemetry = folder / "telemetry.jsonl"
+    chunks = write_chunks(db, folder, order.window, lambda rows: progress("chunk", rows))
+    lines = write_telemetry(db, folder, telemetry, order.window, lambda rows: progress("attempt", rows))
+    summary, jobs = write_resume_summary(db, folder, telemetry, order.window)
+    return [
+        ExportedFile(str(folder), "chunk", chunks),
+        ExportedFile(str(telemetry), "attempt", lines),
+        ExportedFile(str(summary), "chunk", jobs),
+    ]
+
+
+# --- detections: a file for each study area and one for all, or just one file ----------------------------------------
+
+
+def _export_heard(
+    db: sqlite3.Connection, order: ExportOrder, database: Path, news: str | None, stdout: BinaryIO, progress: Progress
+) -> Exported:
+    if VIEW not in list_tables(db):
+        folder = database.parent.parent if database.parent.name == "tasks" else database.parent
+        raise DatabaseProblem(
+            f"{database} does not have the recordings' own clock",
+            why="it is a task database, or was merged by an earlier badcjobs",
+            fix=f"badcjobs merge {shlex.quote(str(folder))}   (then export that folder)",
+        )
+    heard = Heard(db)
+    if order.patterns:
+        heard.rename(NameReader(order.patterns).read)
+    files = _write_areas(heard, order, progress) if order.needs_folder else _write_one(heard, order, stdout, progress)
+    never_heard = heard.never_heard(order.wanted.species)
+    return Exported(files, list(_notes(heard, order, files, never_heard, news)), never_heard)
+
+
+def _write_one(heard: Heard, order: ExportOrder, stdout: BinaryIO, progress: Progress) -> list[ExportedFile]:
+    if order.output is not None:
+        _refuse_to_overwrite(order, [order.output])
+    rows = 0
+    with _writer(order, order.output, COLUMNS, stdout) as write:
+        for _, batch in heard.batches(order.wanted, batch_size(order.form)):
+            write(batch)
+            rows += len(batch)
+            progress(VIEW, rows)
+    return [ExportedFile(str(order.output or "-"), VIEW, rows)]
+
+
+def _write_areas(heard: Heard, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
+    """Write each row to the file of its study area and to that for all, in one pass: they come sorted."""
+    areas = heard.study_areas()
+    total_target, targets = _targets(areas, order)
+    batches = heard.batches(order.wanted, batch_size(order.form))
+    files, total = list[ExportedFile](), 0
+    with _writer(order, total_target, COLUMNS) as write_total:
+        area, batch = next(batches, (None, None))
+        if None not in areas and area is None and batch is not None:
+            areas = [None, *areas]  # recordings that no table lists
+        for current in areas:
+            rows = 0
+            with _writer(order, targets[current], COLUMNS) as write:
+                while batch is not None and area == current:
+                    write(batch)
+                    write_total(batch)
+                    rows, total = rows + len(batch), total + len(batch)
+                    progress(VIEW, total)
+                    area, batch = next(batches, (None, None))
+            files.append(ExportedFile(str(targets[current]), VIEW, rows))
+    return [ExportedFile(str(total_target), VIEW, total), *files]
+
+
+def _targets(areas: Sequence[str | None], order: ExportOrder) -> tuple[Path, Mapping[str | None, Path]]:
+    """Return the file for all study areas, and that of each of them."""
+    assert order.output is not None
+    if len(areas) > _MOST_AREAS:
+        raise BadInput(
+            f"{len(areas):,} study areas, which would be as many files; e.g. {', '.join(map(str, areas[-_NAMED:]))}",
+            why="the paths of the recordings were probably read in the wrong way",
+            fix="badcjobs guide recordings   (then: badcjobs export … --config FILE.toml)",
+        )
+    total = order.output / f"{ALL}.{order.form}"
+    names = area_names([None, *(area for area in areas if area is not None)], taken=ALL, nameless=NAMELESS)
+    targets = {area: order.output / f"{name}.{order.form}" for area, name in names.items()}
+    make_folder(order.output)
+    _refuse_to_overwrite(order, [total, *targets.values()])
+    return total, targets
+
+
+def _refuse_to_overwrite(order: ExportOrder, targets: Sequence[Path]) -> None:
+    there = [] if order.force else [target for target in targets if target.is_file()]
+    if there:
+        more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
+        raise BadInput(
+            f"{', '.join(map(str, there[:_NAMED]))}{more}: there already",
+            why="files of an earlier export are not overwritten unless you say so",
+            fix=replace(order, force=True).command_line(),
+        )
+
+
+def _notes(
+    heard: Heard, order: ExportOrder, files: Sequence[ExportedFile], never_heard: list[str], news: str | None
+) -> Iterator[str]:
+    if news:
+        yield news
+    chunks, undone = heard.count_chunks()
+    if undone:
+        were = "were not done then" if news else "are not done"
+        yield f"{undone:,} of {chunks:,} chunks {were}; what they would have heard is not in these files"
+    if never_heard:
+        yield f"never heard in this job: {', '.join(never_heard)}"
+    if not files[0].rows:
+        filtered = order.wanted != Wanted()
+        what = "no detection is of these species and scores" if filtered else "the job has no detections"
+        yield f"nothing to export: {what}; there is a header, and no row"
+    gaps = heard.gaps()
+    yield from gap_lines(gaps, order.patterns)
+    if not order.needs_folder or order.output is None:
+        return
+    if line := area_line(gaps):
+        yield f"{line}; what was heard there is in {NAMELESS}.{order.form}"
+    ours = {Path(file.path).name for file in files}
+    there = order.output.glob(f"*.{order.form}")
+    if others := sorted(path.name for path in there if path.name not in ours and path.is_file()):
+        more = f" and {len(others) - _OTHERS_NAMED:,} more" if len(others) > _OTHERS_NAMED else ""
+        verb = "file is" if len(others) == 1 else "files are"
+        yield (
+            f"{len(others):,} {verb} in {order.output} that this export did not write, perhaps of an earlier one:"
+            f" {', '.join(others[:_OTHERS_NAMED])}{more}; who reads *.{order.form} reads them too"
+        )

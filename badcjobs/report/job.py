@@ -1,0 +1,230 @@
+"""The life of a job once its array has ended, from top to bottom.
+
+Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every try of them, detections, readings of its
+GPUs. ``badcjobs merge`` (``finish_job``) makes one job of them, in five steps:
+
+    merge           all task databases → one job database, job.sqlite                     store/merge.py
+    read_job        job database → JobFacts: tasks, devices, counts, times                store/read_job.py
+    prove_complete  facts against the source: rows that are missing, commands to do them  completeness.py
+    summarize       facts → Summary: all numbers of the job                               summary.py
+    find            Summary → findings: what went wrong, and what to do about it          findings.py, rules_*.py
+
+and writes the Summary as a page, report.html (page.py). ``badcjobs report`` (``report_job``) does all but the merge,
+for one job or for two side by side (compare.py), and has other forms: text.py, markdown.py, prometheus.py, JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import CutShort
+from badcjobs.paths import RunFolder, is_there
+from badcjobs.report.compare import Comparison, compare
+from badcjobs.report.completeness import merge_again, prove_complete
+from badcjobs.report.findings import find
+from badcjobs.report.markdown import comparison_markdown, markdown
+from badcjobs.report.page import page
+from badcjobs.report.prometheus import job_samples, prometheus_text
+from badcjobs.report.summary import Summary, summarize
+from badcjobs.report.text import comparison_text, summary_text
+from badcjobs.seams import Clock
+from badcjobs.store.atomic_write import fresh_file
+from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
+from badcjobs.store.read_devices import read_chart_data
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.source_files import NoTaskDatabases, SourceFile
+from badcjobs.store.submission_record import find_cut_short, find_unbegun
+
+log = logging.getLogger(__name__)
+Progress = Callable[[int], None]  # how many rows of the source have been read
+
+
+def finish_job(
+    order: MergeOrder, clock: Clock, *, remove_merged: bool = False, reading_source: Progress = lambda rows: None
+) -> FinishedJob:
+    """Merge task databases into a job database, summarise it, write its page.
+
+    A page that cannot be written is a remark: the numbers are safe in the job database.
+    """
+    try:
+        merged = merge(order, clock)
+    except NoTaskDatabases as error:
+        raise _explained(error, order.inputs) from None
+    summary = summarize_database(order.target, reading_source, clock.now_ms())
+    # What was published while it was merged is no reason to merge again.
+    news = summary.merged
+    summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
+    report, why_no_report = order.target.with_name("report.html"), None
+    try:
+        write_page(summary, report, order.target)
+    except BadInput as error:
+        why_no_report = error.why or error.what
+        log.warning("%s could not be written: %s", report, why_no_report)
+    removed = remove_merged_files(order.target, merged.given) if remove_merged else None
+    return FinishedJob(order.target, report, summary, merged, removed, why_no_report)
+
+
+def summarize_database(database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None) -> Summary:
+    """Return all numbers of a job database and what they mean.
+
+    ``now_ms`` tells the tasks that run from those that went silent; None: as if all that have not ended were running.
+    """
+    facts = read_job(database)
+    proof = prove_complete(database, facts, progress)
+    summary = summarize(facts, proof.missing_indices, proof, now_ms)
+    return replace(
+        summary,
+        findings=find(summary),
+        merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
+        cut_short=_submit_cut_short(database, facts),
+    )
+
+
+def _submit_cut_short(database: Path, facts: JobFacts) -> CutShort | None:
+    """Return the submit of this run that did not come to its end, if there is one: its array may be in the queue."""
+    folders = [database.parent / folder for folder in facts.file_folders]
+    submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
+    return next((submit for submit in submits if submit is not None), None)
+
+
+def report_job(
+    job: Path, beside: Path | None = None, progress: Progress = lambda rows: None, now_ms: int | None = None
+) -> ReportedJob:
+    """Summarise a job database, and another one to put beside it; ``now_ms``: see ``summarize_database``."""
+    database = find_job_database(job)
+    other = None if beside is None else find_job_database(beside)
+    summary = summarize_database(database, progress, now_ms)
+    title = job_title(database)
+    if other is None or beside is None:
+        return ReportedJob(database, title, summary, lossy_files=summary.facts.lossy_files)
+    against, its_title = summarize_database(other, progress, now_ms), job_title(other)
+    titles = (title, its_title) if title != its_title else (str(job), str(beside))
+    comparison = compare(summary, titles[0], against, titles[1])
+    return ReportedJob(database, title, summary, comparison, summary.facts.lossy_files + against.facts.lossy_files)
+
+
+def write_page(summary: Summary, path: Path, database: Path) -> None:
+    """Write the report as a page, with charts from the job database; raises BadInput when it cannot be written."""
+    write_whole(path, page(summary, job_title(database), read_chart_data(database)))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text under a hidden name and rename it; raises BadInput when it cannot be written.
+
+    A link stays a link: the file that it leads to is replaced.
+    """
+    with fresh_file(path.resolve() if path.is_symlink() and path.is_file() else path) as file:
+        file.write(text.encode("utf-8", errors="replace"))  # a name of a file may be no text at all
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedJob:
+    """What merging a job gave."""
+
+    database: Path
+    report: Path
+    summary: Summary
+    merged: MergeOutcome
+    removed: Removal | None = None
+    why_no_report: str | None = None  # the page could not be written; one that is there is of an earlier merge
+
+    @property
+    def lossy(self) -> list[SourceFile]:
+        """The files of which rows are missing, or may be; a second copy of a task is no loss."""
+        return [file for file in self.merged.files if file.lost_something]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document of ``badcjobs merge --json``: the summary, and what became of the files."""
+        statuses = Counter(file.status for file in self.merged.files)
+        files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
+        removed = None if self.removed is None else asdict(self.removed)
+        return {**self.summary.to_dict(), "files": files, "removed": removed}
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedJob:
+    """What ``badcjobs report`` says of a job, in every form; with another job beside it, of both."""
+
+    database: Path
+    title: str
+    summary: Summary
+    comparison: Comparison | None = None
+    lossy_files: int = 0  # of both
+
+    def to_text(self, *, colour: bool = False) -> str:
+        """Return it for a terminal or a log."""
+        if self.comparison is not None:
+            return comparison_text(self.comparison)
+        return summary_text(self.summary, self.title, colour=colour)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for scripts."""
+        return self.summary.to_dict() if self.comparison is None else self.comparison.to_dict()
+
+    def to_markdown(self) -> str:
+        """Return it for a lab notebook."""
+        if self.comparison is not None:
+            return comparison_markdown(self.comparison)
+        return markdown(self.summary, self.title)
+
+    def to_prometheus(self) -> str:
+        """Return the metrics of the job itself."""
+        return prometheus_text(job_samples(self.summary, self.title))
+
+
+# --- where a job is ---------------------------------------------------------------------------------------------------
+
+
+def job_title(database: Path) -> str:
+    """Return what people call a job: the name of its run folder."""
+    return database.parent.absolute().name
+
+
+def default_target(inputs: Sequence[Path]) -> Path:
+    """Return where the job database goes by default: into the run folder."""
+    first = inputs[0].absolute()
+    folder = first if is_there(first) and first.is_dir() else first.parent
+    return (folder.parent if folder.name == "tasks" else folder) / "job.sqlite"
+
+
+def find_job_database(given: Path) -> Path:
+    """Return the job database of a run folder, or the file itself; raises DatabaseProblem when there is none.
+
+    The tasks/ of a run will do as well, as it does for ``badcjobs merge`` and ``monitor``.
+    """
+    if given.absolute().name == "tasks" and any(given.glob("*.sqlite")) and not is_there(given / "job.sqlite"):
+        given = given.absolute().parent
+    path = RunFolder(given).job_database if is_there(given) and given.is_dir() else given
+    if is_there(path):
+        return path
+    begun = given.is_dir() and any(RunFolder(given).tasks.glob("*.sqlite"))
+    if given.is_dir() and not begun and (found := find_unbegun(given)) is not None:
+        raise DatabaseProblem(f"{path} does not exist", why=found.what, fix=found.command)
+    if given.is_dir() and RunFolder(given).tasks.is_dir():
+        line = shlex.join(["badcjobs", "merge", str(given)])
+        raise DatabaseProblem(f"{path} does not exist", why="the run has not been merged yet", fix=line)
+    what = "is no run folder: it holds neither job.sqlite nor tasks/" if given.is_dir() else "does not exist"
+    above = given if given.is_dir() else next(folder for folder in given.absolute().parents if folder.is_dir())
+    raise DatabaseProblem(
+        f"{given} {what}",
+        why="wanted is a run folder: what badcjobs run or submit got as --out; or its job.sqlite",
+        fix=shlex.join(["ls", str(above)]),
+    )
+
+
+def _explained(error: DatabaseProblem, inputs: Sequence[Path]) -> DatabaseProblem:
+    """Return why there is nothing to merge, where a submit or an emulation has left a record of it."""
+    above = [place.absolute().parent for place in inputs if place.absolute().name == "tasks"]
+    found = next((one for one in map(find_unbegun, [*inputs, *above]) if one is not None), None)
+    return error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)

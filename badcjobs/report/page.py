@@ -1,0 +1,388 @@
+"""The report as one self-contained page: opens from disk, makes no request, runs no script but its own.
+
+Each chart comes with the same in words and numbers for those who cannot see it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from badcjobs import __version__
+from badcjobs.model import CHARTED, ChartData
+from badcjobs.report import job_tables as tables
+from badcjobs.report.device_summary import STATE_WORDS, cards
+from badcjobs.report.headlines import finish_words, headlines, measured_words, verdict_words, well_words
+from badcjobs.report.rules import Finding
+from badcjobs.report.summary import Summary
+from badcjobs.report.tables import Table, table_html
+from badcjobs.report.words import count, duration, number, period, share_words
+
+if TYPE_CHECKING:
+    from badcjobs.report.charts import Charts
+
+_CHART_NAMES = dict(zip(CHARTED, ("Utilization", "Memory in use", "Temperature", "Power"), strict=True))
+_FEW = 3  # subjects of a finding that need not be folded
+_MANY_ROWS = 24
+_ROWS = (
+    '<label>One row for each <select id="by"><option value="rows">device of an array task</option>'
+    '<option value="cards">device, task after task</option></select></label>'
+)
+_FIND = (
+    '<label>Find a task <input id="find" type="search" list="tasks-found" autocomplete="off"></label>'
+    '<datalist id="tasks-found"></datalist>'
+)
+_MOVES = (
+    ("in", "Zoom in", "+"),
+    ("out", "Zoom out", "−"),
+    ("back", "Earlier", "←"),
+    ("on", "Later", "→"),
+    ("all", "Show all of the time", "All"),
+)
+_HOW_TO_READ = (
+    "The line is the mean; the band reaches from the smallest to the largest reading. A dashed line is what the device "
+    "has at most."
+)
+_OF_ALL = " For all devices together, the darker band holds four in five of them."
+_HOW_TO_ZOOM = (
+    "Drag across a chart to zoom in, double-click for all; or, with a chart in focus: + − ← → and 0. Point at it for "
+    "the numbers. All charts over time move together. Times are UTC."
+)
+
+
+def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
+    """Return the page; without ``charts``, or without Bokeh, it has all numbers and no charts."""
+    drawn = None if charts is None else _draw(summary, charts)
+    sections = [section for section in _sections(summary, charts, drawn) if section is not None]
+    footer = " from the job database beside it. What every number means: <code>badcjobs guide report</code>."
+    skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
+    if drawn is None or not drawn.places:
+        return whole_page(title, _header(summary, title), sections, footer, more=skip)
+    code, script, data = drawn.chart_code, drawn.script, drawn.data
+    return whole_page(title, _header(summary, title), sections, footer, code=code, script=script, data=data, more=skip)
+
+
+def _draw(summary: Summary, data: ChartData) -> Charts | None:
+    """Return the charts; None: Bokeh is not installed."""
+    try:
+        from badcjobs.report.charts import draw
+    except ImportError:
+        return None
+    return draw(summary, data)
+
+
+def _header(summary: Summary, title: str) -> str:
+    about = [count(summary.tasks, "array task"), count(cards(summary.devices), "device")]
+    about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
+    if summary.started_at_ms is not None and summary.last_sign_ms is not None:
+        about.append(period(summary.started_at_ms, summary.last_sign_ms))
+    engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
+    about += [f"engine {', '.join(engines)}"] if engines else []
+    return (
+        f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
+        f'<p class="about"><strong class="verdict {summary.verdict}">{escape(verdict_words(summary))}</strong>'
+        f"{escape(' · '.join(about))}</p>"
+    )
+
+
+def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Iterable[Section | None]:
+    yield _numbers(summary)
+    yield _findings(summary)
+    yield _timeline(summary, data, drawn)
+    yield _load(summary, drawn)
+    yield _durations(summary, drawn)
+    slow, compared = tables.straggler_table(summary)
+    yield _list("stragglers", "Stragglers", slow, "", compared)
+    failed = tables.failed_table(summary.failed, summary.facts.failed)
+    yield _list("failed", "Failed chunks", failed, "No chunk failed for good.")
+    yield _list("heard", "What was heard", tables.label_table(summary), "Nothing was heard.")
+    yield _list("tasks", "Array tasks", tables.task_table(summary))
+    yield _list("devices", "Devices", tables.device_table(summary), "No device took part.", _device_words(summary))
+    yield _list("alerts", "Alerts", tables.alert_table(summary))
+    yield _list("gaps", "Gaps in telemetry", tables.gap_table(summary))
+    yield _list("files", "Files with a remark", tables.file_table(summary))
+    yield _settings(summary, data)
+
+
+def _list(name: str, heading: str, table: Table | None, empty: str = "None.", words: str = "") -> Section:
+    if table is None:
+        return Section(name, heading, paragraph(words))
+    body = table_html(table) if table.rows else paragraph(empty) if empty else ""
+    return Section(name, heading, (paragraph(words, "quiet") if words else "") + body, len(table.rows))
+
+
+def _numbers(summary: Summary) -> Section:
+    tiles = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(amount)} <small>{escape(unit)}</small></dd></div>"
+        for name, amount, unit in _tiles(summary)
+    )
+    words = "".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in headlines(summary))
+    finish = "".join(
+        f"{paragraph(said[0].upper() + said[1:])}<pre>{escape(command)}</pre>"
+        for said, command in finish_words(summary)
+    )
+    stray = tables.stray_table(summary)
+    strays = f"<h3>Rows that do not match</h3>{table_html(stray)}" if stray.rows else ""
+    body = f'<dl class="tiles">{tiles}</dl><dl class="words">{words}</dl>{finish}{strays}'
+    return Section("numbers", "Numbers", body)
+
+
+def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
+    """Yield (name, figure, unit) of what people ask for first."""
+    yield "audio analysed", number(summary.audio_hours, 0 if summary.audio_hours >= 100 else 2), "h"
+    yield "real time", number(summary.times_real_time, 0 if (summary.times_real_time or 0) >= 100 else 1), "×"
+    yield f"of {summary.chunks:,} chunks done", f"{summary.done:,}", ""
+    if summary.devices:
+        yield "GPU time", number(summary.gpu_hours, 0 if summary.gpu_hours >= 100 else 2), "GPU-h"
+        yield "audio per GPU-hour", number(summary.audio_hours_per_gpu_hour), "h"
+        working = summary.states.get("working")
+        if working is not None and working.share_percent is not None:
+            yield "of the GPU time working", f"{working.share_percent:.0f}", "%"
+    if summary.energy_wh is not None:
+        kilo = summary.energy_wh >= 1000
+        measured = measured_words(summary)
+        name = f"energy, {measured}" if measured else "energy"
+        yield name, number(summary.energy_wh / (1000 if kilo else 1)), "kWh" if kilo else "Wh"
+    took, unit = duration(summary.wall_s).rsplit(" ", 1)
+    yield "wall time", took, unit
+    yield "detections", f"{summary.detections:,}", ""
+    if summary.failed:
+        yield "chunks failed for good", f"{summary.failed:,}", ""
+
+
+def _findings(summary: Summary) -> Section:
+    """Return what was found, the worst first; that nothing was is said as well."""
+    if not summary.findings:
+        return Section("findings", "Findings", paragraph(well_words(summary), "well"), 0)
+    items = "".join(f"<li>{_finding(finding)}</li>" for finding in summary.findings)
+    return Section("findings", "Findings", f'<ul class="findings">{items}</ul>', len(summary.findings))
+
+
+def _finding(finding: Finding) -> str:
+    evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
+    lines = f"<pre>{escape(chr(10).join(finding.lines))}</pre>" if finding.lines else ""
+    severity, many = escape(finding.severity), len(finding.subjects)
+    subjects = paragraph("; ".join(finding.subjects), "quiet") if many else ""
+    return (
+        f'<article class="finding {severity}">'
+        f'<h3><span class="severity">{severity}</span>{escape(finding.sentence)}</h3>'
+        f"<ul>{evidence}</ul>{paragraph(finding.advice)}{lines}"
+        f"{subjects if many <= _FEW else folded(f'{many:,} by name', subjects)}</article>"
+    )
+
+
+def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section | None:
+    """Return what each device did over time; without charts it says how to get them."""
+    if not summary.devices:
+        return None
+    numbers = table_html(tables.state_table(summary.states)) if summary.states else ""
+    if data is None or drawn is None:
+        missing = NO_CHARTS if data is not None else ""
+        return Section("timeline", "What the devices did", missing + numbers) if missing or numbers else None
+    if "timeline" not in drawn.places:
+        return Section("timeline", "What the devices did", paragraph("Nothing is known of it over time.") + numbers)
+    shares = [
+        f"{STATE_WORDS[state]} {share_words(found.share_percent)}"
+        for state, found in summary.states.items()
+        if found.share_percent is not None
+    ]
+    words = f"Timeline of {count(len(summary.devices), 'device')} of array tasks. Of their time: {', '.join(shares)}."
+    find = _FIND if len(summary.devices) > _MANY_ROWS else ""
+    body = (
+        f'<div class="bar controls">{_moves()}{_ROWS}{find}</div>{_legend(summary)}'
+        + figure("timeline", drawn.places["timeline"], words, _HOW_TO_ZOOM, over_time=True)
+        + "".join(paragraph(note, "quiet") for note in drawn.notes)
+        + numbers
+    )
+    return Section("timeline", "What the devices did", body)
+
+
+def _legend(summary: Summary) -> str:
+    from badcjobs.report.chart_figures import STATE_COLORS
+
+    items = "".join(
+        f'<li><span style="background:{color}"></span>{escape(STATE_WORDS[state])}</li>'
+        for state, color in STATE_COLORS.items()
+        if state in summary.states
+    )
+    return f'<ul class="legend" aria-label="Colours of the timeline">{items}</ul>'
+
+
+def _moves() -> str:
+    buttons = "".join(
+        f'<button type="button" data-move="{move}" title="{words}" aria-label="{words}">{sign}</button>'
+        for move, words, sign in _MOVES
+    )
+    return f'<span class="moves" role="group" aria-label="Time">{buttons}</span>'
+
+
+def _load(summary: Summary, drawn: Charts | None) -> Section | None:
+    """Return utilization, memory, temperature and power over time."""
+    if drawn is None or "timeline" not in drawn.places:
+        return None
+    if not any(metric in drawn.places for metric in CHARTED):
+        return Section("load", "Load", paragraph("No device was read: there is no telemetry of this job."))
+    figures = ""
+    for metric in CHARTED:
+        name = _CHART_NAMES[metric]
+        words = f"{name} over time; the table “The same in numbers” below the charts has its figures."
+        place = drawn.places.get(metric)
+        chart = (
+            paragraph("No device told it.", "quiet") if place is None else figure(metric, place, words, over_time=True)
+        )
+        figures += f"<div><h3>{escape(name)}</h3>{chart}</div>"
+    table = tables.reading_table(summary)
+    body = (
+        f'<div class="bar controls"><label>Show <select id="pick"></select></label>{_moves()}</div>'
+        + paragraph(_HOW_TO_READ + (_OF_ALL if len(summary.devices) > 1 else ""), "quiet")
+        + f'<div class="charts">{figures}</div>'
+        + (folded("The same in numbers", table_html(table)) if table.rows else "")
+    )
+    return Section("load", "Load", body)
+
+
+def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
+    """Return how long chunks took."""
+    took = summary.chunk_s
+    if took is None:
+        return None
+    p50, p95, longest = (f"{number(value, 1 if value >= 10 else 2)} s" for value in (took.p50, took.p95, took.maximum))
+    words = (
+        f"{count(took.samples, 'try', 'tries')} that ended well: {p50} at the median; 95 % took at most {p95}, the "
+        f"longest {longest}."
+    )
+    body = paragraph(words)
+    if drawn is not None and drawn.histogram is not None:
+        bars = tables.bar_table(drawn.histogram.edges_s, drawn.histogram.counts)
+        body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {words}")
+        body += folded("The same in numbers", table_html(bars))
+    return Section("durations", "How long chunks took", body)
+
+
+def _device_words(summary: Summary) -> str:
+    backends, many = sorted({device.backend for device in summary.devices}), cards(summary.devices)
+    each = f"{count(many, 'device')}, one row for each array task that had it. "
+    each = "" if many == len(summary.devices) else each
+    model = tables.one_model(summary)
+    said = f"{each}Model: {model}. " if model else each
+    return f"{said}Readings come from {', '.join(backends)}." if backends else ""
+
+
+def _settings(summary: Summary, data: ChartData | None) -> Section:
+    table = tables.setting_table(summary.facts.last_settings)
+    if not table.rows:
+        return Section("settings", "Settings", paragraph("The tasks did not write down their settings."))
+    sets, versions = (0, ()) if data is None else (data.sets_of_settings, data.versions)
+    same = f"there are {sets:,} different sets in this job" if sets > 1 else "all tasks had the same"
+    words = f"The settings of the task that started last{f'; {same}' if sets else ''}."
+    words += f" The tasks ran badcjobs {', '.join(versions)}." if versions else ""
+    return Section("settings", "Settings", paragraph(words, "quiet") + table_html(table))
+
+
+# --- what every page of ours is made of -------------------------------------------------------------------------------
+
+ASSETS = Path(__file__).parent / "assets"
+_SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
+NO_CHARTS = (
+    "<p>The charts are missing, because Bokeh is not installed where this page was made. With it, make the page again:"
+    "</p><pre>pip install 'badcjobs[report]'</pre>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page with a heading of its own."""
+
+    name: str  # stable: where #name leads to
+    heading: str
+    body: str  # HTML
+    many: int | None = None  # said in the list of sections
+
+
+def whole_page(
+    title: str,
+    header: str,
+    sections: Sequence[Section],
+    footer: str,
+    *,
+    code: str = "",
+    script: str = "",
+    data: Mapping[str, Any] | None = None,
+    more: str = "",
+) -> str:
+    """Return a page; ``code`` is Bokeh's own, ``script`` draws the charts, ``data`` is for them (None: no charts)."""
+    scripts = [*_SCRIPT.findall(code), *([script] if script else []), (ASSETS / "page.js").read_text(encoding="utf-8")]
+    links = "".join(
+        f'<li><a href="#{escape(s.name)}"><span>{escape(s.heading)}</span>'
+        + ("" if s.many is None else f'<span class="many">{s.many:,}</span>')
+        + "</a></li>"
+        for s in sections
+    )
+    text = (
+        _head(title, scripts)
+        + f'{more}<div class="frame">\n<header>{header}</header>\n'
+        + f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>\n<main>'
+        + "\n".join(map(_section, sections))
+        + f"</main>\n<footer>Made by badcjobs {escape(__version__)}{footer}</footer>\n</div>\n"
+        + ("" if data is None else f'<script type="application/json" id="chart-data">{_json(data)}</script>\n')
+        + "".join(f"<script>{script}</script>\n" for script in scripts)
+        + "</body></html>\n"
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")  # a name of a file may be no text at all
+
+
+def _head(title: str, scripts: Iterable[str]) -> str:
+    """Return the head; its policy lets no request out, and runs only the scripts whose checksums it names."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts]
+    sums = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = f"default-src 'none'; script-src {sums}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+    style = (ASSETS / "page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}; form-action \'none\'">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)} – badcjobs</title>\n<style>{style}</style>\n"
+        "<noscript><style>tr[hidden] { display: table-row } .controls { display: none }</style></noscript>\n"
+        "</head>\n<body>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    name = escape(section.name)
+    heading = f'<h2 id="{name}-heading">{escape(section.heading)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-heading">{heading}{section.body}</section>'
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """Return what page.js draws; '<' is spelled out, so that no text in it can end the element."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """Return a paragraph."""
+    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+
+
+def folded(summary: str, body: str) -> str:
+    """Return a part that opens when a reader asks for it."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+
+
+def figure(name: str, place: str, words: str, caption: str = "", *, over_time: bool = False) -> str:
+    """Return a chart; those who cannot see it hear the words."""
+    kind = " data-time" if over_time else ""
+    return (
+        f'<figure><div class="chart" id="chart-{name}"{kind} tabindex="0" role="group" aria-roledescription="chart" '
+        f'aria-label="{escape(words)}">{place}</div>'
+        + (f"<figcaption>{escape(caption)}</figcaption>" if caption else "")
+        + "</figure>"
+    )

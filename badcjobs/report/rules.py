@@ -1,0 +1,231 @@
+"""The machinery of the findings: a rule is a row of texts, filled with the figures of a case.
+
+``rules_*.py`` hold the rows by topic, findings.py applies them; the reasoning is in ``badcjobs guide findings``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from badcjobs.report.device_summary import card
+from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
+from badcjobs.store.read_model import DeviceFacts, JobFacts, StateTime, TaskFacts
+
+if TYPE_CHECKING:
+    from badcjobs.report.summary import Summary
+
+PROBLEM, WARNING, NOTE = "problem", "warning", "note"
+SEVERITIES = (PROBLEM, WARNING, NOTE)
+# Of one case; ``subjects`` and ``cost_s`` (GPU time) go into its finding as they are. ``s`` is always the summary.
+Figures = Mapping[str, Any]
+SERIOUS_S = 10 * 3600.0  # of GPU time
+EXCLUDE = "#SBATCH --exclude="
+_MOST_NODES, _MOST_NODES_SHARE = 4, 0.1  # more than that is another problem; one node may always be left out
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One judgement about a job; never without numbers."""
+
+    kind: str  # a stable name for scripts: unused_gpus, start_up, waiting_for_audio, …
+    severity: str
+    sentence: str
+    evidence: tuple[str, ...]  # one figure each, in words: "busy 12 % of 3.4 GPU-hours"
+    advice: str
+    lines: tuple[str, ...] = ()  # to paste: #SBATCH lines, commands
+    subjects: tuple[str, ...] = ()  # the tasks, devices, nodes or chunks that it is about
+    gpu_hours: float | None = None  # what it cost; None: that cannot be said in GPU time
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is said of a case that ``when`` holds for; all texts are templates, see ``say``.
+
+    A line of evidence, or one to paste, is left out where one of its figures is None; see ``known_texts``.
+    """
+
+    kind: str
+    severity: str
+    says: str
+    evidence: tuple[str, ...]
+    fix: str
+    lines: tuple[str, ...] = ()  # to paste
+    when: Callable[[Figures], object] = lambda figures: True
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Where the figures of each case come from, and the rules for it: the first that holds is taken."""
+
+    cases: Callable[[JobFacts, Summary], Iterable[Figures]]
+    rules: tuple[Rule, ...]
+
+    def judge(self, facts: JobFacts, summary: Summary) -> Iterator[Finding]:
+        """Yield what is found."""
+        for figures in self.cases(facts, summary):
+            rule = next((rule for rule in self.rules if rule.when(figures)), None)
+            if rule is not None:
+                yield _finding(rule, {"s": summary, **figures})
+
+
+def _finding(rule: Rule, figures: Figures) -> Finding:
+    cost_s = figures.get("cost_s")
+    return Finding(
+        kind=rule.kind,
+        severity=say(rule.severity, figures),
+        sentence=say(rule.says, figures),
+        evidence=tuple(known_texts(rule.evidence, figures)),
+        advice=say(rule.fix, figures),
+        lines=tuple(known_texts(rule.lines, figures)),
+        subjects=tuple(dict.fromkeys(map(plain, figures.get("subjects", ())))),
+        gpu_hours=None if cost_s is None else cost_s / 3600,
+    )
+
+
+def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:
+    """Yield the texts whose figures are known; a figure that is a list makes one text for each of its items.
+
+    A figure whose form ends in '?' has to be more than nothing.
+    """
+    words = _Words()
+    for template in templates:
+        parts = [(name, form or "") for _, name, form, _ in Formatter().parse(template) if name]
+        roots = [figures[name.partition(".")[0]] for name, _ in parts]
+        several = next((name for name, _ in parts if isinstance(figures.get(name), list)), None)
+        if several is not None:
+            yield from (say(template, {**figures, several: item}) for item in figures[several])
+        elif None not in roots and all(words.get_field(name, (), figures)[0] for name, form in parts if "?" in form):
+            yield say(template, figures)
+
+
+class _Words(Formatter):
+    """Formats figures as ``say`` describes it."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        form = format_spec.rstrip("?")
+        if not form:
+            return str(value)
+        kind, *words = form.split()
+        if kind == "count":
+            return count(value, *(word.replace("_", " ") for word in words))
+        if "|" in form:
+            one, more = form.split("|")
+            return one if value == 1 else more
+        return _FORMS[kind](value) if kind in _FORMS else format(value, format_spec)
+
+
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "whole": lambda value: f"{value:,}",
+    "one": lambda value: number(value, 1),  # one decimal
+    "two": lambda value: number(value, 2),
+    "round": lambda value: number(value, 0),
+    "hours": lambda seconds: number(seconds / 3600, 1),
+    "gpu_time": lambda seconds: gpu_time(seconds),
+    "duration": duration,
+    "memory": memory,
+    "moment": moment,
+    "indices": indices,
+    "before": lambda value: f"{value - 1}",  # the last index of so many tasks
+    "quoted": shlex.quote,  # for a shell
+    "and": " and ".join,
+    "or": " or ".join,
+    "list": ", ".join,
+    "words": " ".join,
+    "last_line": lambda text: (text.strip().splitlines() or ["nothing"])[-1][:200],
+}
+
+
+def say(template: str, figures: Figures) -> str:
+    """Return a template with its figures in words.
+
+    ``{many:count try tries}`` counts, ``{many:was|were}`` picks a word by number, ``{seconds:duration}`` and the others
+    of _FORMS say a value in its unit, ``{name}`` is a text as it is; other forms are those of Python.
+    """
+    return plain(_Words().vformat(template, (), figures))
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def gpu_time(seconds: float) -> str:
+    """Return GPU time as people say it."""
+    return f"{number(seconds / 60, 1)} GPU-minutes" if seconds < 6000 else f"{number(seconds / 3600, 1)} GPU-hours"
+
+
+def share(part: float, whole: float) -> str:
+    """Return a share as a whole percentage, as exact as it is small."""
+    if whole <= 0:
+        return UNKNOWN
+    percent = 100 * part / whole
+    return f"{percent:.0f} %" if percent >= 1 or percent == 0 else f"{percent:.1g} %"
+
+
+def total_s(device: DeviceFacts) -> float:
+    """Return for how long the task had the device; see store/accounting.py for what the states are."""
+    return sum(time.total_s for time in device.states.values())
+
+
+def seen_s(time: StateTime) -> float:
+    """Return for how much of a state it is known how busy the device was."""
+    if time.busy_s is None:
+        return 0.0
+    return time.measured_s or time.total_s  # where no power is read, these seconds are not counted
+
+
+def busy_share(devices: Iterable[DeviceFacts]) -> float | None:
+    """Return which share of the time that was measured they were busy; None: nothing was."""
+    times = [time for device in devices for time in device.states.values()]
+    measured_s = sum(seen_s(time) for time in times)
+    return sum(time.busy_s or 0.0 for time in times) / measured_s if measured_s else None
+
+
+def has_tried(device: DeviceFacts) -> bool:
+    """Say whether a try of a chunk has come to an end on it, a good one or not."""
+    return device.work.done + device.work.failed + device.work.lost > 0
+
+
+def after_start_up(device: DeviceFacts) -> DeviceFacts:
+    """Return the device without the time its engines took to start."""
+    return replace(device, states={state: time for state, time in device.states.items() if state != "start_up"})
+
+
+def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
+    """Return the devices of each task, by its name."""
+    found: dict[str, list[DeviceFacts]] = defaultdict(list)
+    for device in devices:
+        found[device.task].append(device)
+    return found
+
+
+def names(tasks: Iterable[TaskFacts]) -> list[str]:
+    """Return the tasks by name."""
+    return [task.name for task in tasks]
+
+
+def labels(devices: Iterable[DeviceFacts]) -> list[str]:
+    """Return the devices in a few words each; one that served several tasks stands there once."""
+    by_card: dict[tuple[str, str], list[DeviceFacts]] = defaultdict(list)
+    for device in devices:
+        by_card[card(device)].append(device)
+    found = []
+    for rows in by_card.values():
+        first = rows[0]
+        name = first.token if first.index is None else first.index
+        where = first.task if len(rows) == 1 else f"in {len(rows):,} tasks"
+        found.append(f"{first.node} device {name} ({where})")
+    return found
+
+
+def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, str | None]:
+    """Return the nodes to leave out or, where they are too many for that, how many they are."""
+    those: Sequence[str] = sorted(set(nodes))
+    everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
+    if len(those) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
+        where = f"{len(those):,} of {everywhere:,} nodes"
+        return {"exclude": None, "spread": f"{where}: so wide a spread points to a common cause, not to these nodes"}
+    return {"exclude": ",".join(those) or None, "spread": None}

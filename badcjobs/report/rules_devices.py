@@ -1,0 +1,421 @@
+"""Findings about devices: broken, slowed down, slower than others, used by others, or not measured."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from badcjobs.report.device_summary import card, cards, rows_words
+from badcjobs.report.rules import (
+    NOTE,
+    PROBLEM,
+    WARNING,
+    Figures,
+    Rule,
+    Topic,
+    labels,
+    node_figures,
+    say,
+    share,
+)
+from badcjobs.report.summary import Summary
+from badcjobs.report.words import count, number
+from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
+
+_EXCLUDE = ("#SBATCH --exclude={exclude}",)
+
+# --- hardware that failed ---------------------------------------------------------------------------------------------
+
+
+def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    for alert in facts.alerts:
+        if alert.kind in ("lost", "fault", "ecc"):
+            nodes = facts.alert_nodes.get(alert.kind, ())
+            longest = say(", the longest of {s:duration}", {"s": alert.longest_s}) if alert.longest_s else ""
+            found = {"kind": alert.kind, "alert": alert, "longest": longest, "nodes": len(nodes), "subjects": nodes}
+            yield {**found, **node_figures(nodes, facts)}
+    lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
+    if lost and all(alert.kind != "lost" for alert in facts.alerts):
+        cuda = {"kind": "cuda", "devices": cards(lost), "tries": sum(device.work.lost for device in lost)}
+        yield {**cuda, "subjects": labels(lost), **node_figures({device.node for device in lost}, facts)}
+
+
+_LOST = Rule(
+    "device_lost", PROBLEM,
+    when=lambda f: f["kind"] == "lost",
+    says="{alert.devices:count GPU} stopped answering.",
+    evidence=("{alert.alerts:count alert}{longest}, on {nodes:count node}", "{alert.example}", "{spread}"),
+    fix="A node where this happens needs mending: tell the site, and leave it out until then.",
+    lines=_EXCLUDE,
+)  # fmt: skip
+BROKEN = Topic(_broken, (
+    _LOST,
+    replace(
+        _LOST, kind="device_fault", when=lambda f: f["kind"] == "fault",
+        says="{alert.devices:count GPU} reported errors.",
+        fix="Tell the site, with the node and the number; leave the node out.",
+    ),
+    replace(
+        _LOST, kind="ecc_errors", when=lambda f: f["kind"] == "ecc",
+        says="{alert.devices:count GPU} had uncorrected memory errors.",
+        fix="What was computed there may be wrong: do these chunks again on another node, and tell the site.",
+    ),
+    replace(
+        _LOST, when=lambda f: f["kind"] == "cuda",
+        says="CUDA lost {devices:count GPU}; the workers there were ended.",
+        evidence=("{tries:count try tries} lost there", "{spread}"),
+    ),
+))  # fmt: skip
+
+
+# --- lowered clocks ---------------------------------------------------------------------------------------------------
+
+_THROTTLED_S, _THROTTLED = 60.0, 0.05
+_CAPPED, _CAPPED_CLOCK = 0.3, 0.8  # big cards touch their limit all the time; it matters where the clock falls far
+
+
+def _hot(device: DeviceFacts) -> int:
+    return max(device.throttled.get("sw_thermal_slowdown", 0), device.throttled.get("hw_thermal_slowdown", 0))
+
+
+def _hungry(device: DeviceFacts) -> int:
+    # hw_slowdown stands beside the reason that it has; without heat it protects the power supply.
+    alone = device.throttled.get("hw_slowdown", 0) - device.throttled.get("hw_thermal_slowdown", 0)
+    braked = max(device.throttled.get("hw_power_brake", 0), alone)
+    capped, clock = device.throttled.get("sw_power_cap", 0), device.metrics.get("sm_clock_mhz")
+    slow = clock is not None and clock.p50 < _CAPPED_CLOCK * clock.maximum and capped >= _CAPPED * device.samples
+    return max(braked, capped if slow else 0)
+
+
+def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Iterator[Figures]:
+    def slowed_s(device: DeviceFacts) -> float:
+        return count_of(device) / device.samples * (device.span_s or 0.0) if device.samples else 0.0
+
+    slowed = [d for d in facts.devices if slowed_s(d) >= max(_THROTTLED_S, _THROTTLED * (d.span_s or 0.0))]
+    if not slowed:
+        return
+    seen_s, nodes = sum(d.span_s or 0.0 for d in slowed), {device.node for device in slowed}
+    clocks = [(clock.p50, d.name) for d in slowed if (clock := d.metrics.get("sm_clock_mhz"))]
+    slowest, model = min(clocks, key=lambda pair: pair[0], default=(None, None))
+    same = [d.metrics["sm_clock_mhz"] for d in facts.devices if d.name == model and "sm_clock_mhz" in d.metrics]
+    yield {
+        "many": cards(slowed),
+        "of_time": share(sum(map(slowed_s, slowed)), seen_s),
+        "seen_s": seen_s,
+        "clock": slowest if slowest is None else f"{slowest:,.0f}",
+        "reached": f"{max((clock.maximum for clock in same), default=0.0):,.0f}",
+        "hottest": max((d.temperature_max_c for d in slowed if d.temperature_max_c is not None), default=None),
+        "limit": min((round(d.power_limit_w) for d in slowed if d.power_limit_w), default=None),
+        "nodes": len(nodes),
+        "subjects": labels(slowed),
+        **node_figures(nodes, facts),
+    }
+
+
+_CLOCKS = (
+    "{of_time} of their {seen_s:gpu_time} with a lowered clock",
+    "median clock of the slowest {clock} MHz; this model reached {reached} MHz here",
+)
+HOT = Topic(lambda facts, summary: _throttled(facts, _hot), (
+    Rule(
+        "throttled_thermal", WARNING,
+        says="{many:count GPU} lowered {many:its|their} clock because of heat.",
+        evidence=(*_CLOCKS, "up to {hottest} °C", "{spread}"),
+        fix="Tell the site to look at the fans and the cooling of {nodes:the node|these nodes}; leave"
+            " {nodes:the node|these nodes} out meanwhile.",
+        lines=_EXCLUDE,
+    ),
+))  # fmt: skip
+HUNGRY = Topic(lambda facts, summary: _throttled(facts, _hungry), (
+    Rule(
+        "throttled_power", WARNING,
+        says="{many:count GPU} lowered {many:its|their} clock to save power.",
+        evidence=(*_CLOCKS, "power limit {limit} W", "{spread}"),
+        fix="The site has set a low power limit, or the power supply is at its end: ask them.",
+        lines=_EXCLUDE,
+    ),
+))  # fmt: skip
+
+
+# --- processes of others ----------------------------------------------------------------------------------------------
+
+_FOREIGN_S = 10.0
+
+
+def _foreign(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    others = [process for process in facts.foreign if process.seconds >= _FOREIGN_S]
+    if not others:
+        return
+    longest = others[0]
+    held = max((p.memory_peak_bytes for p in others if p.memory_peak_bytes is not None), default=None)
+    yield {
+        "severity": WARNING if held is None or held >= 2**30 else NOTE,
+        "many": len({(p.node, p.pid) for p in others}),
+        "longest": longest,
+        "program": longest.name or "a process",
+        "user": longest.user or "somebody",
+        "minutes": sum(p.seconds for p in others) / 60,
+        "held": held,
+        "subjects": [f"{p.node}: device {p.device_index}, pid {p.pid}" for p in others],
+    }
+
+
+FOREIGN = Topic(_foreign, (
+    Rule(
+        "foreign_process", "{severity}",
+        says="{many:count process processes} of others used our GPUs.",
+        evidence=(
+            "{program} of {user} (pid {longest.pid}) for {longest.seconds:duration} on {longest.node}",
+            "{minutes:one} minutes in all, on all devices together",
+            "device memory held: up to {held:memory}",
+        ),
+        fix="Under Slurm this should not be: tell the site. On a shared machine take a free device: run --free N.",
+    ),
+))  # fmt: skip
+
+
+# --- devices and nodes that are slower than their peers: the same model, at the same work -----------------------------
+
+LEAST_PEERS = 4  # with fewer, it is not clear which one is slow
+_LEAST_NODES = 3
+LEAST_TRIES, _LEAST_S = 10, 60.0
+_SLOW = 0.75  # of the median
+_SPREADS = 3.5 * 1.4826  # of the median distance from the median: farther than chance
+_LONGER = 1.1
+_VERY_SLOW = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A device over all tasks of one shape that had it."""
+
+    rows: tuple[DeviceFacts, ...]
+
+    @property
+    def node(self) -> str:
+        return self.rows[0].node
+
+    @property
+    def label(self) -> str:
+        return labels(self.rows)[0]
+
+    @property
+    def working_s(self) -> float:
+        return sum(row.states["working"].total_s for row in self.rows if "working" in row.states)
+
+    @property
+    def done(self) -> int:
+        return sum(row.work.done for row in self.rows)
+
+    @property
+    def audio_s(self) -> float:
+        return sum(row.work.audio_s for row in self.rows)
+
+    @property
+    def chunk_p50_s(self) -> float:
+        return median([row.work.chunk_p50_s or 0.0 for row in self.rows])
+
+    @property
+    def held_back(self) -> str | None:
+        """Why its clock was lowered."""
+        reasons = {reason for row in self.rows for reason in row.throttled} - {"gpu_idle"}
+        return ", ".join(reason.replace("_", " ") for reason in sorted(reasons)) or None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGroup:
+    """Devices that can be compared: the same model and engine, the same company on it and around it."""
+
+    peers: Sequence[Peer]
+
+    @property
+    def by_audio(self) -> bool:
+        """Whether speed is audio over time; else it is chunks over time: not all lengths are known."""
+        return all(peer.audio_s > 0 for peer in self.peers)
+
+    @property
+    def unit(self) -> str:
+        return "× real time" if self.by_audio else "chunks per minute"
+
+    @property
+    def model(self) -> str:
+        return self.peers[0].rows[0].name or "same model"
+
+    def rate(self, peer: Peer) -> float:
+        """Return the speed of a device while it worked."""
+        return (peer.audio_s if self.by_audio else 60 * peer.done) / peer.working_s
+
+    @property
+    def middle(self) -> float:
+        """The median speed."""
+        return median(map(self.rate, self.peers))
+
+    def stragglers(self) -> list[Peer]:
+        """Return the devices that are slower than the others by more than chance, the slowest first."""
+        rates, middle = list(map(self.rate, self.peers)), self.middle
+        usual_s = median(peer.chunk_p50_s for peer in self.peers)
+        slow_from = min(_SLOW * middle, middle - _SPREADS * median(abs(rate - middle) for rate in rates))
+        slow = [
+            (rate, place) for place, (peer, rate) in enumerate(zip(self.peers, rates, strict=True))
+            # Who is left alone with the last, long chunk is not slow: its other chunks took no longer than usual.
+            if rate < slow_from and peer.chunk_p50_s > _LONGER * usual_s
+        ]  # fmt: skip
+        return [self.peers[place] for _, place in sorted(slow)]
+
+
+def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> list[PeerGroup]:
+    """Return the devices that can be compared, and worked for long enough."""
+    by_name = {task.name: task for task in tasks}
+    found: dict[tuple[object, ...], dict[tuple[str, str], list[DeviceFacts]]] = defaultdict(lambda: defaultdict(list))
+    for device in devices:
+        task = by_name[device.task]
+        if "working" in device.states and device.work.done:
+            found[device.name, task.engine, task.devices, task.workers, task.cpus][card(device)].append(device)
+    groups = [[Peer(tuple(of_one)) for of_one in rows.values()] for rows in found.values()]
+    known = [[peer for peer in group if peer.working_s >= _LEAST_S and peer.done >= LEAST_TRIES] for group in groups]
+    return [PeerGroup(peers) for peers in known if len(peers) >= LEAST_PEERS]
+
+
+def _slow(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    """Yield nodes whose devices are all slow, then devices that are slow alone."""
+    for group in peer_groups(facts.tasks, facts.devices):
+        stragglers, middle = group.stragglers(), group.middle
+        whole, digits = _whole_nodes(stragglers, group.peers), 1 if middle >= 10 else 2
+        for of_node in (True, False):
+            slow = [peer for peer in stragglers if (peer.node in whole) == of_node]
+            if not slow:
+                continue
+            worst, nodes = slow[0], sorted({peer.node for peer in slow})
+            yield {
+                "of_node": of_node,
+                "severity": WARNING if group.rate(worst) < _VERY_SLOW * middle else NOTE,
+                "group": group,
+                "peers": len(group.peers),
+                "devices": len(slow),
+                "nodes": len(nodes),
+                "percent": group.rate(worst) / middle * 100,
+                "worst": worst,
+                "rate": number(group.rate(worst), digits),
+                "middle": number(middle, digits),
+                "subjects": nodes if of_node else [peer.label for peer in slow],
+                "cost_s": sum(peer.working_s * (1 - group.rate(peer) / middle) for peer in slow),
+                **node_figures(nodes, facts),
+            }
+
+
+def _whole_nodes(slow: Sequence[Peer], peers: Sequence[Peer]) -> set[str]:
+    """Return the nodes of which all devices, two at least, are slow; of two nodes it is not clear which is."""
+    of_node, slow_of_node = Counter(peer.node for peer in peers), Counter(peer.node for peer in slow)
+    if len(of_node) < _LEAST_NODES:
+        return set()
+    return {node for node, many in slow_of_node.items() if many == of_node[node] > 1}
+
+
+_SLOW_DEVICE = Rule(
+    "straggler_device", "{severity}",
+    says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: {percent:round} % of the"
+         " median speed at worst.",
+    evidence=(
+        "the slowest, {worst.label}: {rate} {group.unit}",
+        "median of {peers:count device} ({group.model}): {middle} {group.unit}",
+        "lowered clocks there: {worst.held_back:?}",
+        "{spread}",
+    ),
+    fix="If it is so again, leave the node out and tell the site; look for heat, a busy disk, other people's jobs.",
+    lines=_EXCLUDE,
+)  # fmt: skip
+SLOW = Topic(_slow, (
+    replace(
+        _SLOW_DEVICE, kind="straggler_node", when=lambda f: f["of_node"],
+        says="{nodes:count node} {nodes:is|are} slower than {nodes:its|their} peers: {percent:round} % of the median"
+             " speed at worst.",
+    ),
+    _SLOW_DEVICE,
+))  # fmt: skip
+
+
+# --- measurements that are missing, or disagree -----------------------------------------------------------------------
+
+_GAP, _GAP_S = 0.05, 60.0
+_ENERGY, _ENERGY_S = 0.05, 120.0
+
+
+def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    tasks = {task.name: task for task in facts.tasks}
+    followed = [device for device in facts.devices if tasks[device.task].telemetry]
+    gap_s = {device.device_id: min(device.gap_s, tasks[device.task].wall_s) for device in followed}
+    total_s, all_s = sum(gap_s.values()), sum(tasks[device.task].wall_s for device in followed)
+    if total_s < max(_GAP_S, _GAP * all_s):
+        return
+    blind = sum(not device.samples for device in followed)
+    reasons = [gap for gap in facts.gaps if gap.metric is None][:3]
+    worst = sorted(followed, key=lambda device: -gap_s[device.device_id])
+    yield {
+        "severity": WARNING if blind or total_s > 0.5 * all_s else NOTE,
+        "of_time": share(total_s, all_s),
+        "total_s": total_s,
+        "all_s": all_s,
+        "blind": blind or None,
+        "followed": rows_words(followed),
+        "reasons": [f"{count(g.gaps, 'gap')}, {number(g.seconds, 0)} s: {g.reason}" for g in reasons],
+        "subjects": labels(device for device in worst if gap_s[device.device_id] > 0),
+    }
+
+
+GAPS = Topic(_gaps, (
+    Rule(
+        "telemetry_gaps", "{severity}",
+        says="There are no readings for {of_time} of the GPU time.",
+        evidence=(
+            "{total_s:gpu_time} of {all_s:gpu_time} without a reading",
+            "{blind:whole} of {followed} without any",
+            "{reasons}",
+        ),
+        fix="What is said of these devices rests on the rest of the time. In a container, --nv lets badcjobs read"
+            " them.",
+        lines=("badcjobs gpus",),
+    ),
+))  # fmt: skip
+
+
+def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    odd = [(device, off) for device in facts.devices if (off := _off_by(device)) is not None]
+    if odd:
+        worst, off = max(odd, key=lambda pair: abs(pair[1]))
+        yield {
+            "devices": cards(device for device, _ in odd),
+            "percent": abs(off) * 100,
+            "more": "more" if off > 0 else "less",
+            "worst": labels([worst])[0],
+            "counted_wh": (worst.energy_counter_j or 0.0) / 3600,
+            "added_wh": (worst.energy_integrated_j or 0.0) / 3600,
+            "subjects": labels(device for device, _ in odd),
+        }
+
+
+def _off_by(device: DeviceFacts) -> float | None:
+    """Return by which share the counter exceeds the power added up, watt by watt; None: by no more than is usual."""
+    measured_s = sum(time.measured_s for time in device.states.values())
+    span_s, counter_j, added_j = device.energy_counter_span_s, device.energy_counter_j, device.energy_integrated_j
+    if (device.uuid or "").startswith("MIG-"):  # its card's counter, with the work of all slices
+        return None
+    if not span_s or not counter_j or not added_j or min(span_s, measured_s) < _ENERGY_S:
+        return None
+    off = (counter_j / span_s) / (added_j / measured_s) - 1
+    unlike = abs(span_s - measured_s) / span_s  # one was read for longer than the other
+    return off if abs(off) > _ENERGY + unlike else None
+
+
+ENERGY = Topic(_energy, (
+    Rule(
+        "energy_disagrees", NOTE,
+        says="On {devices:count device} the energy counter and the power readings disagree.",
+        evidence=(
+            "at worst the counter says {percent:round} % {more} than the power readings added up",
+            "{worst}: {counted_wh:one} Wh counted, {added_wh:one} Wh added up",
+        ),
+        fix="Take the job's energy as rough; on healthy cards both agree within 1 %.",
+    ),
+))  # fmt: skip

@@ -1,0 +1,156 @@
+"""A table is one value: title, columns, rows. It is rendered as aligned text, as Markdown and as HTML.
+
+A column of a terminal is a place: 鳥 takes two of them, and an accent that is put on a letter none. All text that comes
+from files is made harmless here: control characters in text, special characters in Markdown and HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+
+from rich.cells import cell_len, set_cell_size
+
+from badcjobs.report.words import plain
+
+WIDTH = 100  # of text
+FOLD = 15  # longer tables of a page show so many rows until a reader asks for more
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What stands in a column of numbers, and the number it is sorted by; None: not known."""
+
+    words: str
+    value: float | None
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The heading of a column, and what stands below it: text, long text, or (as a rule) numbers."""
+
+    heading: str
+    kind: str = ""  # text, long; else numbers
+
+
+def columns(*marked: str) -> tuple[Heading, ...]:
+    """Return columns by their headings: '<' before one marks a column of text, '<<' of long text."""
+    kinds = ("", "text", "long")
+    return tuple(Heading(heading.lstrip("<"), kinds[len(heading) - len(heading.lstrip("<"))]) for heading in marked)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, columns and rows."""
+
+    name: str  # stable: the id of the table on the page
+    caption: str
+    columns: Sequence[Heading]
+    rows: Sequence[Row]
+    foot: Row = ()  # the sum, which stays at the end however the rows are sorted
+
+    def first(self, most: int) -> Table:
+        """Return the table with its first rows only."""
+        return replace(self, rows=self.rows[:most])
+
+    def without(self, heading: str) -> Table:
+        """Return the table without a column."""
+        place = [column.heading for column in self.columns].index(heading)
+        rows = [(*row[:place], *row[place + 1 :]) for row in self.rows]
+        foot = (*self.foot[:place], *self.foot[place + 1 :])
+        return replace(self, columns=(*self.columns[:place], *self.columns[place + 1 :]), rows=rows, foot=foot)
+
+    def cells(self) -> list[list[str]]:
+        """Return all that is shown, as texts: the headings, the rows, and the sum."""
+        shown = (*self.rows, *([self.foot] if self.foot else []))
+        texts = [[cell if isinstance(cell, str) else cell.words for cell in row] for row in shown]
+        return [[column.heading for column in self.columns], *texts]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def table_text(table: Table, *, shorten: int | None = None) -> list[str]:
+    """Return a table as aligned lines; the texts of column ``shorten`` lose their beginning where it does not fit."""
+    rows = table.cells()
+    if shorten is not None:
+        others = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0])) if i != shorten]
+        most = max(8, WIDTH - 2 - sum(others) - 2 * len(others))
+        rows = [[ending(cell, most) if i == shorten else cell for i, cell in enumerate(row)] for row in rows]
+    return aligned(rows, [bool(column.kind) for column in table.columns])
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[bool]) -> list[str]:
+    """Return rows as lines; columns that are not ``left`` are numbers."""
+    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            cell + blank if is_left else blank + cell for cell, blank, is_left in zip(row, blanks, left, strict=True)
+        ]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+def ending(text: str, width: int) -> str:
+    """Return a text, or as much of its end as there is room for."""
+    return text if cell_len(text) <= width else "…" + set_cell_size(text[::-1], width - 1)[::-1]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def table_markdown(table: Table) -> str:
+    """Return a table as Markdown."""
+    head, *others = [[escaped(cell) for cell in row] for row in table.cells()]
+    kinds = [":---" if column.kind else "---:" for column in table.columns]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, kinds, *others))
+
+
+def escaped(text: str) -> str:
+    """Return text from a file so that Markdown shows it as it is, in one line."""
+    return _SPECIAL.sub(r"\\\1", plain(" ".join(text.split())))
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def table_html(table: Table) -> str:
+    """Return a table; script makes its headings buttons that sort, and folds what is too long."""
+    kinds = [column.kind for column in table.columns]
+    head = "".join(
+        f'<th scope="col" aria-sort="none"{_class(column.kind)}>{escape(column.heading)}</th>'
+        for column in table.columns
+    )
+    # Without script all rows are shown: see the style sheet's part for noscript.
+    lines = [f"<tr{' hidden' if number >= FOLD else ''}>{_cells(row, kinds)}" for number, row in enumerate(table.rows)]
+    foot = f"<tfoot><tr>{_cells(table.foot, kinds)}</tfoot>" if table.foot else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}">'
+        f'<table id="{escape(table.name)}" data-fold="{FOLD}"><caption>{escape(table.caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + f"</tbody>{foot}</table></div>"
+    )
+
+
+def _cells(row: Row, kinds: Sequence[str]) -> str:
+    """Return a row; its first cell names it. HTML does without closing tags: many rows stay small."""
+    found = []
+    for place, (cell, kind) in enumerate(zip(row, kinds, strict=True)):
+        if isinstance(cell, Cell):
+            value = "" if cell.value is None else f"={cell.value:.6g}"
+            found.append(f"<td data-v{value}>{escape(cell.words, quote=False)}")
+        else:
+            tag = "td" if place else 'th scope="row"'
+            found.append(f"<{tag}{_class(kind)}>{escape(cell, quote=False)}")
+    return "".join(found)
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""

@@ -1,1 +1,0 @@
-"""Arrays of tasks: emulated on this machine."""

@@ -1,0 +1,1 @@
+"""SOURCE arguments → chunks: manifests, folders and lists, and the audio behind them."""

@@ -1,0 +1,186 @@
+"""Where audio lies on disk, and what a recording without an id of its own is called."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shlex
+import stat
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from badcjobs.model import AudioHeader, Fingerprint
+from badcjobs.sources.flac import read_flac_info
+from badcjobs.sources.mistakes import shown
+from badcjobs.sources.wav import CONSTANT_FRAMES, DataChunk, find_data, is_wav
+
+_HEAD_BYTES = 4096  # are read at once; left to itself, Python takes a block, which Lustre says has 4 MiB
+_SLACK_S = 1.0  # so much less than the header says is no loss: recorders write whole blocks
+
+
+def read_duration_s(path: Path | str) -> float | None:
+    """Return the seconds of audio in a WAV or FLAC file, or None when its header does not tell.
+
+    Of a WAV that breaks off, those that are there.
+    """
+    header = read_header(path)
+    return header.duration_s if header.there_s is None else header.there_s
+
+
+def read_header(path: Path | str) -> AudioHeader:
+    """Return what the header of a WAV or FLAC file tells, or why it cannot be read."""
+    try:
+        with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is felt, with a million of them)
+            magic = file.read(12)
+            if is_wav(magic):
+                data = find_data(file)
+                return _wav_header(data) if data and data.format_chunk else AudioHeader()
+            return _flac_header(file)
+    except OSError as error:
+        return AudioHeader(unreadable=error.strerror or str(error))
+    except struct.error:
+        return AudioHeader()
+
+
+def _wav_header(data: DataChunk) -> AudioHeader:
+    kind, channels, rate, bytes_per_s, frame_size = struct.unpack("<HHIIH", data.format_chunk[:14])
+
+    def seconds(data_size: int) -> float | None:
+        if kind in CONSTANT_FRAMES and rate and frame_size:
+            return float(data_size // frame_size / rate)
+        return float(data_size / bytes_per_s) if bytes_per_s else None
+
+    duration_s, there_s = seconds(data.told), seconds(data.there)
+    if data.unfinished or duration_s is None or there_s is None or duration_s - there_s <= _SLACK_S:
+        return AudioHeader(there_s, rate or None, channels or None, unfinished=data.unfinished and data.there > 0)
+    return AudioHeader(duration_s, rate or None, channels or None, there_s)
+
+
+def _flac_header(file: BinaryIO) -> AudioHeader:
+    if (info := read_flac_info(file)) is None:
+        return AudioHeader()
+    length_s = info.frames / info.rate_hz if info.frames else None
+    return AudioHeader(length_s, info.rate_hz, info.channels, unfinished=bool(info.frames) and not info.is_told)
+
+
+# --- where it lies ----------------------------------------------------------------------------------------------------
+
+AUDIO_ENDINGS = (".wav", ".flac")
+AUDIO_WORDS = "WAV, FLAC"
+
+Found = tuple[str, Fingerprint]  # the absolute path of a file that is there
+ReadHeader = Callable[[str], AudioHeader]
+
+
+class NoAudio(Exception):
+    """There is no audio file where one should be; the text says why, ``fix`` may hold a line to paste."""
+
+    def __init__(
+        self, text: str, fix: str | None = None, *, nowhere: bool = False, missing_at: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.fix = fix
+        self.nowhere = nowhere  # perhaps we looked in the wrong folder
+        self.missing_at = missing_at  # where the file is, or should be: its rows fail alone; None: the source is wrong
+
+
+def is_audio(name: str) -> bool:
+    """Say whether a name ends like audio that we take."""
+    return name.lower().endswith(AUDIO_ENDINGS)
+
+
+def search_folders(source: Path, root: Path | None) -> tuple[str, ...]:
+    """Return the folders where relative paths may lie, each with its slash, in the order they are tried.
+
+    ``root`` alone when it is given; otherwise the working directory, then the folder of the source file.
+    """
+    folders = (Path.cwd(), source.absolute().parent) if root is None else (root.absolute(),)
+    return tuple(dict.fromkeys(with_slash(folder) for folder in folders))
+
+
+def with_slash(folder: Path | str) -> str:
+    """Return a folder as the beginning of a path: with one slash at its end."""
+    return f"{str(folder).rstrip('/')}/"
+
+
+def find_audio(path: str, folders: Sequence[str]) -> Found:
+    """Return the absolute path of a file that exists, and its fingerprint from the same look, or raise NoAudio."""
+    for folder in folders:
+        place = path if path.startswith("/") else folder + path.removeprefix("./")
+        try:
+            status = os.stat(place)  # noqa: PTH116  (a Path per row doubles the time of a million rows)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            text = f"cannot look at {shown(path)}: {error.strerror}"
+            raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place) from error
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe takes until somebody writes to it
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
+            text = f"{what}, not an audio file: {shown(path)}"
+            raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
+        return place, Fingerprint(status.st_size, status.st_mtime_ns)
+    raise _missing(path, folders)
+
+
+def with_header(found: Found, read: ReadHeader = read_header) -> Found:
+    """Return what find_audio has found together with what its header says."""
+    audio_path, known = found
+    # Not dataclasses.replace, which takes as long as a look at a local disk.
+    return audio_path, Fingerprint(known.audio_bytes, known.audio_mtime_ns, known.audio_sha256, read(audio_path))
+
+
+def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
+    """Return what there is at a path, with its header if that is to be read; whatever is wrong is an answer, too."""
+    try:
+        found = find_audio(path, folders)
+    except NoAudio as problem:
+        return problem.with_traceback(None)
+    return found if read is None else with_header(found, read)
+
+
+def end_ms_of(header: AudioHeader) -> int | None:
+    """Return where the audio ends."""
+    return None if header.duration_s is None else round(header.duration_s * 1000)
+
+
+def covering_end_ms(header: AudioHeader) -> int | None:
+    """Return the first whole millisecond that is not before the end of the audio, so that no sample lies behind it."""
+    return None if header.duration_s is None else -(-round(header.duration_s * 1_000_000) // 1000)
+
+
+def explain_link(place: Path) -> tuple[str, str | None]:
+    """Return what is wrong with a link whose file is not there, and for one of git-annex the line that fetches it."""
+    if ".git/annex" in str(place.readlink()):
+        return "git-annex has not fetched the content of", f"git -C {shlex.quote(str(place.parent))} annex get"
+    return "a link to a file that does not exist:", None
+
+
+def _missing(path: str, folders: Sequence[str]) -> NoAudio:
+    links = [place for folder in folders if (place := Path(folder, path)).is_symlink()]
+    if not links:
+        return NoAudio(f"no such file: {shown(path)}", nowhere=True, missing_at=str(Path(folders[0], path)))
+    what, fetch = explain_link(links[0])
+    return NoAudio(f"{what} {shown(path)}", fetch and f"{fetch} .", missing_at=str(links[0]))
+
+
+def path_below(root: str, path: str) -> str:
+    """Return the path as seen from the root, in a form that does not depend on how it was written.
+
+    A path elsewhere keeps all its folders, without the leading slash.
+    """
+    path = posixpath.normpath(path)
+    if path.startswith("../"):
+        path = posixpath.normpath(f"{root}/{path}")
+    return path.removeprefix(with_slash(root)).lstrip("/")
+
+
+def without_ending(path: str) -> str:
+    """Return the path without its audio ending.
+
+    ``a.wav.wav`` stays as it is: ``a.wav`` is the name that ``a.wav`` gets when there is an ``a.flac``.
+    So does ``.wav``, which has no other name.
+    """
+    stem = path[: path.rindex(".")]
+    return path if is_audio(stem) or not stem or stem[-1] == "/" else stem

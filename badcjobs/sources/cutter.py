@@ -1,0 +1,375 @@
+"""Cuts a stretch out of an audio file: WAV by copying frames, every other format by whoever here can decode it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import shutil
+import stat
+import struct
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+from badcjobs.sources.flac import FlacInfo, begin_with_length, read_flac_info
+from badcjobs.sources.wav import NotWav, WavHeader, copy_frames, make_head, read_header
+
+_SLACK_S = 1.0  # recorders, and those who round, are not exact
+_COPY_BYTES = 1 << 20
+_GUESS_BYTES_PER_S = 48_000 * 2 * 4  # stereo, decoded to 32 bits a sample
+
+
+class CannotCut(Exception):
+    """No piece can be made of this audio; the text says why."""
+
+
+class NotThere(CannotCut):
+    """The audio is missing, or breaks off before this piece begins; no engine has seen it."""
+
+
+class NoDecoder(CannotCut):
+    """Nobody here can read this format; it is not the audio's fault."""
+
+
+class AudioCutter:
+    """Knows how long audio is, and makes shorter audio of it.
+
+    Parameters
+    ----------
+    search_path: where ffmpeg and ffprobe are looked for, as PATH has it; None: nowhere.
+    """
+
+    def __init__(self, search_path: str | None) -> None:
+        self._ffmpeg = Ffmpeg(search_path or "")
+
+    def length_s(self, path: Path) -> float | None:
+        """Return the seconds of audio that are really in the file; None: nobody here can tell."""
+        try:
+            found = _look(path)
+        except OSError:
+            return None
+        if isinstance(found, WavHeader):
+            return found.length_s
+        if isinstance(found, FlacInfo) and found.frames:
+            return found.frames / found.rate_hz
+        return length_with_libsndfile(path) or self._ffmpeg.length_s(path)
+
+    def promised_s(self, path: Path) -> float | None:
+        """Return the seconds of audio that a WAV header promises, of which a file that breaks off has less.
+
+        None: it is no WAV; of other formats nobody knows where in the file something is missing.
+        """
+        try:
+            found = _look(path)
+        except OSError:
+            return None
+        return found.promised_s if isinstance(found, WavHeader) else None
+
+    def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
+        """Return about how large a stretch is as a WAV file; raise OSError where the file cannot be read."""
+        found = _look(source)
+        if isinstance(found, WavHeader):
+            first, last = _frames(found, start_s, end_s)
+            return len(make_head(found, 0)) + max(0, last - first) * found.frame_bytes
+        bytes_per_s = _GUESS_BYTES_PER_S
+        if isinstance(found, FlacInfo):
+            bytes_per_s = found.rate_hz * found.channels * -(-found.bits // 8)
+        length_s = (end_s if end_s < float("inf") else self.length_s(source) or 0.0) - start_s
+        return int(max(0.0, length_s) * bytes_per_s)
+
+    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+        """Write the audio between two moments as the WAV file ``target``.
+
+        An end beyond the audio's own is its end, also where that breaks off. Raise CannotCut, or OSError where a disk
+        will not have it.
+        """
+        try:
+            self._cut(source, start_s, end_s, target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+        try:
+            with open_audio(source) as file:
+                header = read_header(file)
+                first, last = _frames(header, start_s, end_s)
+                if first >= last:
+                    raise _nothing_there(source, header, start_s)
+                copy_frames(file, header, first, last, target)
+        except NotWav as problem:
+            self._decode(source, start_s, end_s, target, problem)
+        except EOFError as problem:
+            raise CannotCut(f"{source}: {problem}") from problem
+
+    def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
+        """Ask one after the other; the word of one that can decode counts more than that of one that is not here."""
+        refusals: list[CannotCut] = []
+        try:
+            return cut_with_libsndfile(source, start_s, end_s, target)
+        except CannotCut as refusal:
+            refusals.append(refusal)
+        found = _look(source)
+        try:
+            flac = found if isinstance(found, FlacInfo) else None
+            return self._ffmpeg.cut(source, start_s, end_s, target, flac)
+        except CannotCut as refusal:
+            refusals.append(refusal)
+        if spoken := [refusal for refusal in refusals if not isinstance(refusal, NoDecoder)]:
+            raise spoken[-1]
+        why = " and ".join(map(str, refusals))
+        # The line to paste comes last: of an error that is told in one line, it is that one.
+        what = f"{source} is no WAV that can be cut ({problem}), {why}"
+        raise NoDecoder(f"{what}\npip install 'badcjobs[audio]'   (where badcjobs is: no soundfile, no ffmpeg)")
+
+
+def open_audio(path: Path) -> BinaryIO:
+    """Open a file; raise OSError also where it is a pipe: to open that takes until somebody writes to it."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder the system says it
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not an audio file", str(path))
+    return path.open("rb")
+
+
+def _look(path: Path) -> WavHeader | FlacInfo | None:
+    """Read the header of a file; None: it is of another kind, or broken."""
+    with open_audio(path) as file:
+        try:
+            return read_header(file)
+        except NotWav:
+            return read_flac_info(file)
+
+
+def _nothing_there(source: Path, header: WavHeader, start_s: float) -> CannotCut:
+    """Return why nothing can be cut out of a file behind a moment: it breaks off before, or has no more audio."""
+    there, promised_s = f"{header.length_s:g} s are there, and none after {start_s:g} s", header.promised_s
+    if promised_s - header.length_s > _SLACK_S and start_s < promised_s:
+        return NotThere(f"{source} breaks off: its header says {promised_s:g} s, {there}")
+    if not header.frames:
+        return CannotCut(f"{source} has no audio in it")
+    return CannotCut(f"{source} has {header.length_s:.3f} s of audio, and none after {start_s:.3f} s")
+
+
+def _frames(header: WavHeader, start_s: float, end_s: float) -> tuple[int, int]:
+    last = header.frames if end_s == float("inf") else min(header.frames, round(end_s * header.rate_hz))
+    return max(0, round(start_s * header.rate_hz)), last
+
+
+def write_repeated(source: Path, length_s: float, target: Path) -> None:
+    """Write so many seconds of a WAV file as a new one, from its beginning, over and over again.
+
+    Raise NotWav, or OSError where a disk will not have it; then nothing is left of the new file.
+    """
+    try:
+        with source.open("rb") as file, target.open("wb") as out:
+            header = read_header(file)
+            if header.frames == 0:
+                raise NotWav("it has no audio in it")
+            frames = max(1, round(length_s * header.rate_hz))
+            out.write(make_head(header, frames))
+            left = frames * header.frame_bytes
+            pad = left & 1
+            while left:
+                file.seek(header.data_start)
+                round_bytes = min(left, header.frames * header.frame_bytes)
+                left -= round_bytes
+                while round_bytes:
+                    block = file.read(min(round_bytes, _COPY_BYTES))
+                    if not block:
+                        raise NotWav("it became shorter while it was read")
+                    out.write(block)
+                    round_bytes -= len(block)
+            out.write(b"\0" * pad)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+# --- ffmpeg -----------------------------------------------------------------------------------------------------------
+
+_DECODING_S = 900.0  # a day of audio from a slow file system
+
+
+class Ffmpeg:
+    """The programs ffmpeg and ffprobe, looked for as PATH has it."""
+
+    def __init__(self, search_path: str) -> None:
+        self._search_path = search_path
+
+    def cut(self, source: Path, start_s: float, end_s: float, target: Path, flac: FlacInfo | None) -> None:
+        """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
+        ffmpeg = shutil.which("ffmpeg", path=self._search_path)
+        if ffmpeg is None:
+            raise NoDecoder("there is no ffmpeg on PATH")
+        before, after, codec = _place(start_s, end_s, flac)
+        argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
+        said = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
+        if not _has_audio(target):
+            raise CannotCut(f"{source} cannot be decoded by ffmpeg: {said or 'it wrote nothing'}")
+
+    def length_s(self, path: Path) -> float | None:
+        """Return the seconds of audio in a file; None: nobody can tell."""
+        ffprobe = shutil.which("ffprobe", path=self._search_path)
+        if ffprobe is None:
+            return None
+        argv = [ffprobe, "-v", "error", "-select_streams", "a:0", "-show_entries", "format=duration", "-of", "csv=p=0"]
+        said = _run([*argv, str(path.absolute())])
+        try:
+            length_s = float(said.splitlines()[-1])
+        except (ValueError, IndexError):
+            return None
+        return length_s if length_s > 0 else None
+
+
+def _place(start_s: float, end_s: float, flac: FlacInfo | None) -> tuple[list[str], list[str], str]:
+    """Return what is said before and after the file's name, and how samples are written.
+
+    -ss before it jumps there: to the sample in FLAC, if the moment is that of a sample. After it everything is decoded
+    from the beginning: slower, but right also where an MP3 has no index.
+    """
+    codec = "pcm_f32le"
+    if flac is not None:
+        codec = "pcm_s16le" if flac.bits <= 16 else "pcm_s24le" if flac.bits <= 24 else codec
+        start_s = round(start_s * flac.rate_hz) / flac.rate_hz
+        end_s = end_s if end_s == float("inf") else round(end_s * flac.rate_hz) / flac.rate_hz
+    begin = ["-ss", f"{start_s:.6f}"]
+    length = [] if end_s == float("inf") else ["-t", f"{end_s - start_s:.6f}"]
+    return ([], [*begin, *length], codec) if flac is None else (begin, length, codec)
+
+
+def _has_audio(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return read_header(file).frames > 0
+    except (OSError, NotWav):
+        return False
+
+
+def _run(argv: Sequence[str]) -> str:
+    """Return what a program says; whether it worked, its output tells."""
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DECODING_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stdout + done.stderr).decode(errors="replace").strip()[-500:]
+
+
+# --- libsndfile -------------------------------------------------------------------------------------------------------
+
+_BLOCK = 1 << 16  # frames
+_FLOAT = 3
+_NO_COUNT = 1 << 62
+_LOADING = Lock()  # a thread that waits for another one's import gets the half of a module where that fails
+
+
+def cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
+    """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
+    soundfile = load_soundfile()
+    try:
+        with _opened(soundfile, source) as audio:
+            first = max(0, round(start_s * audio.samplerate))
+            last = audio.frames if end_s == float("inf") else min(audio.frames, round(end_s * audio.samplerate))
+            if first >= last:
+                has = f"{audio.frames / audio.samplerate:.3f} s of audio"
+                raise CannotCut(f"{source} has {has}, and none after {start_s:.3f} s")
+            try:
+                audio.seek(first)
+                _write(audio, last - first, target)
+            except soundfile.SoundFileError as error:  # its header could be read
+                where = f"from {start_s:g} s to {last / audio.samplerate:g} s"
+                what = f"{source} cannot be decoded {where}: it breaks off, or is damaged"
+                raise CannotCut(f"{what} ({str(error).removeprefix('Error : ').rstrip('.')})") from error
+    except soundfile.SoundFileError as error:
+        raise CannotCut(f"{source} cannot be decoded: {error}") from error
+
+
+def length_with_libsndfile(path: Path) -> float | None:
+    """Return the seconds of audio in a file; None: it cannot tell."""
+    try:
+        soundfile = load_soundfile()
+        with _opened(soundfile, path) as audio:
+            return audio.frames / audio.samplerate or None
+    except Exception:  # the package is missing, or the file is nothing for it: others are asked then
+        return None
+
+
+@contextmanager
+def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
+    """Open a file; of a FLAC that does not tell its length libsndfile knows no end, and cannot seek in it."""
+    with soundfile.SoundFile(path) as audio:
+        if audio.frames < _NO_COUNT:
+            yield audio
+            return
+    with path.open("rb") as file:
+        info = read_flac_info(file)
+        if info is None or not info.frames:
+            raise CannotCut(f"{path} does not tell how long it is: neither its header does nor its last frames")
+        begin = begin_with_length(file, info.frames)
+    with _WithBegin(path, begin) as told, soundfile.SoundFile(told) as audio:
+        yield audio
+
+
+class _WithBegin(io.FileIO):
+    """A file of which the first bytes read otherwise."""
+
+    def __init__(self, path: Path, begin: bytes) -> None:
+        super().__init__(path)
+        self._begin = begin
+
+    def readinto(self, buffer: Any) -> int | None:
+        place = self.tell()
+        many = super().readinto(buffer)
+        if many and place < len(self._begin):
+            begin = self._begin[place : place + many]
+            memoryview(buffer).cast("B")[: len(begin)] = begin
+        return many
+
+
+def load_soundfile() -> Any:
+    """Return the package; raise NoDecoder where it is not installed, or its library cannot be loaded."""
+    try:
+        with _LOADING:
+            import soundfile
+    except (ImportError, OSError) as error:
+        raise NoDecoder(f"the package soundfile is not here ({error})") from error
+    return soundfile
+
+
+def _write(audio: Any, frames: int, target: Path) -> None:
+    kind, size, how, shape = _layout(audio.subtype)
+    frame_bytes = size * audio.channels
+    form = struct.pack(
+        "<HHIIHH", kind, audio.channels, audio.samplerate, audio.samplerate * frame_bytes, frame_bytes, 8 * size
+    )
+    header = WavHeader(form, audio.samplerate, frame_bytes, 0, frames)
+    written = 0
+    with target.open("wb") as out:
+        out.write(make_head(header, frames))
+        while written < frames and (block := bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=how))):
+            shaped = shape(block)
+            out.write(shaped)
+            written += len(shaped) // frame_bytes
+        out.write(b"\0" * (written * frame_bytes & 1))
+        if written < frames:  # the file breaks off; what is missing, others will see
+            out.seek(0)
+            out.write(make_head(header, written))
+
+
+def _layout(subtype: str) -> tuple[int, int, str, Callable[[bytes], bytes]]:
+    """Return WAV format, bytes a sample, what to decode to, and how that becomes the samples of a file."""
+    if subtype in ("PCM_S8", "PCM_U8", "PCM_16"):
+        return 1, 2, "int16", bytes
+    if subtype == "PCM_24":
+        return 1, 3, "int32", _without_lowest_byte
+    return _FLOAT, 4, "float32", bytes
+
+
+def _without_lowest_byte(block: bytes) -> bytes:
+    """Return 24-bit samples from 32-bit ones, which have them at their upper end."""
+    short = bytearray(len(block) // 4 * 3)
+    for place in range(3):
+        short[place::3] = block[place + 1 :: 4]
+    return bytes(short)

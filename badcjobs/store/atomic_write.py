@@ -1,0 +1,204 @@
+"""Puts finished files where readers look: sealed, under a hidden name, then renamed; no reader sees half of one."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import json
+import os
+import shlex
+import shutil
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from badcjobs.errors import BadInput
+from badcjobs.store.connect import open_sealed
+from badcjobs.store.schema import TABLES
+
+ROWS, SEAL = "rows", "seal"
+_DIGITS = 8
+_BLANK = b"-" * _DIGITS
+_MARK = b"sealcrc32:"  # key and value of a row lie side by side in its record
+_BLOCK_BYTES = 1 << 20
+
+
+def prepare_seal(db: sqlite3.Connection) -> None:
+    """Write the row counts of a file that is complete, and leave room for its checksum."""
+    tables = [table.name for table in TABLES if table.name != "meta"]
+    counts = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+    values = {ROWS: json.dumps(counts), SEAL: f"crc32:{_BLANK.decode()}"}
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+
+
+def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
+    """Return the row counts that a file was published with; empty: it does not say."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
+    try:
+        return {str(table): int(many) for table, many in json.loads(row[0]).items()} if row else {}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+class Checksum:
+    """The checksum of a file, fed block by block; finds the seal on its way."""
+
+    def __init__(self) -> None:
+        self._crc = 0
+        self._held = b""  # the end of what came: a seal may begin in it
+        self._position = 0  # of the held bytes in the file
+        self.seal_at: int | None = None
+        self.stated: bytes | None = None
+
+    def feed(self, block: bytes) -> None:
+        """Take the next bytes of the file."""
+        self._held += block
+        if self.stated is None:
+            self._look_for_seal()
+        keep = 0 if self.stated is not None else len(_MARK) + _DIGITS - 1
+        self._take(len(self._held) - keep)
+
+    def digits(self) -> bytes:
+        """Return the checksum of all that came, as it stands in a seal."""
+        self._take(len(self._held))
+        return b"%08x" % self._crc
+
+    def _look_for_seal(self) -> None:
+        found = self._held.find(_MARK)
+        start = found + len(_MARK)
+        if found >= 0 and len(self._held) >= start + _DIGITS:
+            self.seal_at = self._position + start
+            self.stated = self._held[start : start + _DIGITS]
+            self._held = self._held[:start] + _BLANK + self._held[start + _DIGITS :]
+
+    def _take(self, count: int) -> None:
+        if count > 0:
+            self._crc = zlib.crc32(self._held[:count], self._crc)
+            self._held = self._held[count:]
+            self._position += count
+
+
+def read_checksum(path: Path) -> tuple[str | None, str]:
+    """Return the checksum that a file states (None: it has no seal), and the one of its bytes."""
+    checksum = Checksum()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            checksum.feed(block)
+    computed = checksum.digits().decode()
+    stated = checksum.stated
+    if stated is None or stated == _BLANK:
+        return None, computed
+    return stated.decode(errors="replace"), computed
+
+
+def read_stated(path: Path) -> str | None:
+    """Return the checksum that a file states, without a look at its bytes; None: it has no seal, or is no database."""
+    try:
+        with closing(open_sealed(path)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone()
+    except sqlite3.Error:
+        return None
+    return str(row[0]).removeprefix("crc32:") if row else None
+
+
+def move_into_place(local: Path, target: Path) -> None:
+    """Copy a finished local file to where readers look, so that they never see half of it."""
+    temporary = unfinished_name(target)
+    try:
+        with local.open("rb") as source, temporary.open("wb") as copy:
+            _copy_and_seal(source, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.replace(temporary, target)  # noqa: PTH105
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def _copy_and_seal(source: BinaryIO, copy: BinaryIO) -> None:
+    checksum = Checksum()
+    while block := source.read(_BLOCK_BYTES):
+        checksum.feed(block)
+        copy.write(block)
+    digits = checksum.digits()
+    if checksum.seal_at is not None:  # None: samples as text
+        copy.seek(checksum.seal_at)
+        copy.write(digits)
+
+
+def unfinished_name(target: Path) -> Path:
+    """Return the name of a file that this process is still writing."""
+    return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove what killed publishers of this file have left half done."""
+    for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        if copy.is_dir():
+            shutil.rmtree(copy, ignore_errors=True)
+        else:
+            copy.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some shared filesystems refuse to sync a folder; the rename itself is still atomic
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file last."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def fresh_file(target: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name and rename it when it is complete; a pipe or device is written directly."""
+    try:
+        if target.exists() and not target.is_file():
+            with target.open("wb") as out:
+                yield out
+            return
+        # Of one length, however long the target's name is; the host, because others may share this folder.
+        number = zlib.crc32(os.fsencode(target.name))
+        temporary = target.with_name(f".badcjobs-export.{os.uname().nodename}.{os.getpid()}.{number:08x}.tmp")
+        try:
+            with temporary.open("wb") as out:
+                yield out
+            os.replace(temporary, target)  # noqa: PTH105
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for output, and those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def cannot_write(target: Path, error: OSError) -> BadInput:
+    """Return the error for an output that cannot be written."""
+    return BadInput(f"{target} cannot be written", why=error.strerror, fix=_way_out(target, error))
+
+
+def _way_out(target: Path, error: OSError) -> str:
+    name, folder = shlex.quote(str(target)), shlex.quote(str(target.parent))
+    if isinstance(error, FileNotFoundError):
+        return f"mkdir -p {folder}"
+    if error.errno == errno.EFBIG:
+        return "ulimit -f unlimited   (then the same command again)"
+    return f"df -h {folder}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"ls -ld {folder} {name}"

@@ -1,0 +1,298 @@
+"""What BADC reads: a JSON document per chunk, its telemetry log, and the summary that it resumes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from itertools import groupby
+from pathlib import Path
+
+from badcjobs.store.atomic_write import fresh_file, make_folder
+from badcjobs.store.export_formats import as_text
+from badcjobs.store.export_tables import Window
+
+_LONGEST_NAME_BYTES = 240  # 255 is what filesystems take; some of it is for the ending
+
+
+def safe_name(name: str) -> str:
+    """Return a part of an id as a file name: unchanged for nearly all, %-escaped for those that a path would follow."""
+    escaped = re.sub("%(?=[0-9A-Fa-f]{2})", "%25", name).replace("/", "%2F").replace("\0", "%00")
+    if set(escaped) <= {"."}:  # nothing, this folder, or the one above
+        escaped = "%2E" * len(escaped) or "%00"
+    if len(escaped.encode()) <= _LONGEST_NAME_BYTES:
+        return escaped
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return escaped.encode()[: _LONGEST_NAME_BYTES - 17].decode(errors="ignore") + "~" + digest
+
+
+def area_names(areas: Iterable[str | None], *, taken: str, nameless: str) -> Mapping[str | None, str]:
+    """Return a file name, without its ending, for each study area in their order.
+
+    ``taken`` is that of another file beside them, ``nameless`` that of recordings without a study area. Names that
+    some filesystems do not tell apart (a, A) get a number.
+    """
+    used, names = {taken.casefold()}, dict[str | None, str]()
+    for area in areas:
+        name = base = nameless if area is None else re.sub(r"^\.", "%2E", safe_name(area))  # never hidden
+        number = 1
+        while name.casefold() in used:
+            number += 1
+            name = f"{base}~{number}"
+        used.add(name.casefold())
+        names[area] = name
+    return names
+
+
+def chunk_file(recording_id: str, chunk_id: str) -> Path:
+    """Return where a chunk's file lies below the output folder; never outside it, whatever the ids say.
+
+    A recording id may be a path, as folders of audio give it, and then becomes folders. A chunk id is one name,
+    unless it is the recording's.
+    """
+    parts = recording_id.split("/")
+    names = parts if chunk_id == recording_id else [chunk_id]
+    return Path(*map(safe_name, parts), *map(safe_name, names[:-1]), safe_name(names[-1]) + ".json")
+
+
+# --- a document per chunk ---------------------------------------------------------------------------------------------
+
+
+_DETECTIONS = """
+    SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms, label, label AS label_code, label_name,
+           score AS confidence
+    FROM detection ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
+
+
+def write_chunks(db: sqlite3.Connection, folder: Path, window: Window, progress: Callable[[int], None]) -> int:
+    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return how many."""
+    written = 0
+    for written, (chunk, detections) in enumerate(_finished_chunks(db, window), 1):
+        target = folder / chunk_file(*_key(chunk))
+        make_folder(target.parent)
+        with fresh_file(target) as out:
+            out.write(json.dumps(_document(chunk, detections)).encode())
+        progress(written)
+    return written
+
+
+def finished(window: Window) -> str:
+    """Return the SQL condition for the chunks ``c`` that BADC hears of: done or failed, in this time."""
+    inside = window.overlaps("c.started_at_ms", "c.ended_at_ms") if window else "true"
+    return f"c.status IN ('done', 'failed', 'poison') AND {inside}"
+
+
+def _finished_chunks(db: sqlite3.Connection, window: Window) -> Iterator[tuple[sqlite3.Row, list[dict[str, object]]]]:
+    """Yield each chunk with its detections; both lists are read once, in the order of their keys."""
+    groups = groupby(_named_rows(db, _DETECTIONS), key=_key)
+    key, group = next(groups, (None, iter(())))
+    chunks = f"""
+        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
+               t.engine
+        FROM chunk c LEFT JOIN task t USING (task_id) WHERE {finished(window)} ORDER BY c.recording_id, c.chunk_id"""
+    for chunk in _named_rows(db, chunks):
+        while key is not None and key < _key(chunk):
+            key, group = next(groups, (None, iter(())))
+        heard = group if key == _key(chunk) else ()
+        yield chunk, [{name: row[name] for name in row.keys()[2:]} for row in heard]
+
+
+def _key(row: sqlite3.Row) -> tuple[str, str]:
+    return row["recording_id"], row["chunk_id"]
+
+
+def _named_rows(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
+    cursor = db.cursor()
+    cursor.row_factory = sqlite3.Row
+    return cursor.execute(sql)
+
+
+def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[str, object]:
+    done = chunk["status"] == "done"
+    document = {
+        "chunk_id": chunk["chunk_id"],
+        "recording_id": chunk["recording_id"],
+        "source_path": chunk["source_path"],
+        "status": "failed" if not done else "ok" if detections else "no_detections",
+        "detections": detections if done else [],
+        "chunk": {
+            "start_ms": chunk["start_ms"],
+            "end_ms": chunk["end_ms"],
+            "overlap_ms": None,  # not kept in the database
+            "sha256": None,
+            "notes": None,
+        },
+        "runner": chunk["engine"],
+    }
+    return document if done else {**document, "error_class": chunk["error_class"], "error": chunk["error"]}
+
+
+# --- its telemetry log ------------------------------------------------------------------------------------------------
+# A line when a try of a chunk starts and one when it ends, in the order of time. BADC asks each device once before and
+# once after; here these are the samples nearest to those moments.
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NEAR_MS = 15_000  # the longest step of the summary's energy, too: farther apart nothing was sampled
+_LAST_WORDS = 500  # characters of an error, as many as BADC keeps
+
+_EVENTS = """
+    SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id, a.attempt_id AS attempt_id,
+           a.recording_id, a.chunk_id, a.try_number, a.started_at_ms, a.ended_at_ms, a.outcome, a.error_class, a.error,
+           a.device_id, d.device_index, d.name AS device_name, d.memory_total_bytes, t.engine
+    FROM attempt a LEFT JOIN device d USING (device_id) LEFT JOIN task t ON t.task_id = a.task_id
+    WHERE {where}"""
+
+
+def write_telemetry(
+    db: sqlite3.Connection, folder: Path, target: Path, window: Window, progress: Callable[[int], None]
+) -> int:
+    """Write the log and return how many lines it has."""
+    samples = _NearestSamples(db)
+    lines = 0
+    with fresh_file(target) as out, as_text(out) as text:
+        for lines, event in enumerate(_events(db, window), 1):
+            text.write(json.dumps(_line(event, samples, folder)) + "\n")
+            progress(lines)
+    return lines
+
+
+def _events(db: sqlite3.Connection, window: Window) -> sqlite3.Cursor:
+    chosen = window.overlaps("a.started_at_ms", "a.ended_at_ms") if window else "true"
+    # A try that was cut short has no end; BADC's own log has none either when it is killed.
+    ended = f"{chosen} AND a.ended_at_ms IS NOT NULL AND a.outcome IS NOT NULL"
+    starts = _EVENTS.format(at="a.started_at_ms", end=0, where=chosen)
+    ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
+    return _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
+
+
+def _line(event: sqlite3.Row, samples: _NearestSamples, folder: Path) -> dict[str, object]:
+    ended = bool(event["is_end"])
+    details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
+    if ended and event["outcome"] == "done":
+        details["output"] = str(folder / chunk_file(event["recording_id"], event["chunk_id"]))
+    elif ended:
+        details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_LAST_WORDS:]}
+    details["gpu_metrics"] = {
+        "before": samples.near(event, event["started_at_ms"]),
+        "after": samples.near(event, event["ended_at_ms"]) if ended else None,
+    }
+    return {
+        "chunk_id": event["chunk_id"],
+        "gpu_index": event["device_index"],
+        "gpu_name": event["device_name"],
+        "status": "start" if not ended else "success" if event["outcome"] == "done" else "failure",
+        "timestamp": _iso(event["at_ms"]),
+        "finished_at": _iso(event["ended_at_ms"]) if ended else None,
+        "runtime_s": (event["ended_at_ms"] - event["started_at_ms"]) / 1000 if ended else None,
+        "details": details,
+    }
+
+
+class _NearestSamples:
+    """Finds the reading of a device that is nearest to a moment."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        side = f"""SELECT at_ms, utilization_percent, memory_used_bytes FROM {self._indexed()}
+                   WHERE task_id = :task AND device_id = :device AND at_ms BETWEEN"""
+        self._sql = f"""
+            SELECT utilization_percent, memory_used_bytes FROM (
+                SELECT * FROM ({side} :at - {_NEAR_MS} AND :at ORDER BY at_ms DESC LIMIT 1) UNION ALL
+                SELECT * FROM ({side} :at + 1 AND :at + {_NEAR_MS} ORDER BY at_ms LIMIT 1))
+            ORDER BY abs(at_ms - :at), at_ms LIMIT 1"""
+
+    def near(self, event: sqlite3.Row, at_ms: int) -> dict[str, object] | None:
+        """Return what BADC would have asked of the try's device; None: nothing was sampled around then."""
+        if event["device_id"] is None:
+            return None
+        asked = {"task": event["task_id"], "device": event["device_id"], "at": at_ms}
+        found = self._db.execute(self._sql, asked).fetchone()
+        return found and {
+            "index": event["device_index"],
+            "utilization": found[0],
+            "memory_used_mb": _mib(found[1]),
+            "memory_total_mb": _mib(event["memory_total_bytes"]),
+        }
+
+    def _indexed(self) -> str:
+        """Return a table in which a moment is found quickly: a task database keeps its samples as they came."""
+        if self._db.execute("PRAGMA index_list(sample)").fetchone():
+            return "sample"
+        self._db.execute(
+            """CREATE TEMP TABLE sample_by_time (task_id, device_id, at_ms, utilization_percent, memory_used_bytes,
+                                                 PRIMARY KEY (task_id, device_id, at_ms)) WITHOUT ROWID"""
+        )
+        self._db.execute(
+            """INSERT OR IGNORE INTO sample_by_time
+               SELECT task_id, device_id, at_ms, utilization_percent, memory_used_bytes FROM sample
+               ORDER BY task_id, device_id, at_ms"""
+        )
+        return "sample_by_time"
+
+
+def _iso(at_ms: int) -> str:
+    return (_EPOCH + timedelta(milliseconds=at_ms)).isoformat(timespec="milliseconds")
+
+
+def _mib(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else round(size_bytes / 2**20)
+
+
+log = logging.getLogger(__name__)
+
+# --- the summary from which it resumes --------------------------------------------------------------------------------
+
+
+_CHUNKS = """chunk c LEFT JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = c.device_id"""
+_WORKER = """t.node || '/' || CASE WHEN c.device_id IS NULL THEN 'cpu'
+                                   ELSE 'gpu-' || coalesce(d.device_index, d.token, '?') END"""
+
+
+def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path, window: Window) -> tuple[Path, int]:
+    """Write, next to the telemetry log, how every chunk ended; return the file and how many chunks are in it."""
+    target = telemetry.with_name(telemetry.name + ".summary.json")  # the name that BADC derives from the log's
+    written = 0
+    with fresh_file(target) as out, as_text(out) as text:
+        text.write(f'{{"telemetry_log": {json.dumps(str(telemetry))},\n')
+        text.write(f'"workers": {json.dumps(_workers(db, window))},\n"jobs": {{')
+        for written, (chunk_id, state) in enumerate(_jobs(db, folder, window), 1):
+            text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
+        text.write("\n}}\n")
+    return target, written
+
+
+def _workers(db: sqlite3.Connection, window: Window) -> dict[str, dict[str, int]]:
+    rows = db.execute(
+        f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
+                   sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))
+            FROM {_CHUNKS} WHERE {finished(window)} GROUP BY worker ORDER BY worker"""
+    )
+    names = ("success", "failure", "retries", "failed_retries")
+    return {worker: dict(zip(names, counts, strict=True)) for worker, *counts in rows}
+
+
+def _jobs(db: sqlite3.Connection, folder: Path, window: Window) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield each chunk id once: BADC keeps this list by chunk id alone."""
+    rows = db.execute(
+        f"""SELECT c.chunk_id, c.recording_id, c.status, c.attempts, c.error, {_WORKER}
+            FROM {_CHUNKS} WHERE {finished(window)} ORDER BY c.chunk_id, c.status != 'done', c.recording_id"""
+    )
+    last, hidden = None, 0
+    for chunk_id, recording_id, status, attempts, error, worker in rows:
+        if chunk_id == last:
+            hidden += 1
+            continue
+        last = chunk_id
+        if status == "done":
+            output = str(folder / chunk_file(recording_id, chunk_id))
+            state = {"status": "success", "attempts": attempts, "retries": max(attempts - 1, 0), "output": output}
+        else:
+            state = {"status": "failure", "attempts": attempts, "error": error}
+        yield chunk_id, {**state, "worker": worker, "recording_id": recording_id}
+    if hidden:
+        log.warning("BADC's resume summary has one entry per chunk id: it leaves out %d chunks whose id another "
+                    "recording has too, and BADC would do them again", hidden)  # fmt: skip

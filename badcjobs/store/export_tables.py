@@ -1,0 +1,351 @@
+"""What an export takes out of a sealed file: its tables, the wanted columns, the wanted time."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from itertools import groupby
+from pathlib import Path
+
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import NameGaps, RecordingName
+from badcjobs.store.connect import complain_about, open_published, with_tool
+from badcjobs.store.task_writer import EACH_ONCE, count_gaps
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_MS = 2**63 - 1  # SQLite's largest integer
+_DATE_IN_DIGITS = re.compile(r"(19|20)\d{2}(\d{2}){0,2}")  # 20260701 would be a moment in 1970
+_FORMS = "a time is 2026-07-01, 2026-07-01T06:30, 2026-07-01T06:30:00-07:00, …Z, or UTC milliseconds; naive means UTC"
+
+# How a table says when: one instant, or a stretch that may not have ended.
+_INSTANT = "at_ms"
+_STRETCHES = (
+    ("from_ms", "to_ms"),
+    ("started_at_ms", "ended_at_ms"),
+    ("started_at_ms", "last_sign_ms"),
+    ("first_at_ms", "last_at_ms"),
+)
+# What was heard has the time of the chunk it was heard in; its own times count from the chunk's start.
+_THROUGH = {"detection": "chunk", "rival_detection": "rival_chunk"}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time in UTC milliseconds; None: open at that end."""
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.from_ms is not None or self.to_ms is not None
+
+    def holds(self, instant: str) -> str:
+        """Return the SQL condition for an instant inside the window."""
+        parts = [] if self.from_ms is None else [f"{instant} >= {self.from_ms}"]
+        parts += [] if self.to_ms is None else [f"{instant} < {self.to_ms}"]
+        return " AND ".join(parts)
+
+    def overlaps(self, start: str, end: str) -> str:
+        """Return the SQL condition for a stretch with a moment inside the window; one without an end goes on."""
+        parts = [f"{start} IS NOT NULL"]
+        if self.to_ms is not None:
+            parts.append(f"{start} < {self.to_ms}")
+        if self.from_ms is not None:  # the last part keeps a stretch of no length that lies on the edge
+            parts.append(f"({end} IS NULL OR {end} > {self.from_ms} OR {start} >= {self.from_ms})")
+        return " AND ".join(parts)
+
+
+def parse_window(from_text: str | None, to_text: str | None) -> Window:
+    """Return the window that two options say, or name everything that is wrong with them."""
+    mistakes: list[str] = []
+    from_ms = _parse_option("--from", from_text, mistakes)
+    to_ms = _parse_option("--to", to_text, mistakes)
+    if mistakes:
+        raise BadInput("; ".join(mistakes), why=_FORMS, fix="--from 2026-07-01 --to 2026-07-02T06:30Z")
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        raise BadInput(
+            f"--from {from_text} is not before --to {to_text}",
+            why="the window is from (included) to (excluded), so nothing is in it",
+            fix=f"--from {to_text} --to {from_text}" if from_ms > to_ms else None,
+        )
+    return Window(from_ms, to_ms)
+
+
+def _parse_option(option: str, text: str | None, mistakes: list[str]) -> int | None:
+    try:
+        return None if text is None else parse_moment(text)
+    except ValueError:
+        mistakes.append(f"{option} {text} is not a time")
+        return None
+
+
+def parse_moment(text: str) -> int:
+    """Return UTC milliseconds from an ISO-8601 date or date-time, or from milliseconds; ValueError: neither."""
+    text = text.strip()
+    if re.fullmatch(r"-?[0-9]+", text):
+        if _DATE_IN_DIGITS.fullmatch(text) or abs(int(text)) > _LAST_MS:
+            raise ValueError(text)
+        return int(text)
+    moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))  # Python 3.10 knows no Z
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def condition(table: str, columns: Sequence[str], window: Window) -> str | None:
+    """Return the SQL condition that keeps a table's rows inside the window; None: its rows have no time."""
+    if table in _THROUGH:
+        through = window.overlaps("c.started_at_ms", "c.ended_at_ms")
+        return (
+            f"EXISTS (SELECT 1 FROM {_THROUGH[table]} c WHERE c.recording_id = {table}.recording_id "
+            f"AND c.chunk_id = {table}.chunk_id AND c.task_id = {table}.task_id AND {through})"
+        )
+    if _INSTANT in columns:
+        return window.holds(_INSTANT)
+    for start, end in _STRETCHES:
+        if start in columns and end in columns:
+            return window.overlaps(start, end)
+    return None
+
+
+Row = tuple[object, ...]
+_STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Some columns and rows of one table or view."""
+
+    table: str
+    columns: tuple[str, ...]
+    sql: str
+
+    def batches(self, db: sqlite3.Connection, size: int) -> Iterator[list[Row]]:
+        """Yield the rows, so many at a time: neither all of them in memory nor one call for each."""
+        cursor = db.execute(self.sql)
+        while batch := cursor.fetchmany(size):
+            yield batch
+
+
+@contextmanager
+def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a published task or job database for reading; whatever goes wrong while reading it names the file."""
+    try:
+        with closing(open_published(path)) as db:
+            if trouble := _left_beside(path):  # of a job database's journal nothing is left by now
+                raise DatabaseProblem(f"{path} is not complete", why=trouble, fix=f"badcjobs merge {path.parent}")
+            complaint = complain_about(path, db)
+            if complaint is not None:
+                raise DatabaseProblem(f"{path} cannot be exported", why=complaint, fix=_way_out(path, complaint))
+            yield db
+    except sqlite3.Error as error:
+        raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=f"badcjobs merge {path.parent}") from error
+
+
+def _way_out(path: Path, complaint: str) -> str:
+    if complaint.startswith("schema "):
+        return "pip install --upgrade badcjobs"
+    run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
+    return f"badcjobs merge {run} && badcjobs export {run} …"
+
+
+def _left_beside(path: Path) -> str | None:
+    """Return what a writer has left next to a file that is not sealed: opening it as sealed would miss those rows."""
+    for ending in ("-wal", "-journal"):
+        beside = path.with_name(path.name + ending)
+        if beside.exists() and beside.stat().st_size:
+            return f"{beside.name} lies next to it: it is being written, or its writer was killed"
+    return None
+
+
+def list_tables(db: sqlite3.Connection) -> list[str]:
+    """Return the names of all tables and views, in the order of the file."""
+    tool = with_tool(db)
+    return [*tool.table_names(), *tool.view_names()]
+
+
+def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> None:
+    """Refuse tables that the file does not have, all at once."""
+    there = list_tables(db)
+    if missing := [name for name in wanted if name not in there]:
+        raise BadInput(
+            f"{path.name} has no table {', '.join(missing)}",
+            why="it has " + ", ".join(there),
+            fix=f"badcjobs export {path} --table {there[0]} …" if there else None,
+        )
+
+
+def check_columns(db: sqlite3.Connection, table: str, wanted: Sequence[str], command: str) -> None:
+    """Refuse columns that the table does not have, all at once, and those that are named twice.
+
+    ``command`` is the one that was given, without its columns.
+    """
+    there = tuple(declared_types(db, table))
+    right = ",".join(dict.fromkeys(name for name in wanted if name in there)) or there[0]
+    fix = f"{command} --columns {shlex.quote(right)}"
+    if missing := [name or "''" for name in wanted if name not in there]:
+        raise BadInput(f"{table} has no column {', '.join(missing)}", why="it has " + ", ".join(there), fix=fix)
+    if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
+        raise BadInput(f"--columns names {', '.join(twice)} more than once", fix=fix)
+
+
+def select(
+    db: sqlite3.Connection, table: str, columns: Sequence[str] | None = None, window: Window | None = None
+) -> Selection:
+    """Return the selection of these columns (None: all) and this time; the table and the columns are there."""
+    there = tuple(declared_types(db, table))
+    chosen = there if columns is None else tuple(columns)
+    sql = f"SELECT {', '.join(map(quoted, chosen))} FROM {quoted(table)}"
+    if window:
+        inside = condition(table, there, window)
+        if inside is None:
+            raise BadInput(
+                f"--from and --to mean nothing for {table}",
+                why=f"its rows have no time; its columns are {', '.join(there)}",
+                fix=f"the same command without them for --table {table}",
+            )
+        sql += f" WHERE {inside}"
+    return Selection(table, chosen, sql)
+
+
+def has_time(db: sqlite3.Connection, table: str) -> bool:
+    """Say whether a window can choose among the rows of a table."""
+    return condition(table, tuple(declared_types(db, table)), Window(0, 1)) is not None
+
+
+def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
+    """Map column to declared SQL type; an expression in a view may have none."""
+    return {column.name: column.type for column in with_tool(db)[table].columns}
+
+
+def column_types(db: sqlite3.Connection, selection: Selection) -> dict[str, str]:
+    """Map each column to its SQL type: as declared or, where a view computes it, as its values are."""
+    types = {name: declared_types(db, selection.table)[name] for name in selection.columns}
+    computed = [name for name, kind in types.items() if kind not in _STORED]
+    return {**types, **_types_of_values(db, selection, computed)}
+
+
+def _types_of_values(db: sqlite3.Connection, selection: Selection, names: Sequence[str]) -> dict[str, str]:
+    """Look at all values, once: a view may take a while."""
+    if not names:
+        return {}
+    found = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in names)
+    row = db.execute(f"SELECT {found} FROM ({selection.sql})").fetchone()
+    return {name: _type_for(set((kinds or "null").split(","))) for name, kinds in zip(names, row, strict=True)}
+
+
+def _type_for(kinds: set[str]) -> str:
+    if "text" in kinds:
+        return "TEXT"
+    return "INTEGER" if kinds - {"null"} == {"integer"} else "REAL"
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+VIEW = "recording_detection"
+# The names that were asked for come first, and stay.
+COLUMNS = {
+    "study_area": "TEXT",
+    "location": "TEXT",
+    "recording_date_time": "TEXT",
+    "start_s": "REAL",
+    "end_s": "REAL",
+    "species_code": "TEXT",
+    "species_name": "TEXT",
+    "score": "REAL",
+    "recording_id": "TEXT",
+    "chunk_id": "TEXT",
+}
+_RENAMED = "temp.renamed_recording"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which detections; no species: all of them."""
+
+    species: tuple[str, ...] = ()
+    min_score: float | None = None
+
+    def condition(self) -> tuple[str, list[object]]:
+        """Return the SQL condition, and its values."""
+        parts, values = ["true"], list[object]()
+        if self.species:
+            marks = ", ".join("?" * len(self.species))
+            parts.append(f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))")
+            values += [*self.species, *self.species]
+        if self.min_score is not None:  # a score that nobody gave is not above it
+            parts.append("v.score >= ?")
+            values.append(self.min_score)
+        return " AND ".join(parts), values
+
+
+class Heard:
+    """The detections of a job database."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._renamed = False
+
+    def rename(self, name_of: Callable[[str, str, str], RecordingName]) -> None:
+        """Read the paths of all recordings anew; the database itself stays as it is."""
+        self._db.execute(
+            f"""CREATE TABLE {_RENAMED} (
+                    recording_id TEXT PRIMARY KEY, source_path, study_area, location, recorded_at, pattern
+                ) WITHOUT ROWID"""
+        )
+        paths = self._db.execute("SELECT recording_id, min(source_path), audio_path FROM chunk GROUP BY recording_id")
+        rows = (
+            (r, s, n.study_area, n.location, n.recorded_at, n.pattern) for r, s, a in paths for n in [name_of(r, s, a)]
+        )
+        self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._renamed = True
+
+    @property
+    def _recordings(self) -> str:
+        """One row for each recording."""
+        return _RENAMED if self._renamed else EACH_ONCE
+
+    def gaps(self) -> NameGaps:
+        """Return of how many recordings the paths do not tell enough."""
+        return count_gaps(self._db, self._recordings)
+
+    def study_areas(self) -> list[str | None]:
+        """Return all study areas in the order of the rows; None: that of recordings without one."""
+        recordings = _RENAMED if self._renamed else "recording"
+        found = self._db.execute(f"SELECT DISTINCT study_area FROM {recordings} ORDER BY study_area")
+        return [area for (area,) in found]
+
+    def count_chunks(self) -> tuple[int, int]:
+        """Return how many chunks there are, and how many of them are not done."""
+        many, undone = self._db.execute("SELECT count(*), total(status != 'done') FROM chunk").fetchone()
+        return int(many), int(undone)
+
+    def never_heard(self, species: Iterable[str]) -> list[str]:
+        """Return those that no chunk of the job has heard, whatever the score."""
+        there = set()
+        for names in self._db.execute("SELECT DISTINCT label, label_name FROM detection"):
+            there |= {name.upper() for name in names if name is not None}
+        return [name for name in species if name.upper() not in there]
+
+    def batches(self, wanted: Wanted, size: int) -> Iterator[tuple[str | None, Sequence[Row]]]:
+        """Yield the rows in their order, so many at a time, those of one study area together with its name."""
+        where, values = wanted.condition()
+        place, join = ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._renamed else ("v", "")
+        cursor = self._db.execute(
+            f"""SELECT {place}.study_area, {place}.location, {place}.recorded_at, v.start_ms / 1000.0,
+                       v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id
+                FROM {VIEW} v {join} WHERE {where}
+                ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
+            values,
+        )
+        while batch := cursor.fetchmany(size):
+            for area, rows in groupby(batch, key=lambda row: row[0]):
+                yield area, list(rows)

@@ -1,1 +1,0 @@
-"""Tables of a database in the forms that others read: CSV, JSON, Parquet, and what BADC reads."""

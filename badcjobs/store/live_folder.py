@@ -1,0 +1,252 @@
+"""Chooses where a task's live files lie while it runs, and how they may be written there.
+
+On node-local disk if there is one; else beside the published file, on whatever filesystem that is, in the safe mode."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from badcjobs.errors import BadInput
+from badcjobs.model import TaskKey
+from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
+from badcjobs.processes import end_leftovers
+from badcjobs.seams import Clock
+from badcjobs.store.atomic_write import remove_unfinished
+from badcjobs.store.filesystem import Filesystem, read_filesystem
+from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind
+from badcjobs.store.publish import publish
+
+_ROOM_BYTES = 256 * 1024  # what two empty databases need
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFolder:
+    """A task's own folder, and the mode in which its databases are written there."""
+
+    folder: LocalFolder
+    filesystem: Filesystem
+    shared: bool
+    why: str
+
+    @property
+    def mode(self) -> str:
+        """The mode in words."""
+        return "safe mode for shared filesystems" if self.shared else "WAL on node-local disk"
+
+    @property
+    def is_risky(self) -> bool:
+        """Whether somebody insists on WAL where it is not known to be safe."""
+        return self.filesystem.shared and not self.shared
+
+    @property
+    def words(self) -> str:
+        """Which folder, which filesystem, which mode, and why; for the log."""
+        return f"live files: {self.folder.path} ({self.filesystem.words}); {self.mode}: {self.why}"
+
+    def to_meta(self) -> dict[str, str]:
+        """Return the same for the database."""
+        return {
+            "live_folder": str(self.folder.path),
+            "live_filesystem": self.filesystem.kind,
+            "live_mode": "shared" if self.shared else "local",
+        }
+
+
+def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
+    """Make the folder; ``wanted`` is one of config.LIVE_MODES, ``target`` the file that will be published."""
+    if wanted == "shared":
+        return _beside(target, "--live-mode shared")
+    candidate = Path(local_dir or tempfile.gettempdir())
+    filesystem = read_filesystem(candidate)
+    if wanted == "local":
+        return LiveFolder(LocalFolder.create(str(candidate), key), filesystem, False, "--live-mode local")
+    if filesystem.shared and candidate.exists():
+        return _beside(target, f"{candidate} is no node-local disk ({filesystem.words})")
+    try:
+        folder = LocalFolder.create(str(candidate), key)
+    except BadInput as error:
+        return _beside(target, f"there is no node-local folder {candidate} ({error.why})")
+    try:
+        _write_something(folder.path)
+    except OSError as error:
+        folder.remove()
+        return _beside(target, f"{candidate} cannot be written ({error.strerror})")
+    return LiveFolder(folder, filesystem, False, f"{candidate} is local")
+
+
+def _beside(target: Path, why: str) -> LiveFolder:
+    return LiveFolder(LocalFolder.beside(target), read_filesystem(target.parent), True, why)
+
+
+def _write_something(folder: Path) -> None:
+    """Find out whether there is any room; a quota speaks only when it is asked to keep something."""
+    trial = folder / "trial"
+    with trial.open("wb") as file:
+        file.write(bytes(_ROOM_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    trial.unlink()
+
+
+# --- left behind ------------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What a live folder says of the task that writes there."""
+
+    publish_to: str
+    mark: str
+    shared: bool
+    machine: tuple[str, str]  # its name and its boot: a lock says nothing about other machines
+
+    @classmethod
+    def of(cls, publish_to: Path, mark: str, *, shared: bool, hostname: str) -> Owner:
+        """Describe a task of this machine."""
+        return cls(str(publish_to), mark, shared, (hostname, _read_boot_id()))
+
+    @classmethod
+    def read(cls, fd: int) -> Owner | None:
+        """Read what ``hold`` wrote; None: it never came to that, or it is somebody else's file."""
+        try:
+            told = json.loads(os.pread(fd, 65536, 0))
+            hostname, boot_id = told["machine"]
+            return cls(str(told["publish_to"]), str(told["mark"]), bool(told["shared"]), (hostname, boot_id))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def is_of(self, machine: tuple[str, str]) -> bool:
+        """Say whether a free lock means that it is dead: it ran on this machine, perhaps before a reboot."""
+        same_name, same_boot = (mine and mine == theirs for mine, theirs in zip(machine, self.machine, strict=True))
+        return bool(same_boot or (same_name and not self.shared))
+
+
+def hold(folder: LocalFolder, owner: Owner) -> int | None:
+    """Lock a folder for as long as this process lives; None: its disk would not, and nobody will publish for us."""
+    try:
+        fd = os.open(folder.owner_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
+    except OSError as error:
+        log.debug("the live folder cannot be locked: %s", error)
+        return None
+    return fd
+
+
+def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
+    """Lock the folder of a dead wrapper until this process ends; False: somebody else is publishing it, or has."""
+    try:
+        fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return folder.path.exists()  # its disk had no room for the file, so nobody else can come for it
+    end_s = clock.monotonic_s() + patience_s
+    while not _lock(fd) and clock.monotonic_s() < end_s:
+        clock.sleep(0.1)
+    return _lock(fd) and folder.owner_file.exists()
+
+
+def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> list[Path]:
+    """Publish what killed tasks of this machine have left for this run; return the task databases."""
+    published, machine = [], (hostname, _read_boot_id())
+    for folder in _candidates(out, mine, key):
+        with _locked(folder) as owner:
+            if owner is None or Path(owner.publish_to).parent != out.tasks or not owner.is_of(machine):
+                continue
+            if _publish_for(folder, owner):
+                published.append(Path(owner.publish_to))
+    return published
+
+
+def _candidates(out: RunFolder, mine: LocalFolder, key: TaskKey) -> Iterable[LocalFolder]:
+    """Yield live folders beside ours, and those in the run folder but for other tasks of our own array."""
+    beside = [path for path in mine.path.parent.glob("badcjobs-*") if path != mine.path]
+    for path in out.tasks.glob(f"{LIVE_PREFIX}*"):
+        other = TaskKey.parse(path.name.removeprefix(LIVE_PREFIX).rpartition("-")[0])
+        if path != mine.path and not (other and other.job_id == key.job_id and other.array_index != key.array_index):
+            beside.append(path)
+    return [LocalFolder(path) for path in sorted(beside)]
+
+
+@contextmanager
+def _locked(folder: LocalFolder) -> Iterator[Owner | None]:
+    """Lock a folder and yield whose it was; None: its owner lives, or it has none that we know."""
+    try:
+        fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        # In /tmp anybody can make a folder that names our run. A file that is gone by now was published by somebody
+        # else who had the lock before us.
+        ours = os.fstat(fd).st_uid == os.geteuid()
+        yield Owner.read(fd) if ours and _lock(fd) and folder.owner_file.exists() else None
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
+    """Publish, and remove the folder; False: there was nothing to publish, or nowhere to publish it."""
+    target = Path(owner.publish_to)
+    end_leftovers(owner.mark)
+    try:
+        ended_at_ms = _last_sign_ms(folder)
+        work = left_behind(folder.wrapper_file, shared=owner.shared).uri(folder.path)
+        if work is None or (not target.exists() and not _has_begun(work)):
+            folder.remove()  # killed while it was listing its work
+            return False
+        log.warning("an earlier task was killed with its recorder: publishing what it left in %s", folder.path)
+        readings = left_behind(folder.recorder_file, shared=owner.shared)
+        last_ms = last_reading_ms(readings.uri(folder.path))
+        publish(
+            [work_left_behind(folder.wrapper_file, target, shared=owner.shared), readings],
+            target,
+            workplace=folder.path,
+            closing={"ended_at_ms": ended_at_ms, "verdict": "killed"},
+            gaps=[] if last_ms is None else [(last_ms, max(last_ms, ended_at_ms), "the recorder was killed, too")],
+        )
+        remove_unfinished(target)
+    except (OSError, sqlite3.Error) as error:
+        log.warning("it cannot be published and stays there: %s", error)
+        return False
+    folder.remove()
+    return True
+
+
+def _has_begun(uri: str) -> bool:
+    with closing(sqlite3.connect(uri, uri=True)) as db:
+        is_empty = db.execute("PRAGMA user_version").fetchone() == (0,)
+        return not is_empty and db.execute("SELECT count(*) FROM attempt").fetchone() != (0,)
+
+
+def _last_sign_ms(folder: LocalFolder) -> int:
+    """Return when anything was last written there: nobody knows better when it ended."""
+    files = [file for half in (folder.wrapper_file, folder.recorder_file) for file in half.parent.glob(f"{half.name}*")]
+    return max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
+
+
+def _read_boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

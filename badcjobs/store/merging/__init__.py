@@ -1,1 +1,0 @@
-"""Task databases → one job database: found, examined, mended, copied, counted."""

@@ -1,0 +1,292 @@
+"""Reads what a job database says of each device: what was measured, what it worked on, and both over time."""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields, replace
+from itertools import groupby, pairwise
+from math import nan
+from operator import itemgetter
+from pathlib import Path
+from sys import intern
+from typing import Any, TypeVar
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import CHARTED, ChartData, Envelope, Reading, Stretches
+from badcjobs.store.accounting import STATES
+from badcjobs.store.connect import open_job_database, rows_by_name
+from badcjobs.store.figures import UNDER_WAY, describe
+from badcjobs.store.read_model import DeviceFacts, DeviceWork, MetricFacts, StateTime, UnderWay
+from badcjobs.store.read_tasks import last_readings
+
+# --- tries that had not ended when their task was last heard of: whether they are lost, a clock says ------------------
+
+Times = tuple[tuple[int, int], ...]  # from, to in ms, one after another
+
+_TRIES = f"""
+    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s), sum(c.busy_s), sum(c.energy_j)
+    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    LEFT JOIN attempt_cost c ON c.task_id = a.task_id AND c.attempt_id = a.attempt_id AND c.state = 'working'
+    WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
+_OPEN = f"""
+    WITH open AS (
+        SELECT a.task_id, a.device_id, min(a.started_at_ms) AS from_ms
+        FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+        WHERE {UNDER_WAY} AND a.device_id IS NOT NULL GROUP BY 1, 2)"""
+_FROM_TO = f"""{_OPEN}
+    SELECT o.device_id, o.from_ms, max(s.to_ms)
+    FROM open o JOIN device_stretch s USING (task_id, device_id) GROUP BY 1"""
+_DONE_BESIDE = f"""{_OPEN}
+    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a JOIN open o USING (task_id, device_id)
+    WHERE a.outcome = 'done' AND a.ended_at_ms > o.from_ms ORDER BY 1, 2"""
+
+
+def read_under_way(db: sqlite3.Connection) -> dict[int, UnderWay]:
+    """Return it by device; the accounts have it in the state working."""
+    alone = read_alone(db)
+    found = {}
+    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):
+        alone_ms = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ()))
+        found[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_ms / 1000)
+    return found
+
+
+def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
+    """Return by device when such tries were in flight, and none beside them that was done in the end."""
+    done: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for device_id, from_ms, to_ms in db.execute(_DONE_BESIDE):
+        done[device_id].append((from_ms, to_ms))
+    return {
+        device_id: tuple(_without(from_ms, to_ms, done[device_id]))
+        for device_id, from_ms, to_ms in db.execute(_FROM_TO)
+    }
+
+
+def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what is left of a time without others, which come in order of their beginnings."""
+    for begin_ms, end_ms in others:
+        if from_ms < min(begin_ms, to_ms):
+            yield from_ms, min(begin_ms, to_ms)
+        from_ms = max(from_ms, end_ms)
+    if from_ms < to_ms:
+        yield from_ms, to_ms
+
+
+# --- each device ------------------------------------------------------------------------------------------------------
+
+_SPARK_COLUMNS = 20
+_Value = TypeVar("_Value")
+
+_DEVICES = """
+    SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
+           d.memory_total_bytes, d.power_limit_w, d.slowdown_c, s.samples, s.memory_peak_bytes, s.temperature_max_c,
+           s.power_mean_w, s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.span_s,
+           coalesce(s.gap_s, 0.0) AS gap_s, s.energy_integrated_j, s.busy_mean_percent
+    FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
+    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
+
+
+def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
+    """Yield the devices of all tasks, task by task."""
+    utilization = _by_device(db, "SELECT device_id, utilization_percent, samples FROM utilization_count", int)
+    throttled = _by_device(db, "SELECT device_id, reason, samples FROM throttle_count", int)
+    states = _by_device(db, f"SELECT device_id, state, {_names(StateTime)} FROM device_time", StateTime)
+    metrics = _by_device(db, f"SELECT device_id, metric, {_names(MetricFacts)} FROM metric_summary", MetricFacts)
+    work, sparks, last, under_way = _work(db), _sparks(db), last_readings(db), read_under_way(db)
+    for row in rows_by_name(db, _DEVICES):
+        device_id = row["device_id"]
+        read_at_ms, reading = last.get(device_id, (None, Reading()))
+        yield DeviceFacts(
+            **row,
+            utilization_counts=utilization[device_id],
+            states=states[device_id],
+            metrics=metrics[device_id],
+            throttled=throttled[device_id],
+            work=work.get(device_id, DeviceWork()),
+            spark=sparks.get(device_id, ()),
+            under_way=under_way.get(device_id, UnderWay()),
+            read_at_ms=read_at_ms,
+            reading=reading,
+        )
+
+
+def _by_device(db: sqlite3.Connection, sql: str, kind: Callable[..., _Value]) -> dict[int, dict[Any, _Value]]:
+    """Return what is said of each device: for each key (the second column) a value made of the other columns."""
+    found: dict[int, dict[Any, _Value]] = defaultdict(dict)
+    for device_id, key, *values in db.execute(sql):
+        found[device_id][key] = kind(*values)
+    return found
+
+
+def _names(kind: type) -> str:
+    return ", ".join(field.name for field in fields(kind))
+
+
+def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
+    workers = dict(db.execute("SELECT device_id, count(*) FROM worker WHERE device_id IS NOT NULL GROUP BY 1"))
+    durations: dict[int, Counter[float]] = defaultdict(Counter)
+    for device_id, took_ms, many in db.execute(
+        """SELECT device_id, ended_at_ms - started_at_ms, count(*) FROM attempt
+           WHERE outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
+    ):
+        durations[device_id][took_ms / 1000] = many
+    audio_s = dict(
+        db.execute(
+            "SELECT device_id, total(audio_s) FROM chunk WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"
+        )
+    )
+    tries = db.execute(
+        f"""SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
+                   sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
+                   max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
+            FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+            WHERE a.device_id IS NOT NULL GROUP BY 1"""
+    )
+    found = {}
+    for device_id, done, failed, lost, *ends in tries:
+        p50_s = p95_s = longest_s = None
+        if durations[device_id]:
+            _, _, _, p50_s, p95_s, longest_s = describe(durations[device_id])
+        heard_s = audio_s.get(device_id, 0.0)
+        counts = (workers.get(device_id, 0), done, failed, lost)
+        found[device_id] = DeviceWork(*counts, heard_s, p50_s, p95_s, longest_s, *ends)
+    for device_id in workers.keys() - found.keys():
+        found[device_id] = DeviceWork(workers[device_id])
+    return found
+
+
+def _sparks(db: sqlite3.Connection) -> dict[int, tuple[float | None, ...]]:
+    """Return the utilization of each device over its time, in few columns."""
+    found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for device_id, mean, samples in db.execute(
+        """SELECT device_id, coalesce(utilization_mean_percent, 0.0),
+                  CASE WHEN utilization_mean_percent IS NULL THEN 0 ELSE samples END
+           FROM device_stretch ORDER BY task_id, device_id, from_ms"""
+    ):
+        found[device_id].append((mean, samples))
+    return {device_id: _thin(stretches) for device_id, stretches in found.items()}
+
+
+def _thin(stretches: Sequence[tuple[float, int]]) -> tuple[float | None, ...]:
+    """Return weighted means of (mean, samples) over neighbours; None where there is no sample."""
+    columns = min(_SPARK_COLUMNS, len(stretches))
+    edges = [len(stretches) * column // columns for column in range(columns + 1)]
+    parts = [stretches[a:b] for a, b in pairwise(edges)]
+    weights = [sum(samples for _, samples in part) for part in parts]
+    return tuple(
+        sum(mean * samples for mean, samples in part) / weight if weight else None
+        for part, weight in zip(parts, weights, strict=True)
+    )
+
+
+# --- over time --------------------------------------------------------------------------------------------------------
+
+_FIGURES = tuple(
+    f"{metric}_{part}_{unit}"
+    for metric, unit in (name.rsplit("_", 1) for name in CHARTED)
+    for part in ("min", "mean", "max")
+)
+
+_ROUNDING_S = 0.0005
+SHORT_MS = 1000  # of so short a stretch it is told how long each state lasted; a short task has no others
+
+
+def read_chart_data(path: Path) -> ChartData:
+    """Return what the page shows beyond the summary of a job database."""
+    try:
+        with closing(open_job_database(path)) as db:
+            stretches = dict(read_stretches(db))
+            return ChartData(
+                stretches=_by_name(db, stretches),
+                given_up=_by_name(db, _given_up(db, stretches)),
+                durations=dict(db.execute(DURATIONS)),
+                sets_of_settings=db.execute(_SETS).fetchone()[0],
+                versions=tuple(row[0] for row in db.execute(_VERSIONS)),
+            )
+    except sqlite3.Error as error:
+        raise DatabaseProblem(f"{path} cannot be read", why=str(error)) from error
+
+
+DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
+_SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
+_VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
+_LAST = f"""
+    SELECT from_ms, to_ms, {", ".join(f"{state}_s" for state in STATES)} FROM device_stretch
+    WHERE device_id = :device AND task_id = (SELECT task_id FROM device WHERE device_id = :device)
+    AND to_ms > :from_ms"""
+_NAMES = "SELECT d.device_id, t.name, d.token FROM device d JOIN task t USING (task_id)"
+
+
+def _by_name(db: sqlite3.Connection, stretches: Mapping[int, Stretches]) -> dict[tuple[str, str], Stretches]:
+    names = {device_id: (task, token) for device_id, task, token in db.execute(_NAMES)}
+    return {names[device_id]: found for device_id, found in stretches.items() if device_id in names}
+
+
+def read_stretches(db: sqlite3.Connection) -> Iterator[tuple[int, Stretches]]:
+    """Yield (device_id, its stretches), device by device."""
+    columns = ", ".join(("device_id", "from_ms", "to_ms", "state", *_FIGURES))
+    mixed = _mixed(db)
+    rows = db.execute(f"SELECT {columns} FROM device_stretch ORDER BY task_id, device_id, from_ms")
+    rows.arraysize = 1000
+    for device_id, group in groupby(rows, itemgetter(0)):
+        yield device_id, _stretches(group, mixed.get(device_id, {}))
+
+
+def _mixed(db: sqlite3.Connection) -> dict[int, dict[int, dict[str, float]]]:
+    """Return of each device, by its beginning, what states there were in a short stretch that had several."""
+    longest = f"max({', '.join(f'{state}_s' for state in STATES)})"
+    rows = db.execute(
+        f"""SELECT device_id, from_ms, {", ".join(f"{state}_s" for state in STATES)} FROM device_stretch
+            WHERE to_ms - from_ms <= {SHORT_MS} AND {longest} < (to_ms - from_ms) / 1000.0 - {_ROUNDING_S}"""
+    )
+    found: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
+    for device_id, from_ms, *seconds in rows:
+        found[device_id][from_ms] = {state: s for state, s in zip(STATES, seconds, strict=True) if s > 0}
+    return found
+
+
+def _stretches(rows: Iterable[Sequence[Any]], mixed: Mapping[int, Mapping[str, float]]) -> Stretches:
+    _, from_ms, to_ms, states, *columns = zip(*rows, strict=True)
+    figures = [_floats(column) for column in columns]
+    return Stretches(
+        array("q", from_ms),
+        array("q", to_ms),
+        tuple(map(intern, states)),
+        {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+        {place: mixed[begin_ms] for place, begin_ms in enumerate(from_ms) if begin_ms in mixed} if mixed else {},
+    )
+
+
+def _given_up(db: sqlite3.Connection, stretches: Mapping[int, Stretches]) -> dict[int, Stretches]:
+    """Return the stretches of devices that had tries under way, with the time of these in the state lost."""
+    found = {}
+    for device_id, times in read_alone(db).items():
+        if times and device_id in stretches:
+            rows = db.execute(_LAST, {"device": device_id, "from_ms": times[0][0]})
+            found[device_id] = _with_lost(stretches[device_id], times, rows)
+    return found
+
+
+def _with_lost(device: Stretches, times: Times, rows: Iterable[Sequence[Any]]) -> Stretches:
+    """Return the stretches with working time as lost; ``rows`` are those concerned: from, to, seconds by state."""
+    places = {begin_ms: place for place, begin_ms in enumerate(device.from_ms)}
+    states, mixed = list(device.states), dict(device.mixed)
+    for from_ms, to_ms, *figures in rows:
+        seconds = dict(zip(STATES, figures, strict=True))
+        lost_s = min(seconds["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
+        seconds["working"], seconds["lost"] = seconds["working"] - lost_s, seconds["lost"] + lost_s
+        parts = {state: s for state, s in seconds.items() if s > _ROUNDING_S}
+        place = places[from_ms]
+        states[place] = max(seconds, key=seconds.__getitem__)
+        mixed.pop(place, None)
+        if to_ms - from_ms <= SHORT_MS and len(parts) > 1:
+            mixed[place] = parts
+    return replace(device, states=tuple(states), mixed=mixed)
+
+
+def _floats(column: Sequence[float | None]) -> array[float]:
+    return array("d", [nan if value is None else value for value in column])

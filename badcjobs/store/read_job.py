@@ -1,0 +1,279 @@
+"""Reads a whole job database, and the accounts of tasks that may still run, into the read model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sqlite3
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.store.connect import complain_about, is_job_database, open_job_database, read_as, rows_by_name
+from badcjobs.store.freshness import add_last_heard
+from badcjobs.store.job_schema import VIEWS
+from badcjobs.store.read_devices import DURATIONS, read_devices
+from badcjobs.store.read_model import (
+    AlertFacts,
+    CostFacts,
+    DecisionFacts,
+    DeviceFacts,
+    ErrorFacts,
+    FailedChunk,
+    ForeignProcess,
+    Freshness,
+    GapFacts,
+    JobFacts,
+    TaskAlert,
+    TaskFacts,
+)
+from badcjobs.store.read_tasks import EVERY_ALERT, STILL_OPEN, by_task, opened
+from badcjobs.store.source_files import MERGED, NOT_OURS, SourceFile, read_source_files
+from badcjobs.store.task_writer import EACH_ONCE, count_gaps
+
+_MOST_FAILED = 1000
+_MOST_FOREIGN = 100
+_NOT_OURS = ("the file is empty", "file is not a database", "not a badcjobs database")
+_CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.token))"  # not once for each task
+_ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
+_OPEN_ALERTS = f"SELECT a.kind, t.name FROM alert a JOIN task t USING (task_id) WHERE {STILL_OPEN} ORDER BY 1, 2"
+
+
+def read_job(path: Path) -> JobFacts:
+    """Return everything the summary needs."""
+    try:
+        with closing(open_job_database(path)) as db:
+            complaint = complain_about(path, db) or _why_not(db)
+            if complaint is not None:
+                raise DatabaseProblem(
+                    f"{path} is not a job database that this badcjobs reads",
+                    why=complaint,
+                    fix=_way_out(path, complaint),
+                )
+            return _read(db, path.parent)
+    except sqlite3.Error as error:
+        raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=_way_out(path, str(error))) from error
+
+
+def _way_out(path: Path, why: str) -> str:
+    """Return what to do; a merge adds to a job database and would stumble over its damaged pages again."""
+    if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
+        return f"the same command with {shlex.quote(str(job))}"
+    if "malformed" not in why:
+        return shlex.join(["badcjobs", "merge", str(path.parent)])
+    # Only the database itself knew where its task files are; beside a folder of them it is the run's own.
+    run = str(path.parent) if (path.parent / "tasks").is_dir() else "RUN_FOLDER"
+    into = [] if path.name == "job.sqlite" and run != "RUN_FOLDER" else ["-o", str(path)]
+    return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
+
+
+def _why_not(db: sqlite3.Connection) -> str | None:
+    return None if is_job_database(db) else "this is a task database; merge it first"
+
+
+def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[Freshness, tuple[str, ...]]:
+    """Return whether there is news since the merge, and where the task databases lay; of other files nothing."""
+    if _why_not(db) is not None:
+        return Freshness(), ()
+    files = _files(db)
+    return add_last_heard(db, _tasks(db), files, folder)[1], _folders(files)
+
+
+def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
+    return tuple(file for file in read_source_files(db) if file.reason != NOT_OURS)
+
+
+def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
+    return tuple(sorted({str(Path(file.path).parent) for file in files}))
+
+
+def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
+    def value(sql: str) -> Any:
+        return db.execute(sql).fetchone()[0]
+
+    files = _files(db)
+    tasks, merged = add_last_heard(db, _tasks(db), files, folder)
+    cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
+    spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
+    return JobFacts(
+        tasks=tuple(tasks),
+        devices=tuple(read_devices(db)),
+        chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
+        audio_done_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"),
+        done_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'done' AND audio_s IS NULL"),
+        tries=value("SELECT count(*) FROM attempt"),
+        failed=read_as(db, FailedChunk, _FAILED),
+        labels=tuple(
+            db.execute("SELECT label, max(label_name), count(*) FROM detection GROUP BY label ORDER BY 3 DESC, 1")
+        ),
+        gaps=read_as(db, GapFacts, _GAPS),
+        file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != MERGED),
+        lossy_files=sum(file.lost_something for file in files),
+        file_folders=_folders(files),
+        conflicts=value("SELECT count(*) FROM rival_chunk WHERE status = 'done'"),
+        last_settings=_last_settings(db),
+        audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
+        left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
+        errors=read_as(db, ErrorFacts, _ERRORS),
+        alerts=read_as(db, AlertFacts, _ALERTS),
+        foreign=read_as(db, ForeignProcess, _FOREIGN),
+        decisions=read_as(db, DecisionFacts, _DECISIONS),
+        cost=_cost(db),
+        cpu_tries=cpu_tries,
+        cpu_audio_s=cpu_audio_s,
+        durations=dict(db.execute(DURATIONS)),
+        failed_gpu_s=spent_s.get("failed", 0.0),
+        lost_gpu_s=spent_s.get("lost", 0.0),
+        again_gpu_s=value(_AGAIN_GPU_S),
+        alert_nodes=_by_kind(db, _ALERT_NODES),
+        open_alerts=_by_kind(db, _OPEN_ALERTS),
+        recording_names=names if (names := count_gaps(db, EACH_ONCE)).recordings else None,
+        merged=merged,
+    )
+
+
+def _last_settings(db: sqlite3.Connection) -> dict[str, Any]:
+    """Return how the task that started last was told to work; run.toml has only what all tasks share."""
+    row = db.execute(
+        """SELECT value FROM task_meta JOIN task USING (task_id)
+           WHERE key = 'settings' ORDER BY started_at_ms DESC LIMIT 1"""
+    ).fetchone()
+    try:
+        return dict(json.loads(row[0])) if row else {}
+    except (TypeError, ValueError):
+        return {}
+
+
+_TASKS = """
+    SELECT s.name, s.job_id, s.array_index, s.restart, s.node, s.shard_count, s.verdict, s.exit_code, s.telemetry,
+           coalesce(s.devices, 0) AS devices, s.started_at_ms, s.last_sign_ms, s.done, s.failed, s.pending,
+           coalesce(s.audio_s, 0.0) AS audio_s, t.engine, t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s,
+           t.slurm_state, u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent,
+           u.host_memory_peak_bytes, coalesce(s.verdict, 'running') AS state
+    FROM task_summary s JOIN task t USING (task_id) LEFT JOIN task_total u USING (task_id)
+    ORDER BY s.job_id, s.array_index, s.restart, s.node, s.name"""
+_ON_CPU = """
+    SELECT count(*), total(c.audio_s) FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+    WHERE a.outcome = 'done' AND a.device_id IS NULL"""
+_FAILED = f"""
+    SELECT recording_id, chunk_id, status, attempts, coalesce(error_class, '') AS error_class,
+           coalesce(error, '') AS error
+    FROM chunk WHERE status IN ('failed', 'poison') ORDER BY recording_id, chunk_id LIMIT {_MOST_FAILED}"""
+_GAPS = """
+    SELECT reason, metric, count(*) AS gaps, sum(to_ms - from_ms) / 1000.0 AS seconds, count(DISTINCT task_id) AS tasks
+    FROM gap GROUP BY reason, metric ORDER BY metric IS NOT NULL, seconds DESC, reason, metric"""
+# Where a worker gave its device up, the chunks in its hands are not charged with it, but the tries failed.
+_ERRORS = f"""
+    SELECT coalesce(a.error_class, 'unknown') AS error_class, count(*) AS tries,
+           count(DISTINCT a.recording_id || char(0) || a.chunk_id) AS chunks,
+           count(DISTINCT CASE WHEN c.status = 'done' THEN a.recording_id || char(0) || a.chunk_id END) AS rescued,
+           {_CARDS} AS devices, coalesce(max(a.error), '') AS example
+    FROM attempt a LEFT JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id
+    LEFT JOIN chunk c USING (recording_id, chunk_id)
+    WHERE a.outcome = 'failed' OR a.outcome = 'lost' AND a.error_class IN ('gpu_lost', 'ran_on_cpu')
+    GROUP BY 1 ORDER BY 2 DESC, 1"""
+_ALERTS = f"""
+    SELECT kind, CASE WHEN max(severity = 'critical') THEN 'critical' ELSE max(severity) END AS severity,
+           count(*) AS alerts, {_CARDS} AS devices,
+           max(coalesce(a.ended_at_ms, t.ended_at_ms, l.last_at_ms, a.started_at_ms) - a.started_at_ms) / 1000.0
+               AS longest_s,
+           max(peak) AS peak, max(threshold) AS threshold,
+           (SELECT b.message FROM alert b WHERE b.kind = a.kind
+            ORDER BY b.severity = 'critical' DESC, b.peak DESC, b.started_at_ms LIMIT 1) AS example,
+           count(CASE WHEN {STILL_OPEN} THEN 1 END) AS still_open
+    FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id
+    LEFT JOIN device_total l ON l.device_id = a.device_id
+    GROUP BY kind ORDER BY 3 DESC, 1"""
+_FOREIGN = f"""
+    SELECT t.name AS task, t.node, d.device_index, p.pid, p.name, p.user,
+           (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds, p.memory_peak_bytes
+    FROM process p JOIN task t USING (task_id) JOIN device d USING (device_id)
+    WHERE p.ours = 0 ORDER BY 7 DESC, 1, 3, 4 LIMIT {_MOST_FOREIGN}"""
+# With max(at_ms) the bare columns are those of the last decision.
+_DECISIONS = """
+    SELECT kind, subject, value, reason, tasks FROM (
+        SELECT kind, subject, value, reason, count(DISTINCT task_id) AS tasks, max(at_ms) FROM decision
+        GROUP BY kind, subject)
+    ORDER BY kind, subject"""
+# What went into tries of chunks that were done before; only chunks with rivals can have any.
+_AGAIN_GPU_S = """
+    SELECT total(gpu_s) FROM (
+        SELECT c.gpu_s, row_number() OVER (
+            PARTITION BY a.recording_id, a.chunk_id ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
+        FROM (SELECT DISTINCT recording_id, chunk_id FROM rival_chunk WHERE status = 'done')
+        JOIN attempt a USING (recording_id, chunk_id) LEFT JOIN attempt_cost c USING (task_id, attempt_id)
+        WHERE a.outcome = 'done')
+    WHERE number > 1"""
+_DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
+
+
+def _tasks(db: sqlite3.Connection) -> list[TaskFacts]:
+    return list(read_as(db, TaskFacts, _TASKS))
+
+
+def _by_kind(db: sqlite3.Connection, sql: str) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for kind, name in db.execute(sql):
+        found[kind].append(name)
+    return {kind: tuple(names) for kind, names in found.items()}
+
+
+def _cost(db: sqlite3.Connection) -> CostFacts:
+    tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
+        f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
+    ).fetchone()
+    of_gpu, of_energy = _ranks(db, "gpu_s", tries), _ranks(db, "energy_j", energy_tries)
+    return CostFacts(tries, gpu_s, *of_gpu, busy_s, energy_j, *of_energy, energy_tries)
+
+
+def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | None, float | None, float | None]:
+    """Return p50, p95 (nearest rank) and maximum; SQLite sorts on disk what millions of tries do not hold in memory."""
+    wanted = [-(-count // 2), -(-count * 95 // 100), count]
+    values = db.execute(f"SELECT c.{column} {_DONE_COST} AND c.{column} IS NOT NULL ORDER BY 1")
+    found = {rank: value for rank, (value,) in enumerate(values, start=1) if rank in wanted}
+    p50, p95, highest = (found.get(rank) for rank in wanted)
+    return p50, p95, highest
+
+
+# --- the accounts of tasks that may still run -------------------------------------------------------------------------
+
+_CHUNKS = """
+    SELECT t.name, CAST(total(CASE WHEN status = 'done' THEN detections END) AS INTEGER) AS detections,
+           sum(status = 'done' AND audio_s IS NULL) AS done_of_unknown_length,
+           total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
+           sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
+    FROM chunk JOIN task t USING (task_id) GROUP BY 1"""
+
+
+def read_accounts(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]:
+    """Return the tasks of a task or job database with what their devices did, used and cost so far.
+
+    Without those whose names are known already. All of it was added up when the file was published: few rows are read.
+    """
+    with opened(path) as db:
+        if not is_job_database(db):  # the same questions as there, asked of one task
+            for view in VIEWS[:2]:
+                db.execute(f"CREATE TEMP VIEW {view.name} AS {view.select()}")
+        tasks = [task for task in _tasks(db) if task.name not in known]
+        return tuple(_with_accounts(db, tasks)) if tasks else ()
+
+
+def _with_accounts(db: sqlite3.Connection, tasks: Sequence[TaskFacts]) -> Iterator[TaskFacts]:
+    tries = dict(db.execute("SELECT t.name, count(*) FROM attempt JOIN task t USING (task_id) GROUP BY 1"))
+    chunks = {row.pop("name"): row for row in rows_by_name(db, _CHUNKS)}
+    devices: dict[str, list[DeviceFacts]] = defaultdict(list)
+    for device in read_devices(db):
+        devices[device.task].append(device)
+    alerts = by_task(read_as(db, TaskAlert, EVERY_ALERT))
+    for task in tasks:
+        yield replace(
+            task,
+            tries=tries.get(task.name, 0),
+            **chunks.get(task.name, {}),
+            its_devices=tuple(devices[task.name]),
+            alerts=tuple(alerts[task.name]),
+        )

@@ -1,0 +1,382 @@
+"""Salvage: what can still be read of a damaged task database → a clean new one.
+
+Every table is read with SQL from both ends; between two unreadable places the row numbers are bisected. Where the list
+of tables itself is damaged, the rest of it is taken from an empty task database, which has it on the same pages. The
+program ``sqlite3`` adds what its ``.recover`` finds, where it is installed. What cannot be had is counted by table.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from badcjobs.model import TaskKey
+from badcjobs.store.atomic_write import SEAL, read_sealed_rows
+from badcjobs.store.connect import create_tables, file_uri, read_only_uri
+from badcjobs.store.schema import DERIVED, TABLES, Column, TableDef, columns_of
+
+_PAGE_BYTES = 4096  # SQLite's default, which we never change
+_LEAST_ROW_BYTES = 4
+_MOST_STRETCHES = 4000  # looked at in one table; what is left then is as narrow as a few pages
+_FEW_STRETCHES = 50
+_STRETCHES_IN_VAIN = 200
+_PROGRAM_LIMIT_S = 600
+_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
+_WORDS = {
+    "status": {"done", "failed", "poison", "pending", "skipped"},
+    "outcome": {"done", "failed", "lost"},
+    "verdict": {"done", "failed", "stopped", "killed"},
+}
+_TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
+_LOST_DEVICE = """
+    INSERT INTO device (device_id, task_id, token, backend, why)
+    SELECT DISTINCT device_id, task_id, '?', 'none', 'its row was lost; made anew from its samples' FROM sample
+    WHERE device_id NOT IN (SELECT device_id FROM device)"""
+# A chunk is done when all that was heard in it is here; else it is to be done again.
+_REOPEN = """
+    UPDATE chunk SET status = 'pending', detections = NULL WHERE status = 'done' AND detections > (
+        SELECT count(*) FROM detection d
+        WHERE d.recording_id = chunk.recording_id AND d.chunk_id = chunk.chunk_id)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What came of a salvage."""
+
+    rows: Mapping[str, int]  # table → rows that were read
+    lost: Mapping[str, int]  # table → rows that were there at publication and are not any more; empty if not known
+    known: bool  # whether the file could still say how many rows it had
+    task_rebuilt: bool  # the task's own row was lost, and made anew from the name of the file
+
+
+def salvage(damaged: Path, clean: Path) -> Salvaged | None:
+    """Write what can still be read of a damaged task database as a new one; None: nothing can.
+
+    The damaged file is only read. Its name says whose rows they are when the task's own row is lost. ``clean`` must not
+    exist; it does not after None either.
+    """
+    copy = clean.with_name(f"readable-{clean.name}")
+    with closing(_create(clean)) as db:
+        empty, pages = clean.read_bytes(), _list_of_tables(clean)
+        roots = {number for (number,) in db.execute("SELECT rootpage FROM sqlite_master")}
+        _copy_pages(damaged, copy)
+        db.execute("BEGIN")
+        if not _read_tables(copy, db):
+            if _list_of_tables(copy).items() < pages.items():  # cut, and as far as it goes it is that of our files
+                _borrow_list_of_tables(copy, empty, roots)
+                _read_tables(copy, db)
+            _add_recovered(copy, db)
+        copy.unlink()
+        task_id = _find_task(db, damaged.stem)
+        if task_id is not None:
+            saved = _complete(db, task_id, damaged)
+            db.execute("COMMIT")
+            return saved
+    clean.unlink()
+    return None  # rows of no known task cannot be merged
+
+
+def _create(clean: Path) -> sqlite3.Connection:
+    """Make an empty task database."""
+    db = sqlite3.connect(clean, isolation_level=None)
+    db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file
+    db.execute("PRAGMA synchronous = OFF")
+    db.execute("PRAGMA foreign_keys = OFF")  # a sample whose device is lost is still a sample
+    create_tables(db)
+    return db
+
+
+# --- a copy that SQLite opens -----------------------------------------------------------------------------------------
+
+
+def _copy_pages(damaged: Path, copy: Path) -> None:
+    """Copy whole pages; zeros stand for what the disk does not give, and a half-written end is left out."""
+    last = b""
+    with damaged.open("rb") as source, copy.open("wb") as target:
+        for number in range(damaged.stat().st_size // _PAGE_BYTES):
+            try:
+                source.seek(number * _PAGE_BYTES)
+                page = source.read(_PAGE_BYTES)
+            except OSError:  # a bad block of the disk
+                page = bytes(_PAGE_BYTES)
+            target.write(page)
+            if any(page):
+                last, end = page, number + 1
+        if last:
+            is_cut = end < number + 1 and last.endswith(bytes(8))
+            target.truncate((end - is_cut) * _PAGE_BYTES)
+
+
+def _list_of_tables(path: Path) -> dict[str, int]:
+    """Return the tables that a file lists, and on which page each begins; SQLite reads its list as far as it comes."""
+    found = {}
+    try:
+        with closing(_open(path)) as db:
+            for name, page in db.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"):
+                found[name] = page
+    except sqlite3.DatabaseError:
+        pass
+    return {name: page for name, page in found.items() if name in _FORMS}
+
+
+def _borrow_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) -> None:
+    """Put the pages that list the tables of an empty database where the copy's own cannot be read.
+
+    SQLite numbers the pages of a new file in the order of its tables, so they lie at the same places in all our files;
+    ``roots`` are the pages on which the tables themselves begin.
+    """
+    with copy.open("r+b") as file:
+        for number in range(1, len(empty) // _PAGE_BYTES + 1):
+            if number not in roots:
+                file.seek((number - 1) * _PAGE_BYTES)
+                file.write(empty[file.tell() : file.tell() + _PAGE_BYTES])
+        count = file.seek(0, os.SEEK_END) // _PAGE_BYTES
+        file.seek(28)
+        file.write(count.to_bytes(4, "big"))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(read_only_uri(path, sealed=True), uri=True, isolation_level=None)
+    db.execute("PRAGMA writable_schema = ON")  # opens a file that is shorter than its header says
+    db.execute("PRAGMA cell_size_check = ON")
+    return db
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+class _Form:
+    """What a row of one table looks like when its values can be true."""
+
+    def __init__(self, table: TableDef) -> None:
+        self.table = table.name
+        self.columns = columns_of(table.name)
+        self.has_own_id = table.columns[0].sql.startswith("INTEGER PRIMARY KEY")
+        self._checks = [_check_of(column) for column in table.columns]
+        names = self.columns if self.has_own_id else ("rowid", *self.columns)
+        self.insert = f"INSERT OR IGNORE INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+    def believes(self, values: Sequence[Any]) -> bool:
+        """Say whether a row can be true."""
+        return len(values) == len(self._checks) and all(
+            check(value) for check, value in zip(self._checks, values, strict=True)
+        )
+
+    def completed(self, rowid: int, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the values for ``insert``."""
+        return (rowid, *values[1:]) if self.has_own_id else (rowid, *values)
+
+
+def _check_of(column: Column) -> Callable[[Any], bool]:
+    """Return what a value of this column must stand up to."""
+    kind = column.sql.split()[0]
+    types, may_be_null = _TYPES[kind], "NOT NULL" not in column.sql
+    inside = _range_of(column, kind)
+
+    def check(value: Any) -> bool:
+        return may_be_null if value is None else type(value) in types and inside(value)
+
+    return check
+
+
+def _range_of(column: Column, kind: str) -> Callable[[Any], bool]:
+    if column.name in _WORDS:
+        return _WORDS[column.name].__contains__
+    if is_time(column):
+        return lambda at_ms: bool(_YEAR_2000_MS <= at_ms < _YEAR_2100_MS)
+    if column.name.endswith("_percent"):
+        return lambda percent: bool(0 <= percent <= 100)
+    if kind == "TEXT":
+        return lambda text: not text.endswith("\0")  # the rest of it lay on a page that was never written
+    return lambda number: math.isfinite(number) and (number >= 0 or not column.name.endswith(("_bytes", "_id")))
+
+
+def is_time(column: Column) -> bool:
+    """Say whether a column holds an instant (and not a length, or a place in a recording)."""
+    return column.name in ("at_ms", "from_ms", "to_ms") or column.name.endswith("_at_ms")
+
+
+# Derived tables are made anew from what is left.
+_FORMS = {table.name: _Form(table) for table in TABLES if table.name not in DERIVED}
+
+
+def _read_tables(copy: Path, clean: sqlite3.Connection) -> bool:
+    """Copy the rows that SQLite can reach; return whether it could read every table to its end."""
+    there = _list_of_tables(copy)
+    complete = len(there) == len(_FORMS)
+    highest = copy.stat().st_size // _LEAST_ROW_BYTES
+    with closing(_open(copy)) as source:
+        for form in (form for name, form in _FORMS.items() if name in there):
+            published = read_sealed_rows(clean).get(form.table, highest)  # from meta, which comes first
+            if form.has_own_id:
+                complete &= _read_table(source, clean, form, (0, 2**63 - 1), _MOST_STRETCHES)
+            else:  # numbered from 1; beyond the number that was published only if that is wrong
+                complete &= _read_table(source, clean, form, (1, published), _MOST_STRETCHES)
+                complete &= _read_table(source, clean, form, (published + 1, highest), _FEW_STRETCHES)
+    return complete
+
+
+def _read_table(
+    source: sqlite3.Connection, clean: sqlite3.Connection, form: _Form, ends: tuple[int, int], most_stretches: int
+) -> bool:
+    """Read a stretch of row numbers from both ends; halve what neither end reaches, the widest first."""
+    unread, complete, found = [(ends[0] - ends[1], *ends)], True, False
+    for number in range(most_stretches):
+        if not unread or (number == _STRETCHES_IN_VAIN and not found):
+            break  # the page above all others is lost
+        _, low, high = heapq.heappop(unread)
+        reached = _copy_rows(source, clean, form, (low, high), "ASC")
+        found |= reached != low - 1
+        if reached is None:
+            continue
+        complete, first = False, reached + 1
+        reached = _copy_rows(source, clean, form, (first, high), "DESC")
+        found |= reached != high + 1
+        if reached is None:
+            continue
+        last = reached - 1
+        middle = (first + last) // 2
+        # Where an end was reached, only the row next to it is known to be unreadable.
+        halves = [(first, middle), (middle + 1, last)] if (first, last) == (low, high) else [(first, last)]
+        for a, b in halves:
+            if a <= b and (a, b) != (low, high):
+                heapq.heappush(unread, (a - b, a, b))
+    return complete
+
+
+def _copy_rows(
+    source: sqlite3.Connection, clean: sqlite3.Connection, form: _Form, ends: tuple[int, int], order: str
+) -> int | None:
+    """Copy rows in one direction; None: all of them, else the last row number that was reached."""
+    low, high = ends
+    reached: int | None = low - 1 if order == "ASC" else high + 1
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        nonlocal reached
+        sql = f"SELECT rowid, {', '.join(form.columns)} FROM {form.table} NOT INDEXED"
+        try:
+            for rowid, *values in source.execute(
+                f"{sql} WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}", (low, high)
+            ):
+                reached = rowid
+                if form.believes(values):
+                    yield form.completed(rowid, values)
+        except sqlite3.DatabaseError:
+            return
+        reached = None
+
+    clean.executemany(form.insert, rows())
+    return reached
+
+
+# --- the program sqlite3 ----------------------------------------------------------------------------------------------
+
+
+def _add_recovered(copy: Path, clean: sqlite3.Connection) -> None:
+    """Add the rows that ``sqlite3 FILE .recover`` finds on pages that no other page leads to any more."""
+    recovered = copy.with_name(f"recovered-{copy.name}")
+    try:
+        with subprocess.Popen(
+            ["sqlite3", str(copy), ".recover"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as finder:
+            try:
+                writer = ["sqlite3", str(recovered)]
+                subprocess.run(writer, stdin=finder.stdout, capture_output=True, check=False, timeout=_PROGRAM_LIMIT_S)
+            finally:
+                finder.kill()
+        with closing(sqlite3.connect(file_uri(recovered, "mode=ro"), uri=True)) as source:
+            _take_recovered(source, clean)
+    except (OSError, subprocess.SubprocessError, sqlite3.Error):
+        pass  # there is no such program, or this one has no .recover
+    finally:
+        recovered.unlink(missing_ok=True)
+
+
+def _take_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> None:
+    there = {name for (name,) in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for form in _FORMS.values():
+        if form.table in there:
+            _copy_rows(source, clean, form, (-(2**63), 2**63 - 1), "ASC")
+    if "lost_and_found" not in there:
+        return
+    # rootpgno, pgno, nfield, id, c0, c1, …: rows of pages whose table is not known
+    for _, _, fields, rowid, *values in source.execute("SELECT * FROM lost_and_found"):
+        row = values[:fields]
+        fitting = [form for form in _FORMS.values() if form.believes(_with_id(form, rowid, row))]
+        if len(fitting) == 1:
+            clean.execute(fitting[0].insert, fitting[0].completed(rowid, row))
+
+
+def _with_id(form: _Form, rowid: int, row: Sequence[Any]) -> Sequence[Any]:
+    return (rowid, *row[1:]) if form.has_own_id and row and row[0] is None else row
+
+
+# --- whose rows -------------------------------------------------------------------------------------------------------
+
+
+def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
+    """Return the task of this file: the one that its name says, or else the only one that has a row in it."""
+    named = dict(db.execute("SELECT name, task_id FROM task"))
+    if file_name in named:
+        return int(named[file_name])
+    rows_of: Counter[int] = Counter()
+    for form in _FORMS.values():
+        if form.table != "meta":
+            rows_of.update(dict(db.execute(f"SELECT task_id, count(*) FROM {form.table} GROUP BY 1")))
+    if TaskKey.parse(file_name) and not file_name.startswith("."):  # a hidden file is a half-published copy
+        # An id that less than a tenth of the rows have is no task, but a byte that flipped.
+        many = {task_id for task_id, count in rows_of.items() if count * 10 >= rows_of.total()}
+        nameless = many - set(named.values())
+        return nameless.pop() if len(nameless) == 1 else None
+    return int(*named.values()) if len(named) == 1 else None  # several: a job database
+
+
+def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> Salvaged:
+    """Keep the rows of one task, add what can be said of those that are lost, and count."""
+    for form in _FORMS.values():
+        if form.table != "meta":
+            db.execute(f"DELETE FROM {form.table} WHERE task_id != ?", (task_id,))
+    rows = {form.table: _count(db, form.table) for form in _FORMS.values()}
+    key = TaskKey.parse(damaged.stem)
+    if not rows["task"] and key:
+        _rebuild_task(db, key, task_id, latest_start_ms=int(damaged.stat().st_mtime * 1000))
+    db.execute(_LOST_DEVICE)  # the summary goes through the devices: samples of none would not be seen
+    db.execute(_REOPEN)
+    db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))  # these are other bytes
+    published = read_sealed_rows(db)
+    lost = {table: count - rows[table] for table, count in published.items() if count > rows.get(table, count)}
+    return Salvaged(rows, lost, known=bool(published), task_rebuilt=not rows["task"])
+
+
+def _rebuild_task(db: sqlite3.Connection, key: TaskKey, task_id: int, *, latest_start_ms: int) -> None:
+    values = {
+        "task_id": task_id, "name": key.name, "job_id": key.job_id, "array_index": key.array_index,
+        "restart": key.restart, "node": key.node, "procid": key.procid, "version": "unknown",
+        "telemetry": int(_count(db, "sample") > 0), "started_at_ms": _earliest_ms(db) or latest_start_ms,
+    }  # fmt: skip
+    db.execute(f"INSERT INTO task ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
+
+
+def _earliest_ms(db: sqlite3.Connection) -> int | None:
+    """Return the first instant in any row."""
+    times = [
+        db.execute(f"SELECT min({column.name}) FROM {table.name}").fetchone()[0]
+        for table in TABLES
+        if table.name not in DERIVED
+        for column in table.columns
+        if is_time(column)
+    ]
+    return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+
+def _count(db: sqlite3.Connection, table: str) -> int:
+    return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

@@ -1,0 +1,389 @@
+"""The files that merge is given (table ``source_file``): finding them, and looking at each.
+
+A file is whole, or can be made whole, or some of it can be saved. The files themselves are never touched: what needs a
+journal rolled back, or rows read past damage, is done on a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sqlite3
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from pathlib import Path
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.store.atomic_write import read_checksum, read_sealed_rows
+from badcjobs.store.connect import (
+    SQLITE_MAGIC,
+    file_uri,
+    is_job_database,
+    open_sealed,
+    version_complaint,
+)
+from badcjobs.store.salvage import Salvaged, salvage
+from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, TABLES
+
+MERGED = "merged"  # as it is
+RECOVERED = "recovered"  # with the journal or WAL that lay beside it; nothing is lost
+SALVAGED = "salvaged"  # damaged; its healthy rows
+KEPT = "kept"  # cannot be read any more; its rows are those of an earlier merge
+COPY = "copy"  # another file of the same task has all that this one has
+SKIPPED = "skipped"  # nothing of it is here
+
+HOLDING = (MERGED, RECOVERED, SALVAGED, KEPT)  # the rows of its task are those of this file
+NOT_OURS = "a job database, not a task database"
+STILL_WRITTEN = "it is still being written; merge again when it is complete"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file, read or not: a row of ``source_file``."""
+
+    path: str
+    task_id: int | None
+    status: str
+    reason: str | None = None
+    size_bytes: int | None = None
+    mtime_ns: int | None = None
+    rows: int | None = None
+    rows_lost: int | None = None
+    last_sign_ms: int | None = None
+    checksum: str | None = None
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """Of two files of one task, the one that ranks higher was published later."""
+        return self.last_sign_ms or 0, self.rows or 0, self.checksum or ""
+
+    @property
+    def lost_something(self) -> bool:
+        """Whether rows of this file are missing, or may be; another job database has none of its own."""
+        return self.status in (SALVAGED, KEPT, SKIPPED) and self.reason != NOT_OURS
+
+
+@dataclass(frozen=True, slots=True)
+class Intake(SourceFile):
+    """A file that was looked at and is about to be merged."""
+
+    file: Path = Path()
+    scratch: Path = Path()  # an empty folder for copies, until it is merged
+    database: Path | None = None  # what to merge: the file, or a copy made whole; None: nothing
+    task_name: str | None = None
+    started_at_ms: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)  # table → rows
+
+    @property
+    def is_half(self) -> bool:
+        """Whether this is a recorder's live file: readings of a task without the task itself."""
+        return self.database is not None and self.task_name is None
+
+
+_COLUMNS = tuple(column.name for column in fields(SourceFile))
+
+
+def read_source_files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
+    """Return what a job database says of its files."""
+    return tuple(SourceFile(*row) for row in db.execute(f"SELECT {', '.join(_COLUMNS)} FROM source_file ORDER BY path"))
+
+
+def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> None:
+    """Write all of them anew."""
+    db.execute("DELETE FROM source_file")
+    places = ", ".join("?" * len(_COLUMNS))
+    sql = f"INSERT INTO source_file ({', '.join(_COLUMNS)}) VALUES ({places})"
+    db.executemany(sql, map(attrgetter(*_COLUMNS), files))
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+_LEFTOVERS = ("-wal", "-journal")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that may be a task database."""
+
+    path: Path
+    name: str  # what ``source_file`` calls it
+    has_leftovers: bool = False  # a WAL or a journal lies beside it
+    closed: str | None = None  # it is a folder that may not be looked into, and why
+
+
+class NoTaskDatabases(DatabaseProblem):
+    """There are none yet, or they are elsewhere."""
+
+
+def check_inputs(inputs: Iterable[Path]) -> None:
+    """Refuse places that do not exist, all at once."""
+    missing = []
+    for place in inputs:
+        try:
+            place.lstat()
+        except FileNotFoundError:
+            missing.append(str(place))
+        except OSError as error:  # a folder above it is closed to us
+            line = shlex.join(["ls", "-ld", str(place.absolute().parent)])
+            raise DatabaseProblem(f"{place} cannot be looked at", why=error.strerror, fix=line) from error
+    if missing:
+        above = next(folder for folder in Path(missing[0]).absolute().parents if folder.is_dir())
+        raise DatabaseProblem(
+            f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist",
+            why="wanted are run folders (what badcjobs run or submit got as --out), or task databases",
+            fix=shlex.join(["ls", str(above)]),
+        )
+
+
+def find_task_databases(inputs: Iterable[Path], target: Path) -> list[FoundFile]:
+    """Return the files given, and every ``*.sqlite`` below the folders given, in a stable order.
+
+    A folder that may not be looked into is in it, too: whatever lies there is missing.
+    """
+    found: dict[Path, FoundFile] = {}
+    home = f"{full_path(target.parent)}{os.sep}"
+    for place in map(full_path, inputs):
+        if place.is_dir():
+            for file in _below(place, home):
+                found.setdefault(file.path, file)
+        else:
+            leftovers = any(place.with_name(place.name + ending).exists() for ending in _LEFTOVERS)
+            found[place] = FoundFile(place, _shown(place, home), leftovers)
+    found.pop(full_path(target), None)
+    return sorted(found.values(), key=lambda file: file.path)
+
+
+def _below(folder: Path, home: str) -> Iterator[FoundFile]:
+    """Yield what is called like a database below a folder; hidden names are unfinished copies and live files."""
+    closed: list[OSError] = []
+    for parent, folders, names in os.walk(folder, onerror=closed.append):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        there = set(names)
+        for name in names:
+            if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
+                path = Path(parent, name)
+                yield FoundFile(path, _shown(path, home), any(name + ending in there for ending in _LEFTOVERS))
+    for error in closed:
+        if not isinstance(error, FileNotFoundError):  # gone since it was listed
+            path, line = Path(error.filename), shlex.join(["ls", "-ld", error.filename])
+            why = f"the folder cannot be looked into: {error.strerror}; what lies in it is not here. try: {line}"
+            yield FoundFile(path, _shown(path, home), closed=why)
+
+
+def _shown(path: Path, home: str) -> str:
+    """Return a path as ``source_file`` has it; not by relative_to, because this is done for thousands."""
+    return str(path).removeprefix(home).encode("utf-8", "backslashreplace").decode()  # what is no UTF-8 is no text
+
+
+def full_path(path: Path) -> Path:
+    """Return the one way to spell a path, without following links."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to a file of another name
+
+
+# --- looking at one ---------------------------------------------------------------------------------------------------
+
+_LOOKS = 3
+_WHOSE_READINGS = "SELECT task_id, NULL, NULL FROM sample UNION SELECT task_id, NULL, NULL FROM host_sample LIMIT 2"
+_LAST_SIGN = """
+    SELECT max(at_ms) FROM (
+        SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms FROM task
+        UNION ALL SELECT max({column}) FROM {table}
+        UNION ALL SELECT max(to_ms) FROM gap UNION ALL SELECT max(ended_at_ms) FROM attempt)"""
+
+
+class _Refused(Exception):
+    """Nothing of this file can be merged; the text says why."""
+
+
+def examine(file: FoundFile, scratch: Path) -> Intake:
+    """Look at a file, and again if it changed meanwhile."""
+    skipped = Intake(file.name, None, SKIPPED, file.closed, file=file.path, scratch=scratch)
+    if file.closed is not None:
+        return skipped
+    try:
+        for _ in range(_LOOKS):
+            before = file.path.stat()
+            try:
+                intake = _read(skipped, before)
+            except _Refused as refusal:
+                intake = replace(skipped, reason=str(refusal))
+            if _stamp(before) == _stamp(file.path.stat()):
+                return replace(intake, size_bytes=before.st_size, mtime_ns=before.st_mtime_ns)
+    except OSError as error:
+        return replace(skipped, reason=error.strerror or str(error))
+    return replace(skipped, reason=STILL_WRITTEN)
+
+
+def salvage_instead(intake: Intake, damage: str) -> Intake:
+    """Save what can be of a file that looked whole and is not."""
+    try:
+        return _save_what_can_be(intake, damage)
+    except _Refused as refusal:
+        return replace(intake, status=SKIPPED, reason=str(refusal), database=None, task_id=None, rows=None)
+
+
+def has_changed(intake: Intake) -> bool:
+    """Say whether the file of a task was replaced since it was examined."""
+    if intake.database != intake.file:
+        return False  # a copy of ours
+    try:
+        return _stamp(intake.file.stat()) != (intake.size_bytes, intake.mtime_ns)
+    except OSError:
+        return True
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def describe(intake: Intake) -> Intake:
+    """Fill in what the database itself says: whose it is, how many rows it has, until when."""
+    assert intake.database is not None
+    with closing(open_sealed(intake.database)) as db:
+        tables = [table.name for table in TABLES if table.name != "meta"]
+        counts = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+        return _describe(db, intake, counts, _LAST_SIGN.format(column="at_ms", table="sample"))
+
+
+def _describe(db: sqlite3.Connection, intake: Intake, counts: Mapping[str, int], last_sign: str) -> Intake:
+    tasks = db.execute("SELECT task_id, name, started_at_ms FROM task").fetchall()
+    tasks = tasks or db.execute(_WHOSE_READINGS).fetchall()
+    if len(tasks) != 1:
+        raise _Refused("it holds no task" if not tasks else f"it holds {len(tasks)} tasks")
+    ((task_id, name, started_at_ms),) = tasks
+    (last_sign_ms,) = db.execute(last_sign).fetchone()
+    return replace(
+        intake,
+        task_id=task_id,
+        task_name=name,
+        started_at_ms=started_at_ms,
+        counts=counts,
+        rows=total(counts),
+        last_sign_ms=last_sign_ms,
+    )
+
+
+def total(counts: Mapping[str, int]) -> int:
+    """Return how many rows there are, without those that are made from others."""
+    return sum(many for table, many in counts.items() if table not in ("meta", *DERIVED))
+
+
+def _read(intake: Intake, status: os.stat_result) -> Intake:
+    path = intake.file
+    if not stat.S_ISREG(status.st_mode):  # a pipe of that name would keep us waiting for ever
+        raise _Refused("not a file")
+    if status.st_size == 0:
+        raise _Refused("the file is empty")
+    stated, computed = read_checksum(path)
+    damage = _check_head(path, status.st_size, believed=stated is None or stated == computed)
+    if damage is None and stated == computed:
+        return _read_sealed(replace(intake, status=MERGED, database=path, checksum=stated))
+    leftovers = [ending for ending in _LEFTOVERS if _has_content(path.with_name(path.name + ending))]
+    if leftovers:
+        reason = f"with what lay beside it in {path.name}{leftovers[0]}, on a copy"
+        intake = replace(intake, status=RECOVERED, reason=reason, database=_recover(path, leftovers, intake.scratch))
+    elif damage is not None:
+        return _save_what_can_be(intake, damage)
+    elif stated is None:
+        intake = replace(intake, status=MERGED, database=path)
+    else:
+        reason = "damaged: its bytes are not those that were published"
+        intake = replace(intake, status=SALVAGED, reason=reason, database=path)
+    return _read_unproven(intake)
+
+
+def _read_sealed(intake: Intake) -> Intake:
+    """Believe what a file says of itself: not a bit of it has changed since it was published."""
+    with closing(open_sealed(intake.file)) as db:
+        if is_job_database(db):
+            raise _Refused(NOT_OURS)
+        last_sign = _LAST_SIGN.format(column="last_at_ms", table="device_total")
+        return _describe(db, intake, read_sealed_rows(db), last_sign)
+
+
+def _read_unproven(intake: Intake) -> Intake:
+    """Read a file without a good seal: a live one, or one that was recovered or changed."""
+    assert intake.database is not None
+    try:
+        with closing(open_sealed(intake.database)) as db:
+            if is_job_database(db):
+                raise _Refused(NOT_OURS)
+            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            sealed = read_sealed_rows(db)
+        intake = describe(intake)
+    except sqlite3.Error as error:
+        verdict = str(error)
+    if verdict != "ok":
+        return _save_what_can_be(intake, f"damaged: {verdict}")
+    counts = intake.counts
+    lost = {table: many - counts.get(table, 0) for table, many in sealed.items() if many > counts.get(table, 0)}
+    if lost or intake.status == SALVAGED:
+        saved = Salvaged(counts, lost, known=bool(sealed), task_rebuilt=False)
+        reason = f"{intake.reason or 'damaged: rows are missing'}; {_what_was_saved(saved)}"
+        return replace(intake, status=SALVAGED, reason=reason, rows_lost=sum(lost.values()) if sealed else None)
+    return intake
+
+
+def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
+    """Return what the first page says of damage; refuse what is no task database of ours.
+
+    Not ``believed``: the file carries our seal, and it is broken; then a strange header is damage, too.
+    """
+    with path.open("rb") as file:
+        head = file.read(100)
+    if not head.startswith(SQLITE_MAGIC) or len(head) < 100:
+        return "not a SQLite database"
+    page_bytes, pages, version, application = struct.unpack(">16xH10xI28xI4xI28x", head)
+    if not believed and (application != APPLICATION_ID or version != SCHEMA_VERSION):
+        return "damaged: its header is not what was published"
+    if application != APPLICATION_ID:
+        raise _Refused("not a badcjobs database")
+    if version != SCHEMA_VERSION:
+        with closing(open_sealed(path)) as db:
+            raise _Refused(version_complaint(db) or "")
+    wanted_bytes = pages * (65536 if page_bytes == 1 else page_bytes)
+    return f"truncated: {size_bytes:,} of {wanted_bytes:,} bytes" if wanted_bytes > size_bytes else None
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
+    """Let SQLite finish, on a copy, what a dead writer had begun."""
+    copy = scratch / path.name
+    for ending in ("", *leftovers):
+        shutil.copyfile(path.with_name(path.name + ending), copy.with_name(copy.name + ending))
+    try:
+        with closing(sqlite3.connect(file_uri(copy, "mode=rw"), uri=True, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = DELETE").fetchone()
+    except sqlite3.Error:
+        pass  # the check that follows says what is wrong with it
+    return copy
+
+
+def _save_what_can_be(intake: Intake, damage: str) -> Intake:
+    """Pick the healthy rows out of a damaged file; refuse it when there are none."""
+    clean = intake.scratch / f"salvaged-{intake.file.name}"
+    clean.unlink(missing_ok=True)
+    saved = salvage(intake.database or intake.file, clean)
+    if saved is None:
+        raise _Refused(damage)
+    rows_lost = total(saved.lost) if saved.known else None
+    reason = f"{damage}; {_what_was_saved(saved)}"
+    return describe(replace(intake, status=SALVAGED, reason=reason, database=clean, rows_lost=rows_lost, checksum=None))
+
+
+def _what_was_saved(saved: Salvaged) -> str:
+    rows, lost = total(saved.rows), total(saved.lost)
+    if not saved.known:
+        return f"{rows:,} rows saved; how many there were is lost, too"
+    if not lost:
+        return f"all {rows:,} rows saved, but a value in them may be wrong"
+    words = ", ".join(f"{many:,} of {table}" for table, many in sorted(saved.lost.items()) if total({table: many}))
+    return f"{rows:,} of {rows + lost:,} rows saved (lost: {words})"

@@ -1,0 +1,322 @@
+"""What ``badcjobs submit`` leaves in the run folder: how a job was asked for, its number, its logs, what was cut short.
+
+``submitted.json`` has what was submitted last, so that the same command finds its job again. For the moment in which
+Slurm has the array and its number is not written down yet there is ``.submitting.json`` with the name of the script, by
+which Slurm knows the job. An emulation keeps the states of its tasks in ``logs/<job>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, CutShort, Submitted, usual_cpus, usual_mem
+from badcjobs.store.run_lock import emulated_command, is_emulated_now
+
+PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
+NO_NOTE = "nothing is known of it"
+_OUT = "--out"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One submission."""
+
+    cluster: str
+    job: Submitted
+    run_arguments: tuple[str, ...]
+    chunks: int  # rows of the source
+    submitted_at_ms: int
+    asked: dict[str, Any] | None = None  # the other options of submit; None: not known
+    listed: int | None = None  # how many manifests its list of manifests names; None: it is none, or nobody has kept it
+    left: int | None = None  # how many of the chunks were left when it was submitted; None: all, or nobody has counted
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A submission that is about to be: its record without a number, and the script that sbatch gets."""
+
+    script: Path
+    record: Record
+
+    def is_of(self, record: Record | None) -> bool:
+        """Say whether this record is of the same submission."""
+        return record is not None and record.submitted_at_ms == self.record.submitted_at_ms
+
+
+def file_in(out: Path) -> Path:
+    """Return where the record of a run folder is."""
+    return out / "submitted.json"
+
+
+def intent_in(out: Path) -> Path:
+    """Return where a run folder has what is about to be submitted."""
+    return out / ".submitting.json"
+
+
+def write_record(out: Path, record: Record) -> None:
+    """Put the record in its place, whole or not at all."""
+    _write(file_in(out), asdict(record))
+
+
+def read_record(out: Path) -> Record | None:
+    """Return what was handed in last; None: nothing was."""
+    path = file_in(out)
+    try:
+        return _record_of(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{path} is not as badcjobs wrote it", why=str(error), fix=f"mv {path} {path}.old   (forgets that job)"
+        ) from error
+
+
+def write_intent(out: Path, intent: Intent) -> None:
+    """Write down what is to be submitted now."""
+    _write(intent_in(out), {"script": str(intent.script), "record": asdict(intent.record)})
+
+
+def read_intent(out: Path) -> Intent | None:
+    """Return what was being submitted when somebody was killed; None: nothing was."""
+    try:
+        values = json.loads(intent_in(out).read_text(encoding="utf-8"))
+        return Intent(Path(values["script"]), _record_of(values["record"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # there is none; or its disk was full, and then nothing was submitted
+
+
+def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | None:
+    """Return what was handed in last, also where nobody has written down its number: ``find`` asks for it by script."""
+    record, intent = read_record(out), read_intent(out)
+    if intent is None or intent.is_of(record) or (job_id := find(intent.script)) is None:
+        return record
+    return replace(intent.record, job=replace(intent.record.job, job_id=job_id))
+
+
+def forget_intent(out: Path) -> None:
+    """Say that what was to be submitted is written down, or refused."""
+    intent_in(out).unlink(missing_ok=True)
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _record_of(values: dict[str, Any]) -> Record:
+    job = Submitted(**{**values["job"], "indices": tuple(values["job"]["indices"])})
+    return Record(**{**values, "job": job, "run_arguments": tuple(values["run_arguments"])})
+
+
+# --- how it was asked for --------------------------------------------------------------------------------------------
+
+
+def asked_of(order: ArrayOrder) -> dict[str, Any]:
+    """Return the options that an order stands for; times are in minutes, as sbatch takes them."""
+    return {
+        "--array": order.spec,
+        "--gpus-per-task": order.gpus_per_task,
+        "--cpus": order.cpus,
+        "--mem": order.mem,
+        "--time": order.time_min,
+        "--account": order.account,
+        "--partition": order.partition,
+        "--constraint": order.constraint,
+        "--sbatch": list(order.extra_sbatch),
+        "--job-name": order.name,
+        "--setup": list(order.setup),
+        "--requeues": order.requeues,
+        "--merge-account": order.merge_account,
+        "--merge-mem": order.merge_mem,
+        "--merge-time": order.merge_time_min,
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the options of submit that differ, each with both values; None: the option was not given."""
+    return [
+        f"{option} was {_words(then.get(option))}, now {_words(now.get(option))}"
+        for option in now
+        if then.get(option) != now.get(option)
+    ]
+
+
+def submit_words(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ``badcjobs submit`` that asks for the same once more, without what it would do anyway."""
+    gpus = asked["--gpus-per-task"]  # cores and memory go by them
+    usual = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=usual_cpus(gpus), mem=usual_mem(gpus)))
+    return (
+        *("badcjobs", "submit", *run_arguments[1:], f"--cluster={cluster}"),
+        *(word for option, value in asked.items() if value != usual.get(option) for word in _option(option, value)),
+    )
+
+
+def _option(option: str, value: Any) -> Iterator[str]:
+    for one in value if isinstance(value, list) else [value]:
+        if one is not None:
+            yield f"{option}={one}"
+
+
+def _words(value: Any) -> str:
+    if value is None or value == []:
+        return "not given"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# --- what is left of a job -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The traces of one job; there are none of one that was submitted by hand."""
+
+    emulated: bool = False
+    command: tuple[str, ...] = ()  # the badcjobs submit; empty: not known
+    logs: Mapping[int, Path] = field(default_factory=dict)  # by array index
+    notes: Mapping[int, str] = field(default_factory=dict)  # how an emulation left each array index
+
+    def line(self, *more: str) -> str:
+        """Return the command to paste, with more words at its end; empty: it is not known."""
+        return shlex.join([*self.command, *more]) if self.command else ""
+
+    def log_of(self, index: int) -> str | None:
+        """Return where to read why an array task has left nothing; None: nobody knows, or there is no such file."""
+        log = self.logs.get(index)
+        try:
+            return str(log) if log is not None and log.exists() else None
+        except OSError:  # somebody else's folder
+            return None
+
+
+def find_trace(out: Path, job_id: str) -> Trace:
+    """Return what there is of a job in a run folder; without a number, of the emulation that has begun no task."""
+    try:
+        rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
+        logs, goes_on = {row["index"]: _log_here(Path(row["log"]), out) for row in rows}, is_emulated_now(out)
+        notes = {row["index"]: _note(row, goes_on=goes_on) for row in rows}
+        return replace(_emulation_in(out), emulated=True, logs=logs, notes=notes)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # no emulation has written it
+    record = _record_in(out)
+    if record is None and not job_id:
+        return _emulation_in(out)
+    return Trace() if record is None or record.job.job_id != job_id else _trace_of(record, out)
+
+
+def _emulation_in(out: Path) -> Trace:
+    """Return what is known of the last emulation in a run folder, without its tasks."""
+    command = _for_folder(emulated_command(out), out)
+    return Trace(bool(command), command)
+
+
+def is_emulation_over(out: Path, job_id: str) -> bool:
+    """Say whether an emulation worked on this job and is over; cheaply. Without a job: one that has begun no task."""
+    try:
+        emulated = rows_in(out, job_id).exists() if job_id else bool(emulated_command(out))
+    except (OSError, ValueError):  # somebody else's folder, or a number that is no name for a file
+        return False
+    return emulated and not is_emulated_now(out)
+
+
+def find_unbegun(out: Path) -> CutShort | None:
+    """Return what helps where no task of a run has left anything; None: nobody knows of any task."""
+    if (found := find_cut_short(out) or find_idle_emulation(out)) is not None:
+        return found
+    look = shlex.join(["badcjobs", "monitor", str(out)])
+    if (record := _record_in(out)) is not None:
+        return CutShort(f"job {record.job.job_id} was submitted, and no task of it has published anything yet", look)
+    if is_emulated_now(out):
+        return CutShort("an emulation is at work, and no task of it has published anything yet", look)
+    return None
+
+
+def find_idle_emulation(out: Path) -> CutShort | None:
+    """Return what repeats an emulation that is over; None: there is none. It is for who has seen no task of it."""
+    line = find_trace(out, "").line() if is_emulation_over(out, "") else ""
+    what = "no task is running, and nobody is starting any: the emulation is over"
+    return CutShort(what, line) if line else None
+
+
+def rows_in(out: Path, job_id: str) -> Path:
+    """Return where an emulation keeps what it knows of its tasks; in this folder, whatever the number looks like."""
+    return out / "logs" / f"{PurePath(job_id).name}.json"
+
+
+def _note(row: Mapping[str, Any], *, goes_on: bool) -> str:
+    """Return how an emulation left an array task; one that was killed has not written how that was."""
+    if row["state"] == PENDING:
+        return "waits for its turn" if goes_on else "never started: the emulation was killed"
+    if row["state"] == RUNNING:
+        return "has begun" if goes_on else "had begun when the emulation was killed"
+    return str(row.get("note") or NO_NOTE)
+
+
+def _record_in(out: Path) -> Record | None:
+    try:
+        return read_record(out)
+    except BadInput:  # somebody has edited it, and is told so by the next submit
+        return None
+
+
+def find_cut_short(out: Path) -> CutShort | None:
+    """Return what a submit has left undone, as its files say, nobody is asked; None: nothing."""
+    intent = read_intent(out)
+    if intent is None:
+        return None
+    record = _record_in(out)
+    what = "a submit was cut short here, or is not over yet; the same command finds its job"
+    if record is not None and intent.is_of(record):
+        what = (
+            f"the submit of job {record.job.job_id} was cut short, or is not over yet; the same command does the rest"
+        )
+    return CutShort(what, shlex.join(_command_of(intent.record, out)) or "the same badcjobs submit")
+
+
+def _command_of(record: Record, out: Path) -> tuple[str, ...]:
+    if record.asked is None:
+        return ()
+    return _for_folder(submit_words(record.cluster, record.run_arguments, record.asked), out)
+
+
+def _trace_of(record: Record, out: Path) -> Trace:
+    names = {index: f"{record.job.job_id}_{index}_0_log.out" for index in record.job.indices}
+    return Trace(False, _command_of(record, out), {index: out / "logs" / name for index, name in names.items()})
+
+
+# --- a run folder that was moved or copied since ----------------------------------------------------------------------
+
+
+def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
+    """Return a command that works on the folder in which it was found, whatever that was called before."""
+    words = list(command)
+    for at, word in enumerate(command):
+        option, equals, value = word.partition("=")
+        if option == _OUT and equals and not _is_same(value, out):
+            words[at] = f"{_OUT}={out.absolute()}"
+        elif at and command[at - 1] == _OUT and not _is_same(word, out):
+            words[at] = str(out.absolute())
+    return tuple(words)
+
+
+def _is_same(recorded: str, out: Path) -> bool:
+    try:
+        return Path(recorded).samefile(out)
+    except (OSError, ValueError):  # not there any more, or somebody else's
+        return False
+
+
+def _log_here(recorded: Path, out: Path) -> Path:
+    """Return where a log lies now; a script may have put it elsewhere, where it stays."""
+    here = out / "logs" / recorded.name
+    try:
+        return here if here.exists() else recorded
+    except OSError:  # somebody else's folder
+        return recorded

@@ -1,0 +1,403 @@
+"""The wrapper's half of a task database: what was to do, who did it, and what came of it.
+
+One connection, one thread, one file. The recorder writes the other half (telemetry_writer.py); publish.py joins the
+two. A disk that refuses is the business of live_files.py: here everything that was written can be read again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import (
+    Allocation,
+    Chunk,
+    ChunkResult,
+    Device,
+    Fingerprint,
+    NameGaps,
+    RecordingName,
+    TaskKey,
+    UsageReading,
+    stable_id,
+)
+from badcjobs.store.connect import published_uri, transaction
+from badcjobs.store.live_files import PatientDatabase
+from badcjobs.store.previous_results import complaint, find_settled
+from badcjobs.store.schema import insert_sql
+
+# Chunks of one recording mostly come one after the other; where they do not, the first has told enough.
+_RECORDING = """
+    INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at, pattern,
+                           duration_s, sample_rate_hz, channels)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
+_GAPS = ("recorded_at IS NULL", "study_area IS NULL", "pattern IS NULL", "length(recorded_at) = length('2026-05-01')")
+_KEPT = ", ".join(f"max({name}) AS {name}" for name in ("study_area", "location", "recorded_at", "pattern"))
+# In a job database every task that has a part of a recording has a row of it.
+EACH_ONCE = f"(SELECT recording_id, min(source_path) AS source_path, {_KEPT} FROM recording GROUP BY recording_id)"
+
+
+def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGaps:
+    """Return of how many recordings the paths do not tell enough, with an example of each kind."""
+    kinds = ", ".join(_GAP.format(gap) for gap in _GAPS)
+    return NameGaps(*db.execute(f"SELECT count(*), {kinds} FROM {recordings}").fetchone())
+
+
+_PENDING = """
+    SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, is_cut, audio_bytes, audio_mtime_ns
+    FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
+_RECENT = """
+    SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
+    FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+    WHERE a.task_id = ? AND a.outcome = 'done' ORDER BY a.attempt_id DESC LIMIT ?"""
+# Repeated chunks are the source's to tell, at its end and with their lines; then nothing of this is kept.
+_FILL = """
+    INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
+                       audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status, attempts)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
+
+
+class TaskWriter:
+    """Writes one task's rows; every public method is one transaction unless ``batch`` holds it open."""
+
+    def __init__(self, path: Path, key: TaskKey, *, shared: bool = False) -> None:
+        self.path = path
+        self.task_id = key.task_id
+        self._key = key
+        self._db = PatientDatabase(path, shared=shared)
+        self._attempts = 0
+        self._workers = 0
+        self._open_attempts: dict[tuple[str, str], int] = {}
+        self._cursor = 0
+        self._changed: set[int] = set()
+        self._marks = 0
+
+    # --- the task -------------------------------------------------------------------------------------------------
+
+    def begin_task(
+        self,
+        allocation: Allocation,
+        *,
+        started_at_ms: int,
+        pid: int,
+        version: str,
+        engine: str | None,
+        telemetry: bool,
+        memory_limit_bytes: int | None = None,
+        time_limit_s: float | None = None,
+    ) -> None:
+        """Write the task's own row: from here on a published file says that it was there."""
+        key = self._key
+        self._insert(
+            "task", task_id=self.task_id, name=key.name, job_id=key.job_id, array_index=key.array_index,
+            restart=key.restart, node=key.node, procid=key.procid, pid=pid, engine=engine, telemetry=int(telemetry),
+            cpus=allocation.cpus, version=version, started_at_ms=started_at_ms,
+            memory_limit_bytes=memory_limit_bytes, time_limit_s=time_limit_s,
+        )  # fmt: skip
+        self.write_meta({"environment": json.dumps(dict(allocation.facts))})
+
+    def set_shard(self, index: int, count: int) -> None:
+        """Write which part of the source is ours."""
+        self._write("UPDATE task SET shard_index = ?, shard_count = ?", (index, count))
+
+    def set_plan(self, *, devices: int, workers: int) -> None:
+        """Write with how many devices and workers we go at it."""
+        self._write("UPDATE task SET devices = ?, workers = ?", (devices, workers))
+
+    def end_task(self, *, ended_at_ms: int, exit_code: int, verdict: str) -> None:
+        """Write how it ended."""
+        self._write("UPDATE task SET ended_at_ms = ?, exit_code = ?, verdict = ?", (ended_at_ms, exit_code, verdict))
+
+    def write_meta(self, values: Mapping[str, str]) -> None:
+        """Write facts about this file."""
+        self._write_many("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
+
+    def device_id(self, device: Device) -> int:
+        """Return the id under which this task writes about a device."""
+        return stable_id(self.task_id, "device", device.pin)
+
+    def add_devices(self, devices: Sequence[Device]) -> None:
+        """Write the granted devices."""
+        with self.batch():
+            for device in devices:
+                self._insert(
+                    "device", device_id=self.device_id(device), task_id=self.task_id, uuid=device.uuid,
+                    device_index=device.index, token=device.token, name=device.name,
+                    memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w,
+                    pci_bus_id=device.pci_bus_id, driver=device.driver, backend=device.backend, why=device.why,
+                    slowdown_c=device.slowdown_c, vendor=device.vendor, parent_uuid=device.parent_uuid,
+                )  # fmt: skip
+
+    def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
+        """Write a stretch without readings that only the wrapper knows of."""
+        self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
+
+    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None:
+        """Write what the wrapper decided by itself, and why."""
+        self._insert(
+            "decision", task_id=self.task_id, at_ms=at_ms, kind=kind, subject=subject, value=value, reason=reason
+        )
+
+    def add_usage(self, reading: UsageReading, at_ms: int) -> None:
+        """Write what the task's own processes used."""
+        self._insert(
+            "usage_sample", task_id=self.task_id, at_ms=at_ms, cpu_cores=reading.cpu_cores,
+            memory_bytes=reading.memory_bytes, read_bytes_per_s=reading.read_bytes_per_s,
+            processes=reading.processes, source=reading.source,
+        )  # fmt: skip
+
+    def begin_mark(self, name: str, at_ms: int) -> int:
+        """Write the begin of a stretch that somebody named, and return its number."""
+        self._marks += 1
+        # Numbered by us: the same change is made a second time in memory when the disk refuses it.
+        self._insert("mark", rowid=self._marks, task_id=self.task_id, name=name, started_at_ms=at_ms)
+        return self._marks
+
+    def end_mark(self, mark: int, at_ms: int) -> None:
+        """Write the end of a stretch."""
+        self._write("UPDATE mark SET ended_at_ms = ? WHERE rowid = ?", (at_ms, mark))
+
+    # --- the work -------------------------------------------------------------------------------------------------
+
+    def fill(
+        self,
+        chunks: Iterable[Chunk],
+        progress: Callable[[int], None],
+        name_of: Callable[[Chunk], RecordingName] | None = None,
+    ) -> int:
+        """Write every chunk as pending, streaming; nothing is written when the source turns out to be wrong.
+
+        ``name_of`` says what the path of a recording tells; without it recordings have no rows of their own.
+        """
+        rows, db = 0, self._db.on_disk()  # a list of work may be too long for memory
+        last_recording = None
+        with transaction(db):
+            for rows, chunk in enumerate(chunks, 1):
+                mark = chunk.fingerprint
+                db.execute(
+                    _FILL,
+                    (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
+                     chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256, int(chunk.is_cut)),
+                )  # fmt: skip
+                if name_of is not None and chunk.recording_id != last_recording:
+                    last_recording = chunk.recording_id
+                    name, header = name_of(chunk), mark.header
+                    db.execute(
+                        _RECORDING,
+                        (self.task_id, chunk.recording_id, chunk.source_path, name.study_area, name.location,
+                         name.recorded_at, name.pattern, header.duration_s, header.sample_rate_hz, header.channels),
+                    )  # fmt: skip
+                progress(rows)
+        return rows
+
+    def name_gaps(self) -> NameGaps:
+        """Return of how many recordings the paths do not tell enough."""
+        return count_gaps(self._db.now)
+
+    def skip_done_in(self, database: Path, *, retry_failed: bool = True) -> int:
+        """Mark as skipped what another (sealed) database has done with the same audio; return how many that were.
+
+        Not ``retry_failed``: also what failed there for good. Such a row is skipped with the error of that time, and
+        is open again for the next database, which may know the chunk as done.
+        """
+        trouble = complaint(database)
+        if trouble is None:
+            try:
+                return self._skip_done_in(database, failed_too=not retry_failed)
+            except sqlite3.Error as error:
+                trouble = str(error)
+        raise DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
+
+    def _skip_done_in(self, database: Path, *, failed_too: bool) -> int:
+        db = self._db.now  # should the disk refuse in between, this one still reads both
+        db.execute("ATTACH ? AS other", (published_uri(database),))
+        skipped = 0
+        try:
+            for found in find_settled(db, failed_too=failed_too):
+                same = [(error_class, error, row) for row, _, error_class, error, is_same in found if is_same]
+                sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
+                self._write_many(sql, same)
+                self._changed |= {row for row, status, _, _, is_same in found if status == "done" and not is_same}
+                self._changed -= {row for _, _, row in same}
+                skipped += len(same)
+        finally:
+            db.execute("DETACH other")
+        return skipped
+
+    @property
+    def changed(self) -> int:
+        """How many chunks were found done elsewhere, but with other audio than now."""
+        return len(self._changed)
+
+    def count_failed_before(self) -> int:
+        """Return how many chunks are skipped because they failed in an earlier task."""
+        sql = "SELECT count(*) FROM chunk WHERE status = 'skipped' AND error_class IS NOT NULL"
+        (many,) = self._db.now.execute(sql).fetchone()
+        return int(many)
+
+    def next_pending(self, limit: int) -> list[Chunk]:
+        """Return the next chunks to do, in source order; each is returned once."""
+        rows = self._db.now.execute(_PENDING, (self._cursor, limit)).fetchall()
+        if rows:
+            self._cursor = rows[-1][0]
+        return [
+            Chunk(
+                recording_id, chunk_id, path, audio_path, start, end, Fingerprint(size, mtime_ns), is_cut=bool(is_cut)
+            )
+            for _, recording_id, chunk_id, path, audio_path, start, end, is_cut, size, mtime_ns in rows
+        ]
+
+    def count_by_status(self) -> dict[str, int]:
+        """Return how many chunks are in each state."""
+        return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
+
+    def count_retrying(self) -> int:
+        """Return how many chunks have failed, or were lost, and are not settled."""
+        sql = "SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"
+        return int(self._db.now.execute(sql).fetchone()[0])
+
+    def start_up_s(self) -> float | None:
+        """Return how long the task was there before it began its first chunk; None: it has begun none."""
+        sql = """SELECT (a.started_at_ms - t.started_at_ms) / 1000.0 FROM attempt a JOIN task t USING (task_id)
+                 WHERE a.task_id = ? AND a.attempt_id = 1"""
+        found = self._db.now.execute(sql, (self.task_id,)).fetchone()
+        return None if found is None else max(0.0, found[0])
+
+    def audio_done_s(self) -> float:
+        """Return the seconds of audio analysed by this task so far."""
+        (seconds,) = self._db.now.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
+        return float(seconds)
+
+    def done_by_device(self) -> dict[int | None, tuple[int, float]]:
+        """Return how many chunks, and seconds of audio, each device has done; None: the CPU."""
+        sql = "SELECT device_id, count(*), total(audio_s) FROM chunk WHERE status = 'done' GROUP BY 1"
+        return {device_id: (done, audio_s) for device_id, done, audio_s in self._db.now.execute(sql)}
+
+    def under_way(self) -> dict[int | None, list[str]]:
+        """Return what each device is working on; None: the CPU."""
+        found: dict[int | None, list[str]] = {}
+        sql = """SELECT device_id, recording_id, chunk_id FROM attempt
+                 WHERE task_id = ? AND ended_at_ms IS NULL ORDER BY attempt_id"""
+        for device_id, recording_id, chunk_id in self._db.now.execute(sql, (self.task_id,)):
+            name = recording_id if recording_id == chunk_id else f"{recording_id}/{chunk_id}"
+            found.setdefault(device_id, []).append(name)
+        return found
+
+    def recent_work(self, limit: int) -> list[tuple[int | None, float | None, float]]:
+        """Return device, seconds of audio and seconds of work of the chunks that were done last."""
+        return self._db.now.execute(_RECENT, (self.task_id, limit)).fetchall()
+
+    def failed_chunks(self, limit: int) -> list[tuple[str, str, str, str]]:
+        """Return (recording, chunk, class, error) of what failed for good, here or in an earlier task."""
+        return self._db.now.execute(
+            """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
+               WHERE status IN ('failed', 'poison') OR status = 'skipped' AND error_class IS NOT NULL
+               ORDER BY rowid LIMIT ?""",
+            (limit,),
+        ).fetchall()
+
+    # --- what the supervisor tells us (seams.Journal) -------------------------------------------------------------
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Hold one transaction open over several calls: ``with writer.batch(): …``."""
+        return self._db.transaction()
+
+    def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
+        """Write a new engine process and return its id."""
+        self._workers += 1
+        worker_id = stable_id(self.task_id, "worker", self._workers)
+        self._insert(
+            "worker", worker_id=worker_id, task_id=self.task_id, device_id=device_id, pid=pid, engine=engine,
+            started_at_ms=at_ms,
+        )  # fmt: skip
+        return worker_id
+
+    @property
+    def workers_started(self) -> int:
+        """How many engine processes there were."""
+        return self._workers
+
+    def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None:
+        """Write the end of an engine process."""
+        self._write(
+            "UPDATE worker SET ended_at_ms = ?, exit_code = ? WHERE worker_id = ?", (at_ms, exit_code, worker_id)
+        )
+
+    def attempt_started(
+        self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
+    ) -> None:
+        """Write the start of a try; a kill then leaves a row that says what was running."""
+        self._attempts += 1
+        self._open_attempts[chunk.key] = self._attempts
+        self._insert(
+            "attempt", task_id=self.task_id, attempt_id=self._attempts, recording_id=chunk.recording_id,
+            chunk_id=chunk.chunk_id, try_number=try_number, worker_id=worker_id, device_id=device_id,
+            started_at_ms=at_ms,
+        )  # fmt: skip
+
+    def attempt_ended(
+        self,
+        result: ChunkResult,
+        *,
+        status: str,
+        try_number: int,
+        worker_id: int,
+        device_id: int | None,
+        gpu_state: str | None = None,
+    ) -> None:
+        """Write the end of a try, the chunk's new state, and what was heard."""
+        chunk = result.chunk
+        if chunk.key not in self._open_attempts:
+            self.attempt_started(
+                chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=result.started_at_ms
+            )
+        outcome = "done" if result.ok else "failed" if result.charged else "lost"
+        self._write(
+            """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?,
+                   gpu_state = ?, pieces = ? WHERE task_id = ? AND attempt_id = ?""",
+            (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error, gpu_state,
+             result.pieces, self.task_id, self._open_attempts.pop(chunk.key)),
+        )  # fmt: skip
+        self._write(
+            """UPDATE chunk SET status = ?, attempts = ?, device_id = ?, worker_id = ?, started_at_ms = ?,
+                   ended_at_ms = ?, audio_s = coalesce(?, audio_s), detections = ?, error_class = ?, error = ?
+               WHERE recording_id = ? AND chunk_id = ?""",
+            (status, try_number, device_id, worker_id, result.started_at_ms, result.ended_at_ms, result.audio_s,
+             len(result.detections) if result.ok else None, result.error_class, result.error, *chunk.key),
+        )  # fmt: skip
+        self._write_many(
+            insert_sql("detection"),
+            [(self.task_id, *chunk.key, d.start_ms, d.end_ms, d.label, d.label_name, d.score)
+             for d in result.detections],
+        )  # fmt: skip
+
+    # --- what becomes of it ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many transactions the disk has refused so far; they are in memory, and in every publication."""
+        return self._db.waiting
+
+    def snapshot(self, target: Path) -> None:
+        """Write a scratch copy of all that was written, whether the disk has it or not; for any thread."""
+        self._db.snapshot(target)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _insert(self, table: str, **values: object) -> None:
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        self._write(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+
+    def _write(self, sql: str, values: Sequence[object]) -> None:
+        self._db.write(lambda db: db.execute(sql, values))
+
+    def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            self._db.write(lambda db: db.executemany(sql, rows))

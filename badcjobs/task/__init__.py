@@ -1,0 +1,1 @@
+"""The life of one array task; read run_task.py first."""

@@ -1,0 +1,198 @@
+"""The end of the time: asked for once, then watched, so that no chunk is started that would not finish.
+
+What the answers mean is allocation/end_time.py's business; who stops is the task's."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
+from badcjobs.model import Allocation, Chunk, parse_time_left
+from badcjobs.seams import Clock
+
+log = logging.getLogger(__name__)
+
+_SQUEUE_PATIENCE_S = 10.0
+_RESERVE_S = 20.0  # for the last publication, the end of the engines and the recorder
+_MARGIN_S = 5.0  # chunks differ
+_SMALL_SHARE = 0.1  # neither takes more than this of the whole: who has a minute is to get work done in it
+_LEARN_EVERY_S = 1.0
+_RECENT = 200  # chunks: many enough for a p95, few enough to follow a device that slows down
+
+Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
+
+
+def find_end(time_left: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
+    """Return when our time is over: as the user says, else Slurm's variable, else one call of squeue, else None."""
+    if time_left is not None:
+        return EndTime(now_ms + round(parse_time_left(time_left) * 1000), "--time-left")
+    if not allocation.in_slurm:
+        return None
+    return read_end_variable(allocation.facts, now_ms) or parse_squeue_end(query_end(allocation, environ), now_ms)
+
+
+def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
+    """Ask squeue once; an empty text where it is missing, slow or refuses."""
+    question = squeue_question(allocation)
+    program = shutil.which(question[0], path=environ.get("PATH"))
+    if program is None:
+        return ""
+    try:
+        # Seconds since 1970 instead of a local date, which is an hour off twice a year and may be set to say less.
+        answer = subprocess.run(
+            [program, *question[1:]],
+            env={**environ, "SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SQUEUE_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("squeue does not say when the job ends: %s", error)
+        return ""
+    return answer.stdout
+
+
+class Deadline:
+    """What is left of the time; after its making only the monotonic clock counts."""
+
+    def __init__(self, end: EndTime, clock: Clock) -> None:
+        self.end = end
+        self._clock = clock
+        whole_s = max(0.0, (end.at_ms - clock.now_ms()) / 1000)
+        self._reserve_s = min(_RESERVE_S, _SMALL_SHARE * whole_s)
+        self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
+        self._stop_at_s = clock.monotonic_s() + whole_s - self._reserve_s
+
+    def seconds_since(self, at_ms: int) -> float:
+        """Return how long ago a moment was."""
+        return (self._clock.now_ms() - at_ms) / 1000
+
+    @property
+    def left_s(self) -> float:
+        """How long work may still go on: until the end, less what publishing takes."""
+        return self._stop_at_s - self._clock.monotonic_s()
+
+    def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
+        """Say whether work that takes ``expected_s`` would end in time; None: nobody knows, so any time will do."""
+        if ends_in_s is None or self.left_s <= 0:
+            return self.left_s > 0
+        return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
+
+
+class Rates:
+    """How slow chunks are, from those finished last: of 100 like them 95 are quicker than what this predicts."""
+
+    def __init__(self, work: Iterable[Work] = ()) -> None:
+        self._work = list(work)
+        self._by_device: dict[int | None, tuple[float | None, float | None]] = {}
+        for device_id in {device_id for device_id, _, _ in self._work}:
+            self._by_device[device_id] = _slowest([one for one in self._work if one[0] == device_id])
+        self._anywhere = _slowest(self._work)
+
+    def expected_s(self, device_id: int | None, audio_s: float | None) -> float | None:
+        """Return how long a chunk would take on a device, or on any if it has finished none; None: nobody knows."""
+        per_audio_s, per_chunk_s = self._by_device.get(device_id, self._anywhere)
+        return per_chunk_s if audio_s is None or per_audio_s is None else per_audio_s * audio_s
+
+
+class TimeBudget:
+    """Whether there is time for more; asked by workers' threads, told by the task's own what has been done.
+
+    Without a deadline there always is.
+    """
+
+    def __init__(self, deadline: Deadline | None) -> None:
+        self.out_of_time = False  # whether anything was turned down
+        self._told = False
+        self._deadline = deadline
+        self._rates = Rates()  # replaced as a whole, so that threads need no lock
+        self._learn_at_left_s = math.inf
+
+    def learn(self, recent_work: Callable[[int], Iterable[Work]]) -> None:
+        """Take the rates of what was finished last; asks for it no more than once a second."""
+        if self._deadline is None or self._deadline.left_s > self._learn_at_left_s:
+            return
+        self._learn_at_left_s = self._deadline.left_s - _LEARN_EVERY_S
+        self._rates = Rates(recent_work(_RECENT))
+
+    def room(
+        self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int
+    ) -> Callable[[Chunk], bool]:
+        """Return what says of one chunk after the other whether a worker would still finish it.
+
+        ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
+        of them at a time. Whatever is allowed counts as in hand for the next.
+        """
+        if self._deadline is None:
+            return _always
+        return _Room(self, self._deadline, self._rates, device_id, in_hand, lanes)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether something was turned down for want of time, and nobody has asked since."""
+        news, self._told = self.out_of_time and not self._told, self.out_of_time
+        return news
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no time for anything."""
+        if self._deadline is None or self._deadline.left_s > 0:
+            return False
+        self.out_of_time = True
+        return True
+
+
+class _Room:
+    """The time of one worker until the end, lane by lane."""
+
+    def __init__(
+        self,
+        time: TimeBudget,
+        deadline: Deadline,
+        rates: Rates,
+        device_id: int | None,
+        in_hand: Sequence[tuple[Chunk, int | None]],
+        lanes: int,
+    ) -> None:
+        self._time = time
+        self._deadline = deadline
+        self._rates = rates
+        self._device_id = device_id
+        self._lanes = [0.0] * max(1, lanes)  # a heap: in how many seconds each is free
+        for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
+            heapq.heapreplace(self._lanes, self._lanes[0] + self._left_of(chunk, begun_at_ms))
+
+    def __call__(self, chunk: Chunk) -> bool:
+        expected_s = self._rates.expected_s(self._device_id, chunk.audio_s)
+        ends_in_s = None if expected_s is None else self._lanes[0] + expected_s
+        if not self._deadline.may_start(ends_in_s, expected_s or 0.0):
+            self._time.out_of_time = True
+            return False
+        heapq.heapreplace(self._lanes, ends_in_s or self._lanes[0])
+        return True
+
+    def _left_of(self, chunk: Chunk, begun_at_ms: int | None) -> float:
+        """Return how long a chunk in hand still takes: one that has taken longer than expected may end at any time."""
+        expected_s = self._rates.expected_s(self._device_id, chunk.audio_s) or 0.0
+        return expected_s if begun_at_ms is None else max(0.0, expected_s - self._deadline.seconds_since(begun_at_ms))
+
+
+def _always(chunk: Chunk) -> bool:
+    return True
+
+
+def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
+    """Return the p95 of seconds of work per second of audio, and per chunk."""
+    return _p95([took_s / audio_s for _, audio_s, took_s in work if audio_s]), _p95([took_s for *_, took_s in work])
+
+
+def _p95(values: list[float]) -> float | None:
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None

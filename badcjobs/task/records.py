@@ -1,0 +1,331 @@
+"""A task's records: its own database, the recorder beside it, and the one file that both are published to."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from badcjobs import __version__
+from badcjobs.devices.allocation import EndTime, requested_memory_bytes
+from badcjobs.model import AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
+from badcjobs.paths import LocalFolder
+from badcjobs.processes import TASK_MARK
+from badcjobs.store.live_files import (
+    EVERYTHING,
+    LiveHalf,
+    OwnHalf,
+    Pulse,
+    last_reading_ms,
+    left_behind,
+    read_device_state,
+    read_memory_peaks,
+    read_pulse,
+)
+from badcjobs.store.live_folder import Owner, choose_live_folder, hold
+from badcjobs.store.publish import Publisher
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.startup import World
+from badcjobs.telemetry.alert_command import HookCalls
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.device_processes import RECORDING_MARK
+from badcjobs.telemetry.pipe_protocol import SidecarOrder
+from badcjobs.telemetry.recorder import Followed
+from badcjobs.telemetry.sidecar import Sidecar
+from badcjobs.telemetry.usage import UsageReader, UsageWatch
+
+log = logging.getLogger(__name__)
+
+_SIDECAR_PATIENCE_S = 5.0
+_SNAPSHOT_PATIENCE_S = 5.0
+_LITTLE_PATIENCE_S = 0.5  # with a recorder that gave none the last time: its disk may be full
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """How devices are to be recorded."""
+
+    interval_s: float
+    stand_in: StandIn
+    limits: AlertLimits = field(default_factory=AlertLimits)
+    on_alert: Callable[[Alert], None] | None = None  # called at each begin and end, from look_after_recorder
+    hooks: AlertHooks = field(default_factory=AlertHooks)  # the alert command
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How the records were closed."""
+
+    ended_at_ms: int
+    published: bool
+    telemetry_failure: str | None
+    unsaved: int = 0  # transactions that no disk would take
+
+
+class Records:
+    """Written to live files, published to ``target``; the recorder publishes in our place if we are killed."""
+
+    def __init__(
+        self,
+        key: TaskKey,
+        target: Path,
+        allocation: Allocation,
+        world: World,
+        *,
+        started_at_ms: int,
+        mark: str,
+        live_mode: str = "auto",
+    ) -> None:
+        self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
+        self.local = self._live.folder
+        owner = Owner.of(target, mark, shared=self._live.shared, hostname=world.hostname)
+        self._lock = hold(self.local, owner)  # for as long as we live
+        try:
+            self.writer = TaskWriter(self.local.wrapper_file, key, shared=self._live.shared)
+        except BaseException:
+            self.local.remove()
+            raise
+        self._key = key
+        self._target = target
+        self._allocation = allocation
+        self._world = world
+        self.started_at_ms = started_at_ms
+        self.mark = mark
+        self._publisher: Publisher | None = None
+        self._sidecar: Sidecar | None = None
+        self._calls: HookCalls | None = None
+        self._usage: UsageWatch | None = None
+        self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
+
+    def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
+        """Write the task's own row, and log where the live files are."""
+        log.info("%s", self._live.words)
+        if self._live.is_risky:
+            log.warning("WAL on a filesystem that other machines see may be destroyed by a reader on another machine")
+        self.writer.begin_task(
+            self._allocation,
+            started_at_ms=self.started_at_ms,
+            pid=self._world.pid,
+            version=__version__,
+            engine=engine,
+            telemetry=telemetry,
+            memory_limit_bytes=requested_memory_bytes(self._allocation.facts),
+            time_limit_s=None if end is None else (end.at_ms - self.started_at_ms) / 1000,
+        )
+        self.writer.write_meta(self._live.to_meta())
+
+    def start_publishing(self, every_s: float) -> None:
+        """Publish now, so that a file is there from the beginning, and again every so many seconds."""
+        halves = (OwnHalf(self.writer.snapshot), self._readings)
+        self._publisher = Publisher(halves, self._target, base_interval_s=every_s, workplace=self.local.path)
+        self._publisher.start()
+
+    def start_recorder(self, devices: tuple[Device, ...], how: RecordingOptions, *, wait_s: float = 0.0) -> None:
+        """Start the recorder as a process of its own; it follows the same devices by UUID.
+
+        ``wait_s``: wait so long for its first sample, so that what comes next is recorded from its beginning.
+        """
+        if how.hooks.wanted:
+            world = self._world
+            self._calls = HookCalls(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
+        self._sidecar = Sidecar(self._order(devices, how), partial(self._pass_on, how.on_alert))
+        self._readings.recorder = self._sidecar
+        if wait_s > 0:
+            self._sidecar.wait_until_ready(wait_s)
+
+    def _pass_on(self, on_alert: Callable[[Alert], None] | None, alert: Alert) -> None:
+        if self._calls is not None:
+            self._calls.add(alert)
+        if on_alert is not None:
+            on_alert(alert)
+
+    def _order(self, devices: tuple[Device, ...], how: RecordingOptions) -> SidecarOrder:
+        return SidecarOrder(
+            mark=self.mark,
+            own_marks=[f"{name}={self.mark}" for name in (TASK_MARK, RECORDING_MARK)],
+            task_id=self._key.task_id,
+            wrapper_pid=self._world.pid,
+            devices=[
+                Followed(
+                    self.writer.device_id(device),
+                    device.uuid,
+                    device.index,
+                    device.memory_total_bytes,
+                    device.power_limit_w,
+                    device.slowdown_c,
+                )
+                for device in devices
+            ],
+            interval_s=how.interval_s,
+            stand_in=how.stand_in,
+            search_path=self._world.environ.get("PATH"),
+            started_at_ms=self.started_at_ms,
+            asked_at_ms=self._world.clock.now_ms(),
+            recorder_file=str(self.local.recorder_file),
+            wrapper_file=str(self.local.wrapper_file),
+            publish_to=str(self._target),
+            local_folder=str(self.local.path),
+            shared=self._live.shared,
+            limits=how.limits,
+        )
+
+    @property
+    def recorder_started(self) -> bool:
+        """Whether there is (or was) a recorder."""
+        return self._sidecar is not None
+
+    def look_after_recorder(self) -> None:
+        """Restart a dead recorder, once."""
+        if self._sidecar is not None:
+            self._sidecar.check()
+
+    def start_usage(self) -> None:
+        """Read what our own processes use in a thread; write_usage has to be called now and then."""
+        self._usage = UsageWatch(UsageReader(self._world.pid), self._world.clock)
+
+    def write_usage(self) -> None:
+        """Write what was read of our own processes since the last call."""
+        if self._usage is None:
+            return
+        try:
+            for reading, at_ms in self._usage.news():
+                self.writer.add_usage(reading, at_ms)
+        except sqlite3.Error as error:
+            log.warning("what our processes use cannot be written: %s", error)
+            self._usage = None  # once: the next chunk will say it, too
+
+    def memory_held(self) -> MemoryHeld | None:
+        """Return the main memory that our own processes held at the last reading; None: not known."""
+        return None if self._usage is None else self._usage.memory_held
+
+    def tell_of_work(self, *, waits: bool) -> None:
+        """Tell the recorder whether work waits: only then is an idle device worth an alert."""
+        if self._sidecar is not None:
+            self._sidecar.tell_of_work(waits)
+
+    def publish_soon(self) -> None:
+        """Publish without waiting for the next time, and without making the caller wait."""
+        if self._publisher is not None:
+            self._publisher.publish_soon()
+
+    def readings_at_hand(self) -> str | None:
+        """Return the URI under which the newest readings can be read now; None: there are none."""
+        return self._readings.uri_at_hand()
+
+    def pulse(self, last_s: float) -> Pulse:
+        """Return the mean load of the machine and its devices lately."""
+        return read_pulse(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
+
+    def device_state(self, device_id: int | None, before_ms: int) -> str | None:
+        """Return what a device said last before something failed on it; None: not known."""
+        return None if device_id is None else read_device_state(self.readings_at_hand(), device_id, before_ms)
+
+    def memory_peaks(self, last_s: float) -> dict[int, int]:
+        """Return the most memory that was in use lately on each device that says so."""
+        return read_memory_peaks(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
+
+    def close(self, *, exit_code: int, verdict: str) -> Closing:
+        """Stop the recorder, write the end, publish a last time; what could not be published stays where it is."""
+        if self._publisher is not None:
+            self._publisher.stop()
+        failure = self._stop_recorder()
+        if self._usage is not None:
+            self._usage.finish()
+            self.write_usage()
+        ended_at_ms = self._world.clock.now_ms()
+        end: dict[str, Any] = {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
+        with _warned("the end of the task"):  # the publication has it, too
+            self.writer.end_task(**end)
+        published = self._publisher is not None and self._publisher.publish_now(end)
+        if self._sidecar is not None:
+            self._sidecar.release(_SIDECAR_PATIENCE_S)
+        if published:
+            self._readings.tidy_up()
+            self.local.remove()
+        if self._calls is not None:
+            self._calls.finish()  # last: the results are safe, whatever the alert command does
+        return Closing(ended_at_ms, published, failure, self.writer.waiting)
+
+    def _stop_recorder(self) -> str | None:
+        """Return why telemetry is not complete; None: it is."""
+        if self._sidecar is None:
+            return None
+        self._sidecar.stop(_SIDECAR_PATIENCE_S, last_copy=self._readings.refuge)
+        now_ms, failure = self._world.clock.now_ms(), self._sidecar.failure
+        gaps = self._sidecar.unwritten.gaps(now_ms)
+        if failure is not None:
+            gaps.append((last_reading_ms(self.readings_at_hand()) or self.started_at_ms, now_ms, failure))
+        with _warned("the gap in the telemetry"):
+            for from_ms, to_ms, reason in gaps:
+                self.writer.add_gap(None, from_ms, to_ms, reason)
+        return failure or self._sidecar.unwritten.words
+
+
+@contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """Go on without what a disk does not take."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        log.warning("%s cannot be written: %s", what, error)
+
+
+class RecorderHalf:
+    """The recorder's part of what is published: its file where it is safe to open that, else a snapshot it makes.
+
+    It is not safe on a shared filesystem while the recorder writes, and not possible where the node-local folder was
+    cleaned up: then the file has no name any more, but the recorder still has it open.
+    """
+
+    tables: ClassVar[Collection[str]] = EVERYTHING
+
+    def __init__(self, local: LocalFolder, target: Path, *, shared: bool) -> None:
+        self.recorder: Sidecar | None = None  # None: it was not started yet
+        self._local = local
+        self._shared = shared
+        self._patience_s = _SNAPSHOT_PATIENCE_S
+        self._beside_target = target.with_name(f".{target.name}.recorder.tmp")
+
+    def uri(self, workplace: Path) -> str | None:
+        """Return where the recorder's rows can be read now."""
+        if self.recorder is None:
+            return None
+        if not self.recorder.over and (self._shared or self._is_tidied_away):
+            has_answered = self.recorder.ask_for_snapshot(self._snapshot, self._patience_s)
+            self._patience_s = _SNAPSHOT_PATIENCE_S if has_answered else _LITTLE_PATIENCE_S
+        return self._at_hand(workplace)
+
+    def uri_at_hand(self) -> str | None:
+        """Return where recent readings can be read without waiting for the recorder; None: nowhere."""
+        try:
+            return self._at_hand(self._local.path)
+        except (OSError, sqlite3.Error):
+            return None
+
+    def _at_hand(self, workplace: Path) -> str | None:
+        writes_on = self.recorder is not None and not self.recorder.over
+        if self._is_tidied_away or (self._shared and writes_on):
+            return LiveHalf(self._snapshot, "sealed").uri(workplace)
+        return left_behind(self._local.recorder_file, shared=self._shared).uri(workplace)
+
+    @property
+    def refuge(self) -> Path | None:
+        """Where the recorder must leave its readings before it closes a file that has no name any more."""
+        return self._beside_target if self._is_tidied_away else None
+
+    def tidy_up(self) -> None:
+        """Remove what we had put beside the published file."""
+        self._beside_target.unlink(missing_ok=True)
+
+    @property
+    def _is_tidied_away(self) -> bool:
+        return not self._local.path.exists()
+
+    @property
+    def _snapshot(self) -> Path:
+        return self._beside_target if self._is_tidied_away else self._local.recorder_snapshot

@@ -1,0 +1,442 @@
+"""The life of one array task, from its allocation to its exit code. Read this file first.
+
+    resolve_task     read the allocation; find our part of the source, our devices, the engine, the end of our time
+    open_task        take a file name in the run folder; open the task database
+    list_work        write one row for each chunk of our part
+    skip_done        mark the chunks that earlier tasks have done
+    freeze_run       write run.toml: all tasks of a run share their settings
+    plan_workers     one worker (an engine process) for each device, or as many as pay
+    start_recorder   a second process samples the devices from now on
+    run_workers      hand out chunks until the work or the time is over
+    decide_verdict   choose the exit code
+    close_task       stop the recorder, publish the task database, report
+
+The task database lives on the node. A copy is published to the run folder at the start, every half minute and at the
+end, so that a task that is killed leaves a readable file. If we are killed, the recorder publishes in our place.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from badcjobs import __version__
+from badcjobs.devices.allocation import end_words, own_memory_bytes
+from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
+from badcjobs.model import Device, TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import end_leftovers
+from badcjobs.settings import RunSettings, check_against, freeze
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.recording_names import gap_lines, name_reader
+from badcjobs.sources.walk import Shard
+from badcjobs.store.live_folder import publish_left_behind
+from badcjobs.store.previous_results import merged_files
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.deadline import Deadline, TimeBudget
+from badcjobs.task.progress import Heartbeat, count_progress, count_work, heartbeat_line
+from badcjobs.task.records import RecordingOptions, Records
+from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
+from badcjobs.telemetry.sidecar import wait_for_orphans
+from badcjobs.workers.autoscale import Autoscaler, Terms
+from badcjobs.workers.feed import EngineSetup
+from badcjobs.workers.learned import Learned, find_limits, learned_files, subject_of
+from badcjobs.workers.probe_results import probe_files
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor, Tally
+
+log = logging.getLogger(__name__)
+
+_ORPHAN_PATIENCE_S = 10.0
+_NAMED_FAILURES = 20
+
+
+def run_task(settings: RunSettings, world: World) -> TaskEnd:
+    """Run one array task to its end."""
+    resolved = resolve_task(settings, world)  # raises before anything is written
+    with resolved.locks, open_task(resolved, settings, world) as task:
+        list_work(task)
+        if settings.resume:
+            skip_done(task)
+        freeze_run(task)
+        workers = plan_workers(task)
+        task.records.start_publishing(settings.publish_every_s)
+        if workers.plans and settings.telemetry:
+            start_recorder(task)
+        try:
+            verdict = decide_verdict(task, run_workers(task, workers))
+        except sqlite3.Error as error:
+            verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
+        except BaseException:  # a bug: publish what there is, then let the CLI report it
+            close_task(task, Verdict(ExitCode.BUG, "killed"))
+            raise
+        return close_task(task, verdict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the steps below share."""
+
+    settings: RunSettings  # options and config file
+    world: World  # environment, clock, signals
+    resolved: ResolvedTask  # allocation, place in the array, sources, devices, engine
+    out: RunFolder
+    key: TaskKey  # our name: job, index, restart, node
+    records: Records  # the task database, its publication, and the recorder
+    time: TimeBudget  # what is left until Slurm ends the job
+    learned: Learned  # what earlier tasks found out about these devices
+
+    @property
+    def writer(self) -> TaskWriter:
+        return self.records.writer
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that work is given to."""
+        return self.resolved.grant.devices[: self.settings.max_gpus]
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self.world.clock.now_ms() - self.resolved.started_at_ms) / 1000
+
+    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str) -> None:
+        """Record something that was decided automatically, and why."""
+        self.writer.add_decision(kind, subject, value, reason, self.world.clock.now_ms())
+
+
+# --- before the work --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> Iterator[Task]:
+    """Take a file name in the run folder and open the task database; a task that cannot begin leaves nothing behind."""
+    out = RunFolder(settings.out.absolute())
+    out.create()
+    key = out.claim(resolved.allocation.key)
+    database = out.task_database(key)
+    records = None
+    try:
+        records = Records(
+            key,
+            database,
+            resolved.allocation,
+            world,
+            started_at_ms=resolved.started_at_ms,
+            mark=resolved.mark,
+            live_mode=settings.live_mode,
+        )
+        world.log_to(out.task_log(key))
+        records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
+        records.writer.write_meta({"settings": settings.to_json(world.cwd)})
+        records.writer.write_meta(announce(world.environ, key, database))
+        time = TimeBudget(None if resolved.end is None else Deadline(resolved.end, world.clock))
+        learned = Learned(subject_of(settings), learned_files(out.path, world.environ))
+        yield Task(settings, world, resolved, out, key, records, time, learned)
+    except (BadcjobsError, sqlite3.Error) as error:
+        if records is not None and not database.exists():  # once published, the live files may hold more
+            records.local.remove()
+        out.give_back(key)
+        if isinstance(error, BadcjobsError):
+            raise
+        raise DatabaseProblem(
+            f"the task database cannot be written: {error}",
+            why=f"its live files: {records.local.path if records else resolved.allocation.local_dir}",
+            fix="export TMPDIR=/a/local/folder/with/space   (in the job script, before badcjobs)",
+        ) from error
+    finally:
+        if records is not None:
+            records.writer.close()
+
+
+def list_work(task: Task) -> None:
+    """Write one pending row for each chunk of our part of the source."""
+    place, sources = task.resolved.place, task.resolved.sources
+    log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
+    log.info("%s", end_words(task.resolved.end, task.resolved.started_at_ms))
+    shard = Shard(place.index, place.count)
+    if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
+        shard = Shard(place.step_index, place.step_count)
+
+    def keep_going(rows: int) -> None:
+        raise_if_stopped(task.world.stop)
+        task.world.progress(rows)
+
+    names = name_reader(task.settings, task.world.cwd)
+    remarks = Remarks(keeps_missing=True)
+    chunks = sources.chunks(shard, remarks, while_waiting=lambda: raise_if_stopped(task.world.stop))
+    rows = task.writer.fill(chunks, keep_going, names.of)
+    task.writer.set_shard(shard.index, shard.count)
+    log.info("source: %s; part %s: %d chunks", ", ".join(sources.descriptions), shard, rows)
+    for line in remarks.lines():
+        log.warning("%s", line)
+    for line in (*remarks.notes(), *gap_lines(task.writer.name_gaps(), names.patterns)):
+        log.info("%s", line)
+
+
+def skip_done(task: Task) -> None:
+    """Skip what job.sqlite, and the task databases that are not merged into it, say is done.
+
+    First publish what tasks that were killed on this node have left in their live files.
+    """
+    out, writer = task.out, task.writer
+    wait_for_orphans(out.tasks, task.world.clock, _ORPHAN_PATIENCE_S)
+    publish_left_behind(out, task.records.local, task.key, hostname=task.world.hostname)
+    databases = [out.job_database] if out.job_database.exists() else []
+    for database in databases + out.earlier_databases(task.key, merged_files(out.job_database)):
+        try:
+            writer.skip_done_in(database, retry_failed=task.settings.retry_failed)
+        except DatabaseProblem as problem:
+            log.warning("%s", problem.what)
+    skipped, failed = writer.count_by_status().get("skipped", 0), writer.count_failed_before()
+    if skipped - failed:
+        log.info("%d chunks are done already and are skipped", skipped - failed)
+    if failed:
+        log.warning("%d chunks failed in earlier tasks and are not tried again (--no-retry-failed)", failed)
+    if writer.changed:
+        log.warning("%d chunks were done with other audio than now lies there; they are done again", writer.changed)
+
+
+def freeze_run(task: Task) -> None:
+    """Write run.toml if we are the first; refuse to go on if another task was first with other settings."""
+    mine, path = task.resolved.run, task.out.run_toml
+    check_against(freeze(path, mine, __version__), mine, path)
+
+
+def plan_workers(task: Task) -> Autoscaler:
+    """Plan the workers of each device; none when nothing is left to do."""
+    settings, writer, grant = task.settings, task.writer, task.resolved.grant
+    writer.add_devices(grant.devices)
+    log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
+    pending = writer.count_by_status().get("pending", 0)
+    terms = Terms(
+        [(writer.device_id(device), device) for device in task.devices if pending],
+        cpus=task.resolved.allocation.cpus or task.world.cores,
+        per_gpu=settings.workers_wanted,
+        cpu_workers=settings.cpu_workers if pending and not grant.devices else 0,
+        memory_bytes=own_memory_bytes(task.resolved.allocation.facts),
+    )
+    workers = Autoscaler(terms, task.learned, task.add_decision, task.world.clock)
+    writer.set_plan(devices=len(grant.devices), workers=len(workers.plans))
+    return workers
+
+
+def start_recorder(task: Task) -> None:
+    """Sample the devices, and the CPU and memory of our own processes, until the task is closed."""
+    settings = task.settings
+    stand_in = settings.stand_in(task.world.cwd)
+    options = RecordingOptions(settings.interval_s, stand_in, settings.alerts, hooks=settings.hooks)
+    task.records.start_recorder(task.resolved.grant.devices, options)
+    task.records.start_usage()
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
+
+
+def run_workers(task: Task, workers: Autoscaler) -> Tally:
+    """Hand out chunks until the work or the time is over; this loop runs about five times a second."""
+    if task.world.stop.requested or task.time.over:
+        return Tally()  # the signal came, or the time ran out, while the work was listed
+    setup = set_up_engine(task, workers)
+    supervisor = Supervisor(
+        task.resolved.engine,
+        workers.plans,
+        task.writer,
+        clock=task.world.clock,
+        policy=RetryPolicy(task.settings.retries, task.settings.backoff_s),
+        scratch=task.records.local.scratch,
+        timetable=task.time,
+        audio=setup.audio,
+        device_state=task.records.device_state,
+    )
+    pending = task.writer.count_by_status().get("pending", 0)
+    heartbeat = Heartbeat(task.settings.heartbeat_every_s, task.world.clock)
+    supervisor.start()
+    try:
+        if workers.plans:
+            log.info("workers: %d, engine %s", len(workers.plans), task.resolved.engine.name)
+            setup.begin(supervisor.upcoming)
+        while supervisor.busy:
+            supervisor.handle_events(timeout_s=0.2)
+            left = pending - supervisor.tally.done - supervisor.tally.failed
+            obey_signals(task, supervisor)
+            obey_deadline(task, supervisor)
+            look_after_recorder(task, work_waits=left >= len(workers.plans) and not supervisor.draining)
+            workers.look(
+                supervisor,
+                left=left,
+                memory_peaks=task.records.memory_peaks,
+                memory_held=task.records.memory_held,
+            )
+            write_decisions(task, setup)
+            if heartbeat.is_due:
+                log_heartbeat(task)
+            task.world.show(lambda: count_work(task.writer, task.devices, task.elapsed_s))
+        write_decisions(task, setup)
+    except BaseException:
+        supervisor.kill()
+        raise
+    finally:
+        setup.end()
+    return supervisor.tally
+
+
+def set_up_engine(task: Task, workers: Autoscaler) -> EngineSetup:
+    """Prepare staging and cutting of audio, with the limits that probes and earlier tasks found for our devices."""
+    engine, files = task.resolved.engine, probe_files(task.out.path, task.world.environ)
+    return EngineSetup(
+        stage=task.settings.stage,
+        local=task.records.local.path,
+        wants=engine.wants,
+        plans=workers.plans,
+        cutter=AudioCutter(task.world.environ.get("PATH")),
+        learned=task.learned,
+        probed=find_limits(files, workers.plans, engine, task.settings),
+    )
+
+
+def obey_signals(task: Task, supervisor: Supervisor) -> None:
+    """Start nothing new after a signal; end what still runs when the grace period is over."""
+    stop = task.world.stop
+    if stop.requested and not supervisor.draining:
+        log.warning("%s: starting nothing new, finishing what is running", stop.name)
+        supervisor.drain()
+        task.records.publish_soon()
+    if stop.overdue(task.settings.grace_s) and not supervisor.killed:
+        log.warning("%s: ending what is still running", stop.name)
+        supervisor.kill()
+
+
+def obey_deadline(task: Task, supervisor: Supervisor) -> None:
+    """Start nothing that would not finish before Slurm ends the job."""
+    task.time.learn(task.writer.recent_work)
+    if task.time.over and not supervisor.draining:
+        supervisor.drain()
+    if task.time.is_news:
+        log.warning("the time is nearly over: starting nothing that would not finish")
+        task.records.publish_soon()
+
+
+def look_after_recorder(task: Task, *, work_waits: bool) -> None:
+    """Restart a dead recorder once, write what our processes use, and say whether idle devices deserve an alert."""
+    task.records.look_after_recorder()
+    task.records.write_usage()
+    task.records.tell_of_work(waits=work_waits)
+
+
+def write_decisions(task: Task, setup: EngineSetup) -> None:
+    """Write the decisions of threads that may not write to the database themselves."""
+    for decision in setup.decisions():
+        task.add_decision(*decision)
+
+
+def log_heartbeat(task: Task) -> None:
+    """Log the load of the machine and the progress of the work."""
+    pulse = task.records.pulse(task.settings.heartbeat_every_s)
+    line = heartbeat_line(
+        count_progress(task.writer, task.elapsed_s),
+        cpu_percent=pulse.cpu_percent,
+        memory_percent=pulse.memory_percent,
+        gpu_percent=pulse.gpu_percent,
+        devices=len(task.resolved.grant.devices),
+    )
+    log.info("%s", line)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the work went: an exit code of the contract, and the word in the task's row."""
+
+    exit_code: int
+    verdict: str  # done, failed, stopped, killed
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """How a task ended, for people and for scripts."""
+
+    exit_code: int
+    verdict: str
+    task: str
+    out: str
+    database: str
+    chunks: dict[str, int]
+    audio_s: float
+    wall_s: float
+    devices: int
+    workers: int
+    telemetry: str
+    failed: list[dict[str, str]]
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON document of ``badcjobs run --json``."""
+        return asdict(self)
+
+
+def decide_verdict(task: Task, tally: Tally) -> Verdict:
+    """Choose the exit code from what is left, what failed and which signals came."""
+    stop = task.world.stop
+    counts = task.writer.count_by_status()
+    left = counts.get("pending", 0)
+    failed = counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before()
+    again = "run the same command again to go on where this stopped"
+    if left and stop.cut_short_by is not None:
+        return Verdict(128 + stop.cut_short_by, "stopped", again)
+    if left and stop.ended_by is signal.SIGINT:
+        return Verdict(128 + stop.ended_by, "stopped", again)
+    if left and stop.requested:
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", again)
+    if left and task.time.out_of_time and tally.hopeless is None:
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}")
+    if left:
+        no_worker = tally.retired[0] if tally.retired else "no worker could be started; the log says why"
+        return Verdict(ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker)
+    early = len(tally.retired)
+    note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
+    if failed:
+        return Verdict(ExitCode.CHUNKS_FAILED, "failed", note)
+    return Verdict(ExitCode.DONE, "done", note)
+
+
+def close_task(task: Task, end: Verdict) -> TaskEnd:
+    """Leave no process running, stop the recorder, publish the task database, and return how it ended."""
+    end_leftovers(task.resolved.mark)
+    closing = task.records.close(exit_code=end.exit_code, verdict=end.verdict)
+    telemetry = "on" if task.records.recorder_started else "not needed: there was nothing to do"
+    if not task.settings.telemetry:
+        telemetry = "off (--no-emit-gpu-telemetry)"
+    elif closing.telemetry_failure is not None:
+        telemetry = f"incomplete: {closing.telemetry_failure}"
+    exit_code, note = int(end.exit_code), end.note
+    if not closing.published:
+        note = f"the last publication failed; the task's own files stay in {task.records.local.path}"
+        note += f", without the last {closing.unsaved} changes, which no disk would take" if closing.unsaved else ""
+        note += f"; while this node is there: badcjobs merge {task.settings.out} {task.records.local.path}"
+        exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
+    counts = task.writer.count_by_status()
+    log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)
+    names = ("recording_id", "chunk_id", "error_class", "error")
+    return TaskEnd(
+        exit_code=exit_code,
+        verdict=end.verdict,
+        task=task.key.name,
+        out=str(task.settings.out),
+        database=str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
+        chunks=counts,
+        audio_s=task.writer.audio_done_s(),
+        wall_s=task.elapsed_s,
+        devices=len(task.resolved.grant.devices),
+        workers=task.writer.workers_started,
+        telemetry=telemetry,
+        failed=[dict(zip(names, row, strict=True)) for row in task.writer.failed_chunks(_NAMED_FAILURES)],
+        note=note,
+    )

@@ -1,0 +1,220 @@
+"""Finds out what this task has, before anything is written: allocation, part of the source, devices, engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from badcjobs.devices.allocation import EndTime, ShardPlace, array_shape, find_place, parse_allocation
+from badcjobs.devices.free import DeviceWish, Waiting, pick_free
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadInput, ExitCode, NotHere, StoppedEarly
+from badcjobs.model import Allocation, StandIn, TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import PrefixLauncher, SubprocessLauncher, parse_prefix
+from badcjobs.seams import Clock, Engine, Launcher
+from badcjobs.settings import FrozenRun, RunSettings, check_against
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.walk import parse_shard
+from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
+from badcjobs.task.deadline import find_end
+from badcjobs.task.progress import WorkNow
+from badcjobs.task.stop import StopRequest
+from badcjobs.workers.engines import choose_engine
+
+log = logging.getLogger(__name__)
+
+NOTES_VARIABLE = "BADCJOBS_SLURM_NOTES"  # a file of ours on this node: the task epilog reads where our database is
+SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder that the whole cluster shares: asks for the job's end state
+
+
+@dataclass(frozen=True)
+class World:
+    """The environment, the time, the signals and the place of this process."""
+
+    environ: Mapping[str, str]
+    clock: Clock
+    stop: StopRequest
+    hostname: str
+    pid: int
+    cwd: Path
+    cores: int
+    log_to: Callable[[Path], None] = field(default=lambda path: None)
+    progress: Callable[[int], None] = field(default=lambda rows: None)
+    show: Callable[[Callable[[], WorkNow]], None] = field(default=lambda look: None)  # looks only when it likes to
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:
+        """Describe this process."""
+        hostname, cores = socket.gethostname().split(".")[0], len(os.sched_getaffinity(0))
+        return cls(environ, clock, stop, hostname, os.getpid(), Path.cwd(), cores)
+
+
+@dataclass(frozen=True)
+class ResolvedTask:
+    """What this task has to work with."""
+
+    started_at_ms: int
+    allocation: Allocation
+    run: FrozenRun  # the settings that all tasks of the run share
+    place: ShardPlace  # which part of the source is ours
+    sources: Sources
+    grant: Grant  # our devices, and why these
+    engine: Engine
+    mark: str  # what all our processes carry in their environment
+    end: EndTime | None  # of our time; None: not known, or there is none
+    locks: AbstractContextManager[object]  # of the devices that --free picked; released on exit
+
+
+def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
+    """Read the allocation, find our part of the source, our devices and our engine."""
+    started_at_ms = world.clock.now_ms()
+    allocation = read_allocation(world, started_at_ms)
+    if settings.free is not None and allocation.in_slurm:
+        raise BadInput(
+            f"--free {settings.free} cannot be used inside a Slurm job",
+            why="Slurm has chosen the devices of this job already; others on this node belong to other jobs",
+            fix=f"the same command without --free, in a job with #SBATCH --gpus-per-node={settings.free}",
+        )
+    run_toml = RunFolder(settings.out).run_toml
+    mine = FrozenRun.of(settings, array_shape(allocation), world.cwd)
+    frozen = FrozenRun.read(run_toml) or mine
+    check_against(frozen, mine, run_toml)
+    if settings.shard is None:
+        place = find_place(allocation, frozen.array)
+    else:
+        shard = parse_shard(settings.shard)
+        place = ShardPlace(shard.index, shard.count, position=shard.index, positions=shard.count)
+    sources = open_sources(
+        [world.cwd / path for path in settings.source],
+        root=None if settings.root is None else world.cwd / settings.root,
+        position=place.position,
+        cutting=settings.cutting,
+    )
+    check_every_manifest_has_a_task(sources, place)
+    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
+    if not grant.devices and settings.cpu_workers == 0:
+        try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"  # a job without GPUs simulates none
+        raise NotHere(
+            "this task has no GPU",
+            why=grant.why,
+            fix=f"ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2{try_out}",
+        )
+    mark = mark_of(allocation, world)
+    engine = make_engine(settings, world, mark, grant)
+    end = find_end(settings.time_left, allocation, world.environ, started_at_ms)
+    locks: AbstractContextManager[object] = nullcontext()
+    if settings.free is not None:  # last: a missing engine is found before we wait for a device
+        grant, locks = take_free_devices(settings, settings.free, world)
+        started_at_ms = world.clock.now_ms()  # the wait is no GPU time
+        allocation = replace(allocation, started_at_ms=started_at_ms)
+    return ResolvedTask(started_at_ms, allocation, mine, place, sources, grant, engine, mark, end, locks)
+
+
+def read_allocation(world: World, started_at_ms: int) -> Allocation:
+    """Return what Slurm gave to this process; outside Slurm, the machine."""
+    return parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=started_at_ms)
+
+
+def mark_of(allocation: Allocation, world: World) -> str:
+    """Return the mark that our processes carry in their environment.
+
+    Not the name in the run folder: that is taken later, and ``badcjobs record`` in the same job has the same one.
+    """
+    return f"{allocation.key.name}-{world.pid}"
+
+
+def check_every_manifest_has_a_task(sources: Sources, place: ShardPlace) -> None:
+    """Refuse an array that is shorter than its list of manifests: the rest would silently never be done."""
+    listed = sources.manifests_listed
+    if listed is not None and place.positions is not None and listed > place.positions:
+        raise BadInput(
+            f"the list names {listed} manifests, but the array has {place.positions} tasks",
+            why="each array task takes one line of the list; the others would never be done",
+            fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
+        )
+
+
+def find_devices(world: World, allocation: Allocation, stand_in: StandIn) -> Grant:
+    """Return the devices that this task really has, and why; the reader that knows them is part of the reason."""
+    with open_devices(world.environ, world.clock, stand_in, in_slurm=allocation.in_slurm) as sight:
+        read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.backend_why}"
+        return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
+
+
+def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[Grant, DeviceLocks]:
+    """Return the freest devices, locked for this run; wait for them as long as the settings say."""
+    locks = DeviceLocks(lock_folder(world.environ), world.clock, holder_words(world.pid, settings.out.absolute()))
+    wish = DeviceWish(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
+    how = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
+    with open_devices(world.environ, world.clock, settings.stand_in(world.cwd), in_slurm=False) as sight:
+        ours = {device.uuid: device for device in sight.grant.devices}
+        picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(wish, sight, locks, how)]
+        why = f"{sight.grant.why}; --free {count} picked the best of {len(ours)}"
+        why += f"\nread through {sight.reader.backend}: {sight.backend_why}"
+        return Grant(tuple(picked), why), locks
+
+
+def raise_if_stopped(stop: StopRequest) -> None:
+    """Raise StoppedEarly after a signal; for the time before any worker is started."""
+    if stop.requested:
+        raise StoppedEarly(stop.name, 128 + stop.ended_by if stop.ended_by is signal.SIGINT else ExitCode.RUN_ME_AGAIN)
+
+
+def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:
+    """Return the engine, checked: a missing program is found here, not by every chunk."""
+    launcher: Launcher = SubprocessLauncher(mark)
+    if settings.engine_prefix is not None:
+        launcher = PrefixLauncher(launcher, parse_prefix(settings.engine_prefix, world.environ.get("PATH")), mark)
+    engine = choose_engine(
+        settings.engine,
+        args=settings.engine_args,
+        command=settings.command,
+        hawkears_python=settings.hawkears_python,
+        hawkears_root=None if settings.hawkears_root is None else world.cwd / settings.hawkears_root,
+        allow_cpu=not grant.devices,
+        environ=world.environ,
+        launcher=launcher,
+        clock=world.clock,
+    )
+    engine.check()
+    return engine
+
+
+# --- for Slurm's hooks ------------------------------------------------------------------------------------------------
+
+
+def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[str, str]:
+    """Tell Slurm's hooks, where a site has them, where our task database is; return what merge must know of them."""
+    notes, spool = environ.get(NOTES_VARIABLE), environ.get(SPOOL_VARIABLE)
+    # A job that was submitted from inside another one may have inherited the other's variables.
+    if notes and Path(notes).name.startswith(f"{environ.get('SLURM_JOB_ID')}."):
+        try:
+            _append(notes, os.O_APPEND | os.O_NOFOLLOW, os.fsencode(database) + b"\n")
+        except OSError as error:
+            log.debug("the task epilog will not know of this task: %s", error)
+    if not spool or not key.job_id.isdecimal():
+        return {}
+    try:
+        _append(wanted_file(Path(spool), key.job_id), os.O_CREAT | os.O_EXCL, b"")
+    except FileExistsError:
+        pass  # another task of the array has asked already
+    except OSError as error:
+        log.debug("Slurm's end states are not recorded: %s", error)
+    return {SPOOL_KEY: spool}
+
+
+def _append(path: str | Path, flags: int, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)

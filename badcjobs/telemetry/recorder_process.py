@@ -1,0 +1,297 @@
+"""The recorder's process, from the first sample to, if the wrapper is killed, the last publication.
+
+Started by the wrapper as ``python -m badcjobs.telemetry.recorder_process [--again] ORDER``. It obeys words on its
+input (pipe_protocol.py), not signals: Slurm sends TERM to every process of a job, and the last seconds are worth
+recording."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from badcjobs.clock import SystemClock
+from badcjobs.devices.choose import open_reader
+from badcjobs.model import METRICS
+from badcjobs.seams import Clock, GpuReader
+from badcjobs.store.connect import create_live
+from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.alerts import AlertBook
+from badcjobs.telemetry.cost import CostBook, HostReader
+from badcjobs.telemetry.device_processes import ProcessBook, ProcessLookup
+from badcjobs.telemetry.pipe_protocol import (
+    AGAIN,
+    ALERT,
+    COST,
+    PUBLISHED,
+    READY,
+    REFUSED,
+    SNAPSHOT,
+    STOP,
+    STOPPED,
+    TROUBLE,
+    WORK_NONE,
+    WORK_WAITS,
+    SidecarOrder,
+)
+from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SourceBook, Unwritten
+
+log = logging.getLogger(__name__)
+
+WRAPPER_GONE = ""
+_LISTEN_S = 5.0
+_LAST_PUBLICATION_TRIES = 3
+_TAKE_OVER_PATIENCE_S = 30.0
+_EARLIER_THAN_OTHERS = -5  # niceness
+
+
+def main(args: Sequence[str]) -> None:
+    """Run as the wrapper's sidecar."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, _EARLIER_THAN_OTHERS)  # be woken in time on a busy machine
+    except OSError:
+        pass  # few are allowed to; then lateness, if there is any, becomes a gap
+    pipe = WrapperPipe(sys.stdin.fileno(), sys.stdout.fileno())
+    order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
+    reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
+    run_recorder(order, reader, pipe, clock, again=AGAIN in args)
+
+
+def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, clock: Clock, *, again: bool) -> None:
+    """Record until the wrapper says stop or is gone; in the second case publish for it.
+
+    ``again``: a recorder before us has died.
+    """
+    if again:
+        bring_up_gaps(Path(order.recorder_file), shared=order.shared)
+    word, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
+    if word != WRAPPER_GONE:
+        pipe.say(f"{STOPPED} {unwritten.to_json()}")
+        word = pipe.wait()
+    if word != PUBLISHED:
+        publish_for_wrapper(order, clock, unwritten)
+
+
+class RecorderProcess:
+    """The recorder, its file, and what the wrapper asks for between two samples."""
+
+    def __init__(self, order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, clock: Clock, *, again: bool) -> None:
+        self._reader = reader
+        self._pipe = pipe
+        self._clock = clock
+        self._again = again
+        self._is_ready = False
+        self._last_word = WRAPPER_GONE
+        self._snapshot: threading.Thread | None = None
+        self._writer = writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
+        self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
+        self._alerts = AlertBook(
+            writer, order.devices, order.limits, lambda alert: pipe.mention(f"{ALERT} {alert.to_json()}")
+        )
+        lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
+        self._processes = ProcessBook(writer, lookup.look_up)
+        effort = Effort()
+        self._cost = CostBook(
+            writer,
+            effort,
+            interval_s=order.interval_s,
+            started_at_ms=clock.now_ms(),
+            backend=lambda: (reader.backend, reader.why),
+        )
+        self._recorder = Recorder(
+            self._sampler,
+            HostReader().read,
+            writer,
+            clock=clock,
+            interval_s=order.interval_s,
+            since_ms=order.asked_at_ms,
+            again=again,
+            refused=lambda reason: pipe.say(f"{REFUSED} {reason}"),
+            books=[self._alerts, self._processes, SourceBook(writer), self._cost],
+            trouble=lambda text: pipe.mention(f"{TROUBLE} {text}"),
+            effort=effort,
+        )
+
+    def record(self) -> tuple[str, Unwritten]:
+        """Sample on the grid until a word comes; return it, and what could not be written."""
+        if self._again:
+            self._resume_books()
+        self._recorder.run(self._wait)
+        self._reader.close()
+        self._pipe.mention(f"{COST} {self._cost.words}")
+        self._join_snapshot()
+        last_copy = self._last_word.removeprefix(STOP).strip()
+        if last_copy:
+            self._take_snapshot(Path(last_copy))
+            self._join_snapshot()
+        self._writer.close()
+        return self._last_word, self._recorder.unwritten
+
+    def _resume_books(self) -> None:
+        """Take over what a recorder that died has left open; without it, the same things are reported twice."""
+        try:
+            self._alerts.resume()
+            self._processes.resume()
+        except (sqlite3.Error, TypeError, ValueError) as error:
+            log.warning("what the earlier recorder has noted cannot be read: %s", error)
+
+    def _wait(self, seconds: float) -> bool:
+        """Obey the wrapper until the next sample; return whether the recording is over."""
+        if not self._is_ready:  # we come here for the first time after the first sample
+            self._is_ready = True
+            for text in describe_unreadable({} if self._again else self._sampler.unreadable):
+                self._pipe.mention(f"{TROUBLE} {text}")
+            self._pipe.say(READY)
+        end_s = self._clock.monotonic_s() + seconds
+        while (word := self._pipe.next(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
+            if word.startswith(SNAPSHOT):
+                self._take_snapshot(Path(word.partition(" ")[2]))
+            elif word in (WORK_WAITS, WORK_NONE):
+                self._alerts.work_waits = word == WORK_WAITS
+            else:
+                self._last_word = word
+                return True
+        return False
+
+    def _take_snapshot(self, target: Path) -> None:
+        """Copy our file in a thread, so that no sample waits; one at a time."""
+        if self._snapshot is None or not self._snapshot.is_alive():
+            self._snapshot = threading.Thread(target=self._copy, args=(target,))
+            self._snapshot.start()
+
+    def _join_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.join()
+
+    def _copy(self, target: Path) -> None:
+        try:
+            self._writer.snapshot(target)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("no snapshot for the wrapper: %s", error)
+
+
+class WrapperPipe:
+    """The recorder's ends of the two pipes; an empty word means that the wrapper is gone."""
+
+    def __init__(self, words_in: int, words_out: int) -> None:
+        self._in = words_in
+        self._out = words_out
+        self._unread = b""
+        self._parent = os.getppid()
+
+    def say(self, word: str) -> None:
+        """Write to the wrapper; one that is gone is noticed when we listen."""
+        try:
+            os.write(self._out, word.encode() + b"\n")
+        except OSError:
+            pass
+
+    def mention(self, word: str) -> None:
+        """Write to the wrapper unless that would block: it has not read for a long time."""
+        try:
+            has_room = select.select([], [self._out], [], 0)[1]
+        except (OSError, ValueError):
+            return
+        if has_room:
+            self.say(word)
+
+    def next(self, timeout_s: float | None) -> str | None:
+        """Return the next word; None when none came in time."""
+        if b"\n" not in self._unread:
+            if not select.select([self._in], [], [], timeout_s)[0]:
+                # The wrapper may have died while a process that it forked still holds our pipe open.
+                return WRAPPER_GONE if os.getppid() != self._parent else None
+            part = os.read(self._in, 4096)
+            if not part:
+                return WRAPPER_GONE
+            self._unread += part
+        word, _, self._unread = self._unread.partition(b"\n")
+        return word.decode()
+
+    def wait(self) -> str:
+        """Return the next word, whenever it comes."""
+        word = None
+        while word is None:
+            word = self.next(_LISTEN_S)
+        return word
+
+
+def bring_up_gaps(file: Path, *, shared: bool) -> None:
+    """Let the gaps of metrics that a dead recorder left open reach its last sample: it stretched them now and then."""
+    latest = "SELECT max(rowid), device_id, metric, max(to_ms) FROM gap WHERE metric IS NOT NULL GROUP BY 2, 3"
+    try:
+        with closing(create_live(file, shared=shared)) as db:
+            for row, device_id, metric, to_ms in db.execute(latest).fetchall():
+                if metric in METRICS:
+                    later = f"SELECT max(at_ms), count({metric}) FROM sample WHERE device_id = ? AND at_ms >= ?"
+                    last_ms, given = db.execute(later, (device_id, to_ms)).fetchone()
+                    if last_ms is not None and not given:  # a value since then would have ended the gap
+                        db.execute("UPDATE gap SET to_ms = ? WHERE rowid = ?", (last_ms, row))
+    except sqlite3.Error as error:
+        log.warning("the gaps of the earlier recorder stay as they are: %s", error)
+
+
+def describe_unreadable(unreadable: Mapping[int, str]) -> list[str]:
+    """Return one sentence per reason for which devices gave no first reading; a lost one is an alert already."""
+    reasons = [reason for reason in unreadable.values() if "lost" not in reason.lower()]
+    many = {reason: reasons.count(reason) for reason in reasons}
+    return [
+        f"{'1 device' if count == 1 else f'{count} devices'} cannot be read: {reason};"
+        f" the work goes on, {'its' if count == 1 else 'their'} telemetry is a gap"
+        for reason, count in many.items()
+    ]
+
+
+def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten) -> None:
+    """Do what a killed wrapper cannot: end its workers, publish both files a last time, remove the live files."""
+    # Imported now: few recorders ever come here, and all would carry them.
+    import shutil
+
+    from badcjobs.paths import LocalFolder
+    from badcjobs.processes import end_leftovers
+    from badcjobs.store.atomic_write import remove_unfinished
+    from badcjobs.store.live_files import left_behind, work_left_behind
+    from badcjobs.store.live_folder import take_over
+    from badcjobs.store.publish import publish
+
+    log.warning("the wrapper is gone: ending its workers and publishing what there is")
+    end_leftovers(order.mark)
+    if not take_over(LocalFolder(Path(order.local_folder)), _TAKE_OVER_PATIENCE_S, clock):
+        return  # the next task was quicker
+    ended_at_ms = clock.now_ms()
+    target = Path(order.publish_to)
+    for number in range(_LAST_PUBLICATION_TRIES):
+        try:
+            publish(
+                [
+                    work_left_behind(Path(order.wrapper_file), target, shared=order.shared),
+                    left_behind(Path(order.recorder_file), shared=order.shared),
+                ],
+                target,
+                workplace=Path(order.local_folder),
+                closing={"ended_at_ms": ended_at_ms, "verdict": "killed"},
+                gaps=unwritten.gaps(ended_at_ms),
+            )
+            remove_unfinished(target)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("publication %d failed: %s", number + 1, error)
+            time.sleep(1)
+        else:
+            shutil.rmtree(order.local_folder, ignore_errors=True)
+            return
+    log.error("the last publication failed; the files stay in %s", order.local_folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,384 @@
+"""The workers of a task: planned at its start, and with ``--workers-per-gpu auto`` one more while that pays.
+
+``begin`` and ``Ramp`` decide, and touch nothing; ``Autoscaler`` measures, starts and ends workers, writes it down, and
+keeps it for the next task. All devices of a task go up together: they share the cores, which run out first, and the
+main memory. What is held with n workers on each becomes (n + 1) / n times as much.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from badcjobs.model import Device, MemoryHeld, WorkerPlan
+from badcjobs.seams import Clock
+from badcjobs.workers.learned import Learned
+from badcjobs.workers.supervise import Supervisor
+
+log = logging.getLogger(__name__)
+
+_CORES_EACH = 4  # with so many cores for each, another worker has always paid
+_MEMORY_EACH = 4 * 2**30  # what HawkEars takes with its usual threads, and half as much again
+_MOST = 16
+_PAYS = 1.05  # less than this is not worth its memory
+_FULL = 0.9  # of a device's memory: more is an alert; of main memory: a job that takes all of it is killed
+_WINDOW_S = 5.0
+_WINDOW_CHUNKS = 20  # per worker: with fewer, a chunk that happens to end inside or outside is worth more than 5 %
+_WORTH_S = 60.0  # with less work left than this a new worker would hardly have started
+_STEADY, _APART_S = 1.05, 5.0  # from one reading to another: for a while after its start a worker takes more and more
+_EACH_BYTES = 4 * 2**30  # what an engine process may need, as long as it is not measured
+_GIB, _MIB = 2**30, 2**20
+_EVERY_S = 1.0
+_DYING_S = 30.0  # the workers of a device that is lost do not end all at once
+_LIKE = 0.25  # cores per device may differ so much from those of an earlier run
+
+Note = Callable[[str, str | None, float | None, str], None]  # kind, subject, value, reason
+
+
+def plan_workers(
+    devices: Sequence[tuple[int, Device]], *, per_gpu: int, cpu_workers: int, cpus: int
+) -> list[WorkerPlan]:
+    """Return one plan per worker; ``devices`` are (device_id, device) in the order they were granted.
+
+    ``cpu_workers`` come in only when there is no device: they are how to go on without, not an addition.
+    """
+    places: list[tuple[int | None, Device | None]] = [pair for pair in devices for _ in range(per_gpu)]
+    if not devices:
+        places = [(None, None)] * cpu_workers
+    threads = max(1, cpus // len(places)) if places else 1
+    return [WorkerPlan(slot, device, device_id, threads) for slot, (device_id, device) in enumerate(places)]
+
+
+# --- what pays: pure --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """With how many workers each device starts, how many there may be, and why."""
+
+    workers: int
+    most: int
+    reason: str
+    short_of_memory: bool = False  # there would be more, but for the main memory
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStep:
+    """What follows from the last measurement: so many workers per device from now on."""
+
+    workers: int
+    reason: str
+    settled: bool  # it is the best there is; False: one more is tried, or would be if there were more work
+
+
+def begin(
+    *,
+    cpus: int,
+    devices: int,
+    memory_bytes: int | None,
+    known: int | None,
+    granted_bytes: int | None = None,
+    worker_bytes: int | None = None,
+) -> Beginning:
+    """Suggest with how many workers to start.
+
+    ``memory_bytes``: of the smallest device; ``granted_bytes``: of main memory, for the task. From an earlier run:
+    ``known``, what it has settled on, and ``worker_bytes``, the main memory of a worker.
+    """
+    cores = max(1, cpus // max(1, devices))
+    room = _MOST if memory_bytes is None else max(1, int(_FULL * memory_bytes / _MEMORY_EACH))
+    most = max(1, min(cores, _MOST))
+    memory = "GPU memory not known" if memory_bytes is None else f"{memory_bytes / 2**30:.0f} GiB of GPU memory"
+    words = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
+    wanted = min(max(1, cores // _CORES_EACH), room)
+    if known is not None:
+        wanted, words = min(known, most), f"an earlier run came to {known} ({words})"
+    if granted_bytes is None:
+        return Beginning(wanted, most, words)
+    each_bytes = worker_bytes or _EACH_BYTES
+    fitting = count_with_room(granted_bytes, devices, each_bytes)
+    if fitting >= wanted:
+        return Beginning(wanted, most, words)
+    words += f"; {size(granted_bytes)} of main memory were granted, and a worker may take {size(each_bytes)}"
+    return Beginning(fitting, most, words, short_of_memory=True)
+
+
+class Ramp:
+    """Measures what each number of workers achieves, and says when to go on.
+
+    Parameters
+    ----------
+    beginning: with how many per device the work was started.
+    devices: how many devices there are.
+    settled: an earlier run has found the best number already: nothing is tried.
+    granted_bytes: the main memory of the task; None: no known limit.
+    """
+
+    def __init__(self, beginning: Beginning, devices: int, *, settled: bool, granted_bytes: int | None = None) -> None:
+        self.workers = beginning.workers
+        self.settled = settled
+        self.rates: dict[int, float] = {}  # workers per device → seconds of audio (or chunks) per second
+        self.main_memory = MainMemory(granted_bytes)
+        self._most = beginning.most
+        self._devices = devices
+        self._since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
+
+    def look(
+        self,
+        now_s: float,
+        *,
+        work_done: float,
+        chunks_done: int,
+        chunks_left: int,
+        all_warm: bool,
+        memory_share: float | None,
+        memory_held: MemoryHeld | None,
+    ) -> WorkerStep | None:
+        """Return the next step; None: nothing is known yet, or nothing is to be tried any more.
+
+        ``work_done``: seconds of audio (or chunks) finished so far; ``all_warm``: every worker has finished a chunk;
+        ``memory_share``: of the fullest device; ``memory_held``: by all processes of the task, as it was last read.
+        """
+        if self.settled or not all_warm:
+            return None
+        if self._since is None:
+            self._since = (now_s, work_done, chunks_done)
+            self.main_memory.start_anew(now_s)
+            return None
+        self.main_memory.note(memory_held)
+        started_s, work_before, chunks_before = self._since
+        took_s, chunks = now_s - started_s, chunks_done - chunks_before
+        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self.workers * self._devices:
+            return None
+        self.rates[self.workers] = (work_done - work_before) / took_s
+        return self._decide(memory_share, left_s=chunks_left * took_s / chunks)
+
+    def too_much(self, reason: str) -> WorkerStep | None:
+        """Go back by one: the memory of a device has run out."""
+        if self.workers == 1:
+            return None
+        self.rates.clear()  # whatever was measured, this is not what it was about
+        return self._settle(self.workers - 1, reason, final=False)
+
+    def _decide(self, memory_share: float | None, left_s: float) -> WorkerStep | None:
+        now, rate = self.workers, self.rates[self.workers]
+        before = self.rates.get(now - 1)
+        if before is not None and rate <= _PAYS * before:
+            return self._settle(now - 1, f"{now} per device did {rate / before - 1:+.0%} against {now - 1}")
+        gain = "" if before is None else f"{now} per device did {rate / before - 1:+.0%} against {now - 1}; "
+        if now >= self._most:
+            return self._settle(now, f"{gain}no more cores than that")
+        if (too_little := self.main_memory.too_little_for(now)) is not None:
+            return self._settle(now, f"{gain}{too_little}", final=False)  # another job may have asked for more
+        if memory_share is not None and (share := memory_share * (now + 1) / now) > _FULL:
+            # Not for good: it may be the work of others that fills the device today.
+            return self._settle(now, f"{gain}one more might fill {share:.0%} of a device's memory", final=False)
+        if left_s < _WORTH_S:
+            return self._settle(now, f"{gain}only {left_s:.0f} s of work are left", final=False)
+        if not self.main_memory.is_known:
+            return None  # until the next reading
+        self.workers = now + 1
+        self._since = None
+        return WorkerStep(self.workers, f"{gain}one more is tried", settled=False)
+
+    def _settle(self, workers: int, reason: str, *, final: bool = True) -> WorkerStep:
+        self.workers, self.settled = workers, True
+        return WorkerStep(workers, reason, settled=final)
+
+
+# --- main memory: pure ------------------------------------------------------------------------------------------------
+
+
+def count_with_room(granted_bytes: int, devices: int, each_bytes: int) -> int:
+    """Return how many workers that take so much each device may begin with; one it always may."""
+    return max(1, int(_FULL * granted_bytes / (max(1, devices) * each_bytes)))
+
+
+class MainMemory:
+    """What the task's processes have held since their number changed; without a limit, everything fits."""
+
+    def __init__(self, granted_bytes: int | None) -> None:
+        self._granted_bytes = granted_bytes
+        self._since_s = 0.0
+        self._is_read = False  # somebody reads it at all
+        self._readings: list[MemoryHeld] = []
+
+    def start_anew(self, now_s: float) -> None:
+        """Forget what was read before: it was about fewer workers, or about some that had only just begun."""
+        self._since_s = now_s
+        self._readings.clear()
+
+    def note(self, held: MemoryHeld | None) -> None:
+        """Take the latest reading; the same one may come many times, and None where nobody reads."""
+        self._is_read = held is not None
+        if held is not None and held.at_s >= self._since_s and held not in self._readings[-1:]:
+            self._readings.append(held)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that was held; None: nobody has read it since."""
+        return max((held.memory_bytes for held in self._readings), default=None)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the readings tell what these workers take: they no longer grow, or they do not matter."""
+        if self._granted_bytes is None or not self._is_read:
+            return True
+        if not self._readings:
+            return False
+        last = self._readings[-1]
+        before = [held.memory_bytes for held in self._readings if held.at_s <= last.at_s - _APART_S]
+        return bool(before) and last.memory_bytes <= _STEADY * before[-1]
+
+    def too_little_for(self, workers: int) -> str | None:
+        """Say why one more than so many on each device might not fit; None: it does, as far as anybody knows."""
+        held_bytes = self.peak_bytes
+        if self._granted_bytes is None or held_bytes is None:
+            return None
+        then_bytes = held_bytes * (workers + 1) / workers
+        if then_bytes <= _FULL * self._granted_bytes:
+            return None
+        now, then, granted = size(held_bytes), size(then_bytes), size(self._granted_bytes)
+        return f"one more might raise the main memory in use from {now} to {then}, and {granted} were granted"
+
+
+def size(memory_bytes: float) -> str:
+    """Return an amount of memory in words."""
+    return f"{memory_bytes / _GIB:.1f} GiB" if memory_bytes >= _GIB else f"{memory_bytes / _MIB:.0f} MiB"
+
+
+# --- measured and done ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What workers are planned from: the devices (each with its id), cores, memory, and how many workers are wanted."""
+
+    devices: Sequence[tuple[int, Device]]
+    cpus: int
+    per_gpu: int | None  # None: auto
+    cpu_workers: int = 0
+    memory_bytes: int | None = None  # main memory that was granted; None: no known limit
+
+    @property
+    def model(self) -> str:
+        """The model of the devices, under which lessons are kept."""
+        return next((device.name for _, device in self.devices if device.name), "unknown")
+
+    @property
+    def cores(self) -> int:
+        """Cores per device."""
+        return max(1, self.cpus // max(1, len(self.devices)))
+
+
+class Autoscaler:
+    """Plans the workers, then (with auto) watches what they achieve."""
+
+    def __init__(self, terms: Terms, learned: Learned, note: Note, clock: Clock) -> None:
+        self._terms = terms
+        self._learned = learned
+        self._note = note
+        self._clock = clock
+        self._next_s = 0.0
+        self._ramp: Ramp | None = None
+        self._slots = 0
+        self._worker_bytes = 0  # of main memory, at most; 0: not read
+        self._short_since_s: float | None = None  # since when there are fewer workers than there should be
+        per_gpu = terms.per_gpu
+        if per_gpu is None and terms.devices:
+            per_gpu = self._begin().workers
+        elif per_gpu is None and terms.cpu_workers:
+            log.info("workers per device: there is no device; %d workers on the CPU, as asked for", terms.cpu_workers)
+        self.plans = plan_workers(terms.devices, per_gpu=per_gpu or 1, cpu_workers=terms.cpu_workers, cpus=terms.cpus)
+        self._slots = len(self.plans)
+
+    def _begin(self) -> Beginning:
+        terms, lesson = self._terms, self._learned.about(self._terms.model)
+        like = lesson.cores is not None and abs(lesson.cores - terms.cores) <= _LIKE * terms.cores
+        known = lesson.workers if like else None
+        memories = [device.memory_total_bytes for _, device in terms.devices if device.memory_total_bytes]
+        beginning = begin(
+            cpus=terms.cpus,
+            devices=len(terms.devices),
+            memory_bytes=min(memories, default=None),
+            known=known,
+            granted_bytes=terms.memory_bytes,
+            worker_bytes=lesson.worker_bytes,
+        )
+        settled = known is not None and lesson.settled and not beginning.short_of_memory
+        self._ramp = Ramp(beginning, len(terms.devices), settled=settled, granted_bytes=terms.memory_bytes)
+        self._decide(beginning.workers, f"to begin with: {beginning.reason}")
+        return beginning
+
+    def look(
+        self,
+        supervisor: Supervisor,
+        *,
+        left: int,
+        memory_peaks: Callable[[float], dict[int, int]],
+        memory_held: Callable[[], MemoryHeld | None],
+    ) -> None:
+        """Measure, and hire or retire; called all the time, at work once a second."""
+        now_s = self._clock.monotonic_s()
+        if self._ramp is None or self._ramp.settled or supervisor.draining or now_s < self._next_s:
+            return
+        self._next_s = now_s + _EVERY_S
+        at_work = supervisor.slots_at_work
+        on_device = Counter(at_work.values())  # a device that is lost has none, and tells nothing about the others
+        if on_device and min(on_device.values()) < self._ramp.workers:
+            self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
+            if now_s - self._short_since_s >= _DYING_S:
+                self._obey(self._ramp.too_much("a worker has ended"), supervisor)
+            return
+        self._short_since_s = None
+        tally = supervisor.tally
+        step = self._ramp.look(
+            now_s,
+            work_done=supervisor.audio_done_s or float(tally.done),
+            chunks_done=tally.done,
+            chunks_left=left,
+            all_warm=all(supervisor.finished.get(slot) for slot in at_work),
+            memory_share=self._memory_share(memory_peaks(30.0)),
+            memory_held=memory_held(),
+        )
+        self._worker_bytes = max(self._worker_bytes, (self._ramp.main_memory.peak_bytes or 0) // max(1, len(at_work)))
+        self._obey(step, supervisor)
+
+    def _obey(self, step: WorkerStep | None, supervisor: Supervisor) -> None:
+        if step is None:
+            return
+        self._decide(step.workers, step.reason)
+        by_device: dict[int | None, list[int]] = {}
+        for slot, device_id in supervisor.slots_at_work.items():
+            by_device.setdefault(device_id, []).append(slot)
+        for device_id, device in self._terms.devices:
+            slots = sorted(by_device.get(device_id, []))
+            for slot in slots[step.workers :]:
+                supervisor.retire(slot)
+            if slots and len(slots) < step.workers and not step.settled:
+                supervisor.hire(self._plan_one(device_id, device, step.workers))
+        if self._ramp is not None and self._ramp.settled and step.workers in self._ramp.rates:
+            self._learn(step)
+
+    def _learn(self, step: WorkerStep) -> None:
+        memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
+        self._learned.note(
+            self._terms.model, workers=step.workers, cores=self._terms.cores, settled=step.settled, **memory
+        )
+
+    def _plan_one(self, device_id: int, device: Device, per_gpu: int) -> WorkerPlan:
+        slot, self._slots = self._slots, self._slots + 1
+        threads = max(1, self._terms.cpus // (per_gpu * len(self._terms.devices)))
+        return WorkerPlan(slot, device, device_id, threads)
+
+    def _memory_share(self, peaks: dict[int, int]) -> float | None:
+        """Return how full the fullest device is; None: none says."""
+        totals = {device_id: device.memory_total_bytes for device_id, device in self._terms.devices}
+        shares = [used / total for device_id, used in peaks.items() if (total := totals.get(device_id))]
+        return max(shares, default=None)
+
+    def _decide(self, workers: int, reason: str) -> None:
+        log.info("workers per device: %d; %s", workers, reason)
+        self._note("workers_per_gpu", self._terms.model, workers, reason)

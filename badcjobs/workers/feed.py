@@ -1,0 +1,363 @@
+"""What is done with audio around an engine: copies on the node, the engine's session, pieces of what is too long.
+
+``EngineSetup`` decides for a task, ``SessionFeed`` does it for one session. What runs out of the device's memory, and
+what does not, is noted in ``memory_limits``: it says which way a chunk goes. Threads beside the work decide, but may
+not write: ``EngineSetup.decisions`` hands over what was decided.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
+from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
+from badcjobs.workers import retry
+from badcjobs.workers.chunk_audio import cut_words, there_s
+from badcjobs.workers.learned import Learned
+from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
+from badcjobs.workers.piece_overlap import PieceRun
+from badcjobs.workers.staging import Stager, Upcoming, choose_staging
+
+log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+News: TypeAlias = ChunkStarted | ChunkResult
+Decision = tuple[str, str | None, float | None, str]  # kind, subject, value, reason: a row of ``decision``
+
+_LOOKED_AT = 32  # chunks, to learn where the audio lies
+_LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks with a copy
+
+
+@dataclass(frozen=True)
+class AudioSteps:
+    """What is done with audio before an engine gets it: staged on the node, cut into pieces where it does not fit."""
+
+    stager: Stager
+    cutter: AudioCutter
+    limits: MemoryLimits
+
+
+class EngineSetup:
+    """The steps before an engine, as a task sets them up.
+
+    Parameters
+    ----------
+    stage: one of config.STAGE_MODES.
+    local: the task's own folder on the node.
+    wants: how many chunks a session of the engine likes to hold.
+    probed: from which length on audio is too long, as probes have found.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: str,
+        local: Path,
+        wants: int,
+        plans: Sequence[WorkerPlan],
+        cutter: AudioCutter,
+        learned: Learned,
+        probed: Mapping[str, MemoryLimit],
+    ) -> None:
+        self._stage = stage
+        self._local = local
+        self._begun = False
+        self._learned = learned
+        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(plans) * wants))
+        self._stager = Stager(local / "staged", ahead=ahead, cutter=cutter)
+        known = self._known_limits({model_of(plan) for plan in plans}, probed)
+        self.audio = AudioSteps(self._stager, cutter, MemoryLimits(known, self._learn))
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield what was decided since the last time."""
+        while not self._decisions.empty():
+            yield self._decisions.get()
+
+    def begin(self, upcoming: Upcoming) -> None:
+        """Decide about staging once there is work in the queue, say so, and begin with it."""
+        choice = choose_staging(self._stage, upcoming(_LOOKED_AT), self._local)
+        log.info("%s", choice.words)
+        if choice.staged:
+            self._begun = True
+            self._stager.start(upcoming, most_bytes=choice.most_bytes, only_cuts=choice.only_cuts)
+        self._decisions.put(("staging", None, float(choice.staged), choice.why))
+
+    def end(self) -> None:
+        """Leave no copies behind, and say what they were good for; the workers have ended."""
+        self._stager.stop()
+        if self._begun or self._stager.tally.cut_late:
+            log.info("%s", self._stager.tally.words)
+
+    def _known_limits(self, models: set[str], probed: Mapping[str, MemoryLimit]) -> dict[str, MemoryLimit]:
+        """Return the limits that earlier tasks have learned, and those that probes have found."""
+        known = {model: self._learned.about(model).limit for model in models}
+        for model, limit in known.items():
+            if limit != MemoryLimit():
+                self._decide(model, limit, "as an earlier task has learned: ")
+        for model, limit in probed.items():
+            lengths = ((limit.crowded_s, "done with one thread"), (limit.alone_s, "cut"))
+            found = [f"what is longer than {seconds:.0f} s is {how}" for seconds, how in lengths if seconds is not None]
+            words = f"as badcjobs probe has found: {', '.join(found)}"
+            log.info("%s: %s", model, words)
+            self._decisions.put(("memory_limit", model, limit.shortest_s, words))
+            known[model] = known.get(model, MemoryLimit()).lower(limit)
+        return known
+
+    def _learn(self, model: str, limit: MemoryLimit) -> None:
+        """Keep a limit that has fallen, for later tasks; called in a worker's thread."""
+        self._learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+        self._decide(model, limit)
+
+    def _decide(self, model: str, limit: MemoryLimit, since: str = "") -> None:
+        how = "; done with one thread" if limit.alone_s is None else " even with one thread; cut"
+        words = f"{since}{limit.shortest_s:g} s of audio ran out of memory{how} from now on"
+        log.warning("%s: %s", model, words)
+        self._decisions.put(("memory_limit", model, limit.shortest_s, words))
+
+
+class SessionFeed:
+    """Feeds batches to one session: stages their audio, cuts what does not fit, and gives back the chunks as they were.
+
+    Whatever runs out of the device's memory, and whatever does not, is noted in the limits of its model.
+    """
+
+    def __init__(self, session: Session, plan: WorkerPlan, steps: AudioSteps, *, clock: Clock, folder: Path) -> None:
+        self.pid = session.pid
+        self._session = session
+        self._stager, self._cutter, self._limits = steps.stager, steps.cutter, steps.limits
+        self._model = model_of(plan)
+        self._way = Way(lean=plan.lean)
+        self._clock = clock
+        self._folder = folder  # of pieces
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._in_pieces = False  # a chunk is in progress up to its last piece
+        self._given: dict[tuple[str, str], tuple[Chunk, Chunk]] = {}  # the original, and what the engine got for it
+        self._begun: dict[tuple[str, str], Chunk] = {}
+        self._not_given: deque[ChunkResult] = deque()  # of chunks whose audio could not be had
+
+    # --- called from another thread -------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Finish what is in progress."""
+        with self._lock:
+            self._stopped = True
+            if not self._in_pieces:
+                self._session.interrupt()
+
+    def kill(self) -> None:
+        """End the engine now."""
+        self._stopped = True
+        self._session.kill()
+
+    # --- the life of a batch --------------------------------------------------------------------------------------
+
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[News]:
+        """Let the engine process the batch, and afterwards, one by one, the chunks that have to be cut."""
+        too_long = deque[tuple[Chunk, float, Way]]()
+
+        def more_that_fit(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+            return self._fitting(more(wanted, idle=idle), too_long)
+
+        yield from self._process_whole(self._fitting(batch, too_long), more_that_fit)
+        while too_long and not self._stopped:
+            yield from self._process_in_pieces(*too_long.popleft())
+
+    def close(self) -> int | None:
+        """Close the session."""
+        return self._session.close()
+
+    def _fitting(self, chunks: Sequence[Chunk], too_long: deque[tuple[Chunk, float, Way]]) -> list[Chunk]:
+        """Return the chunks that the engine gets whole; a lean session sets aside those that it gets in pieces."""
+        fitting = []
+        for chunk in chunks:
+            way, audio_s = self._way, chunk.audio_s
+            if self._way.lean:
+                way = self._limits.way_of(self._model, chunk.key, audio_s)
+            if self._way.lean and (audio_s is None or way.pieces > 1):  # else it costs nothing to know
+                audio_s = there_s(chunk, self._cutter)
+                way = self._limits.way_of(self._model, chunk.key, audio_s)
+            if audio_s is None or way.pieces == 1:
+                fitting.append(chunk)
+            else:
+                too_long.append((chunk, audio_s, way))
+        return fitting
+
+    # --- whole chunks ---------------------------------------------------------------------------------------------
+
+    def _process_whole(self, batch: Sequence[Chunk], more: More) -> Iterator[News]:
+        def staged_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+            return self._stage(more(wanted, idle=idle))
+
+        broke = False
+        try:
+            given = self._stage(batch)
+            yield from self._tell_not_given()
+            for news in self._session.process(given, staged_more) if given else ():
+                yield self._take_back(news)
+                yield from self._tell_not_given()
+            yield from self._tell_not_given()
+        except SessionBroken as broken:
+            broke = True
+            yield from self._tell_not_given()
+            self._note_end(broken)
+            raise SessionBroken(broken.error_class, self._in_words(str(broken)), at_start=broken.at_start) from broken
+        finally:
+            for original, _ in self._given.values():
+                self._stager.release(original, failed=broke)
+            self._given.clear()
+            self._begun.clear()
+
+    def _stage(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Return what the engine gets for chunks: copies on the node, cuts out of longer files, or the originals."""
+        staged = []
+        for chunk in chunks:
+            if self._stopped and chunk.is_cut:
+                continue  # without an answer it stays to be done
+            started_at_ms = self._clock.now_ms()
+            try:
+                given = self._stager.take(chunk)
+            except (CannotCut, OSError) as problem:
+                self._not_given.append(self._failure(chunk, started_at_ms, *_explain_missing(chunk, problem)))
+                continue
+            self._given[chunk.key] = chunk, given
+            staged.append(given)
+        return staged
+
+    def _tell_not_given(self) -> Iterator[ChunkResult]:
+        while self._not_given:
+            yield self._not_given.popleft()
+
+    def _take_back(self, news: News) -> News:
+        """Return what the engine says with the original chunk; a failure with a copy that was spoilt is not charged."""
+        original, _ = self._given[news.chunk.key]
+        if isinstance(news, ChunkStarted):
+            self._begun[original.key] = original
+            return replace(news, chunk=original)
+        error = None if news.error is None else self._in_words(news.error)
+        del self._given[original.key]
+        sound = self._stager.release(original, failed=not news.ok)
+        result = replace(news, chunk=original, error=error, charged=news.charged and (news.ok or sound))
+        told = self._note(result)
+        self._begun.pop(original.key, None)
+        return told
+
+    def _in_words(self, text: str) -> str:
+        """Name files as people know them."""
+        for original, given in self._given.values():
+            if given.audio_path != original.audio_path:
+                text = text.replace(given.audio_path, cut_words(original))
+        return text
+
+    # --- the device's memory --------------------------------------------------------------------------------------
+
+    def _note(self, result: ChunkResult) -> ChunkResult:
+        if result.ok:
+            lengths = [audio_s for audio_s in (result.audio_s, result.chunk.audio_s) if audio_s is not None]
+            audio_s = min(lengths, default=None)  # where a recording breaks off it was less than the chunk says
+            self._limits.came_through(self._model, result.chunk.key, audio_s, self._way)
+        elif result.error_class == retry.OUT_OF_MEMORY and result.charged:
+            self._note_ran_out(result.chunk)
+            return self._explain_no_way(result, "and cannot be cut")
+        else:
+            self._limits.failed_otherwise(result.chunk.key)
+        return result
+
+    def _note_end(self, broken: SessionBroken) -> None:
+        suspects = list(self._begun.values()) or [original for original, _ in self._given.values()]
+        if broken.at_start:
+            return
+        if broken.error_class != retry.OUT_OF_MEMORY:
+            for chunk in suspects:
+                self._limits.failed_otherwise(chunk.key)
+        elif len(suspects) == 1:  # of several it is not known which it was
+            self._note_ran_out(suspects[0])
+
+    def _note_ran_out(self, chunk: Chunk) -> None:
+        """Note it; with others in progress it was the longest of them all that was too much."""
+        audio_s = chunk.audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
+        lengths = [other.audio_s for other in self._begun.values() if other.audio_s is not None]
+        self._limits.ran_out(self._model, chunk.key, audio_s, self._way, beside_s=max(lengths, default=None))
+
+    def _explain_no_way(self, result: ChunkResult, how: str) -> ChunkResult:
+        """Say so where a chunk can be done in no way at all."""
+        if self._limits.ways_left(result.chunk.key):
+            return result
+        return replace(result, error=f"{result.error}\nit does not fit into the device's memory even alone, {how}")
+
+    # --- chunks in pieces -----------------------------------------------------------------------------------------
+
+    def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[News]:
+        run = PieceRun(self._session, chunk, audio_s, way.pieces, cutter=self._cutter, folder=self._folder)
+        try:
+            for news in run.process():
+                if isinstance(news, ChunkStarted):
+                    with self._lock:
+                        self._in_pieces = True
+                    yield news
+                else:
+                    yield self._note_pieces(news, run, way)
+        except SessionBroken as broken:
+            if broken.error_class != retry.OUT_OF_MEMORY:
+                self._limits.failed_otherwise(chunk.key)
+            elif not broken.at_start:
+                self._limits.ran_out(self._model, chunk.key, audio_s, way)
+            at_start = broken.at_start and run.begun_at_ms is None  # between two pieces it is no start of the chunk
+            raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
+        finally:
+            run.close()
+            with self._lock:
+                self._in_pieces = False
+                if self._stopped:
+                    self._session.interrupt()
+        if run.problem is not None:
+            yield from self._process_uncut(run, run.problem)
+
+    def _note_pieces(self, result: ChunkResult, run: PieceRun, way: Way) -> ChunkResult:
+        key = result.chunk.key
+        if result.ok:
+            self._limits.came_through(self._model, key, run.audio_s, way)
+        elif result.error_class == retry.OUT_OF_MEMORY:
+            self._limits.ran_out(self._model, key, run.audio_s, way)
+            how = f"in pieces of {run.stretch.length_s:.0f} s, and is not cut any smaller"
+            return self._explain_no_way(result, how)
+        else:
+            self._limits.failed_otherwise(key)
+        return result
+
+    def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[News]:
+        """Let the engine judge audio that cannot be cut; if it has done so already, the chunk fails."""
+        is_full = isinstance(problem, OSError) and problem.errno in _FULL
+        if not is_full and run.begun_at_ms is None and not self._limits.has_failed(run.chunk.key):
+            yield from self._process_whole([run.chunk], nothing_more)
+            return
+        error_class, what = retry.NO_SPACE, "there is no place for a piece of it"
+        if not is_full:
+            self._limits.cannot_be_cut(self._model, run.chunk.key)
+            error_class, what = retry.OUT_OF_MEMORY, "it does not fit into the device's memory, and cannot be cut"
+        started_at_ms = self._clock.now_ms() if run.begun_at_ms is None else run.begun_at_ms
+        yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")
+
+    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
+        return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
+
+
+def _explain_missing(chunk: Chunk, problem: CannotCut | OSError) -> tuple[str, str]:
+    """Return the class and the text of a chunk whose audio could not be had."""
+    if isinstance(problem, OSError):
+        error_class = retry.NO_SPACE if problem.errno in _FULL else retry.BAD_AUDIO
+        return error_class, f"{cut_words(chunk)} cannot be cut out: {problem.strerror or problem}"
+    if isinstance(problem, NoDecoder):
+        return retry.NO_PROGRAM, str(problem)
+    return retry.MISSING_AUDIO if isinstance(problem, NotThere) else retry.BAD_AUDIO, str(problem)

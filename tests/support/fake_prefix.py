@@ -1,0 +1,34 @@
+"""A stand-in for programs that are put before an engine: it talks, gives its program a session of its own, reports.
+
+So does nsys (2025.3): it prints on stdout and stderr, passes the exit code on, and writes its report when the program
+has ended.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_PROGRAM = """\
+#!{python}
+import subprocess, sys, time
+report, program = sys.argv[1], sys.argv[2:]
+print("Collecting data...", flush=True)
+print("==PROF== Connected", file=sys.stderr, flush=True)
+child = subprocess.Popen(program, start_new_session=True)
+code = child.wait()
+time.sleep({report_s})
+with open(report + ".report", "w") as file:
+    file.write(" ".join(program))
+print("Generated:", report, flush=True)
+sys.exit(code % 256)
+"""
+
+
+def install_fake_prefix(folder: Path, *, report_s: float = 0.0) -> Path:
+    """Write the program ``watchful REPORT PROGRAM …``, which takes ``report_s`` for its report; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "watchful"
+    path.write_text(_PROGRAM.format(python=sys.executable, report_s=report_s))
+    path.chmod(0o755)
+    return path
