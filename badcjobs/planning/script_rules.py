@@ -21,7 +21,7 @@ from badcjobs.planning.findings import (
 )
 from badcjobs.planning.preflight_facts import PreflightFacts
 
-HEARD = ("USR1", "USR2")  # as warnings; see badcjobs/stop.py
+HEARD = ("USR1", "USR2")  # as warnings; see task/stop.py
 _LEAST_LEAD_S = 120  # Slurm looks at its limits every 30 s, so a warning may come that much late
 _GOOD_LEAD_S = 180
 _PUBLISHING_S = 5  # after the grace: the last publication

@@ -44,7 +44,7 @@ _PROGRAM_S = 60.0  # a program that is started for each chunk and takes longer i
 _SECOND = 0.2  # of what was lost: another cause is worth a line
 _FULL = 0.85  # of a device's memory
 _GOOD_TASK_S = 1800.0
-_TOOK_BACK = re.compile(r"per device did \S+ against \d+$")  # as workers/ramp.py says it
+_TOOK_BACK = re.compile(r"per device did \S+ against \d+$")  # as workers/autoscale.py says it
 _NO_MEMORY = re.compile(r"main memory .*were granted")
 _CAUSES = {
     "start_up": "start-up",

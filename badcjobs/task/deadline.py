@@ -1,6 +1,6 @@
 """The end of the time: asked for once, then watched, so that no chunk is started that would not finish.
 
-What the answers mean is allocation/end_time.py's business; who stops is the task's."""
+What the variables and squeue say is read in ``devices/allocation.py``."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def witness(site: Site, workers: int = 1) -> str:
     script = site.script(
         "witness.sh",
         f"""
-        touch {site.folder}/met/$(basename $(dirname $(dirname "$2")))
+        touch {site.folder}/met/$(dirname "$2" | md5sum | cut -c1-12)
         while [ $(ls {site.folder}/met | wc -l) -lt {workers} ]; do sleep 0.02; done
         told="$CUDA_VISIBLE_DEVICES|$BADCJOBS_DEVICE_UUID|$BADCJOBS_CHUNK_ID|$3|$4|$5|$6"
         echo "$told" > {site.folder}/seen/$BADCJOBS_CHUNK_ID
