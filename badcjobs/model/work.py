@@ -1,8 +1,11 @@
-"""The work: chunks of audio, who does them, and what becomes of each try; and what a probe finds out."""
+"""The work: chunks of audio, how recordings are cut and named, what becomes of each try, and what a probe finds out."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from unicodedata import normalize
 
 from badcjobs.model.devices import Device
 
@@ -194,3 +197,174 @@ class Probed:
     result: ProbeResult | None = None
     finished: bool = False
     at: str | None = None  # when the last trial ended, UTC
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------------
+
+
+_SLACK_MS = 1000  # a row and its file may differ by so much: recorders, and those who round, are not exact
+_LEAST_OF_ITS_OWN_MS = 3000  # HawkEars listens to windows of 3 s: a last chunk has one that no other has
+_SHORTEST_S = 1.0
+_LONGEST_S = 86_400.0
+_LEAST_STEP_S = 1.0  # from the begin of one chunk to that of the next
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How recordings become chunks.
+
+    ``rows``: whether rows of a manifest are stretches of longer files; None: those that look so. ``chunk_length_s``
+    and ``overlap_s`` are for whole recordings (folders, lists, audio files); without a length each is one chunk.
+    """
+
+    rows: bool | None = None
+    chunk_length_s: float | None = None
+    overlap_s: float = 0.0
+
+    @property
+    def cuts_recordings(self) -> bool:
+        return self.chunk_length_s is not None
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with these values, in the words of the command line."""
+        length_s, overlap_s = self.chunk_length_s, self.overlap_s
+        if length_s is None:
+            return [f"--overlap {overlap_s:g} goes with --chunk-length SECONDS"] if overlap_s else []
+        found = []
+        if not _SHORTEST_S <= length_s <= _LONGEST_S:
+            found.append(f"--chunk-length {length_s:g} must be from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
+        if overlap_s < 0:
+            found.append(f"--overlap {overlap_s:g} must not be negative")
+        elif length_s - overlap_s < _LEAST_STEP_S and not found:
+            least = f"at least {_LEAST_STEP_S:g} s shorter than --chunk-length {length_s:g}"
+            found.append(f"--overlap {overlap_s:g} must be {least}, for each chunk begins where the last one is over")
+        return found
+
+    def stretches(self, audio_ms: int) -> Sequence[tuple[int, int]]:
+        """Return start and end of the chunks of a whole recording."""
+        if self.chunk_length_s is None:
+            return [(0, audio_ms)]
+        return plan_stretches(audio_ms, round(self.chunk_length_s * 1000), round(self.overlap_s * 1000))
+
+
+AS_IT_COMES = Cutting()
+
+
+def plan_stretches(audio_ms: int, length_ms: int, overlap_ms: int) -> list[tuple[int, int]]:
+    """Return the stretches that cover a recording, each sharing the overlap with the next.
+
+    What would be left for a last one that has less than three seconds of its own goes to the one before.
+    """
+    step_ms = length_ms - overlap_ms
+    more_ms = audio_ms - overlap_ms - _LEAST_OF_ITS_OWN_MS  # where the last one begins at the latest
+    count = 1 + max(0, more_ms // step_ms)
+    stretches = [(n * step_ms, n * step_ms + length_ms) for n in range(count)]
+    return [*stretches[:-1], (stretches[-1][0], audio_ms)]
+
+
+def is_stretch(start_ms: int, end_ms: int, audio_ms: int) -> bool:
+    """Say whether a row can only be a part of its file: that is longer than the row, and reaches to its end."""
+    return is_longer(start_ms, end_ms, audio_ms) and not is_beyond(end_ms, audio_ms)
+
+
+def is_longer(start_ms: int, end_ms: int, audio_ms: int) -> bool:
+    """Say whether a file has clearly more audio than its row."""
+    return audio_ms - (end_ms - start_ms) > _SLACK_MS
+
+
+def is_beyond(end_ms: int, audio_ms: int) -> bool:
+    """Say whether a row ends clearly behind the end of its file."""
+    return end_ms - audio_ms > _SLACK_MS
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+_FIELDS = {"study_area": "[^/]+?", "location": "[^/]+?", "date": "[0-9]{8}", "time": "[0-9]{6}"}
+_TOKEN = re.compile(r"\{(?P<field>[^{}/]*)\}|(?P<any>\*)|(?P<one>\?)|(?P<text>[^{}*?]+)|(?P<stray>[{}])")
+_OF_DIGITS = ("date", "time")
+_ANY_FOLDERS = "(?:[^/]+/)*?"
+_KNOWN = ", ".join(f"{{{field}}}" for field in _FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """A pattern that can be used."""
+
+    text: str
+    regex: re.Pattern[str]
+    is_full: bool  # it is compared with the whole path, and not with that below the source's root
+
+    def read(self, path: str, below: str | None) -> Mapping[str, str] | None:
+        """Return what a path tells; None: it does not fit. ``below``: from the root on; None: it is not below it."""
+        compared = path if self.is_full else below
+        found = None if compared is None else self.regex.fullmatch(normalize("NFC", compared))
+        return None if found is None else found.groupdict()
+
+
+def parse_pattern(text: str) -> NamePattern:
+    """Read a pattern that says what folders and file names of recordings mean, as a scientist writes it.
+
+        {study_area}/ARU_data/SM/{location}/*/Data/*_{date}_{time}.wav
+
+    A name in braces is what is read, * and ? stand for letters of one name, ** for any folders; all else is itself.
+    A ValueError says, in words that follow the pattern, what is wrong with it.
+    """
+    is_full = text.startswith(("/", "**/"))
+    folders = normalize("NFC", text).removeprefix("./").removeprefix("/").split("/")
+    if not folders[-1]:
+        raise ValueError("is empty" if not text else "ends with /, but has to end with a file name")
+    if "" in folders:
+        raise ValueError("has // in it")
+    parts = [_ANY_FOLDERS if name == "**" else _name(name) + "/" for name in folders[:-1]]
+    parts.append(_name(folders[-1], is_file=True))
+    fields = re.findall(r"\{([^{}/]*)\}", text)
+    if not fields:
+        raise ValueError(f"reads nothing: it has none of {_KNOWN}")
+    if twice := sorted({field for field in fields if fields.count(field) > 1}):
+        raise ValueError(f"has {{{twice[0]}}} twice")
+    if "time" in fields and "date" not in fields:
+        raise ValueError("has {time} without {date}")
+    return NamePattern(text, re.compile(("/" if is_full else "") + "".join(parts)), is_full)
+
+
+def parse_patterns(texts: Sequence[str]) -> tuple[tuple[NamePattern, ...], list[str]]:
+    """Read several, and return those that can be used, and what is wrong with the others."""
+    patterns, wrong = [], []
+    for text in texts:
+        try:
+            patterns.append(parse_pattern(text))
+        except ValueError as error:
+            wrong.append(f"{text!r} {error}")
+    return tuple(patterns), wrong
+
+
+def _name(name: str, *, is_file: bool = False) -> str:
+    """Return one name of a path as a regular expression."""
+    if "**" in name:
+        raise ValueError("has ** that is not a folder of its own, as in a/**/b")
+    tokens = list(_TOKEN.finditer(name))
+    if any(token["stray"] for token in tokens):
+        raise ValueError("has a { or } that stands alone")
+    ending = re.search(r"\.(wav|flac)$", name, re.IGNORECASE) if is_file else None
+    parts = []
+    for number, token in enumerate(tokens):
+        around = [tokens[i]["field"] if 0 <= i < len(tokens) else None for i in (number - 1, number + 1)]
+        parts.append(_part(token, *around))
+    if ending:  # recorders write .WAV as well as .wav
+        last = tokens[-1]["text"].removesuffix(ending[0])
+        parts[-1] = re.escape(last) + f"(?i:{re.escape(ending[0])})"
+    return "".join(parts)
+
+
+def _part(token: re.Match[str], before: str | None, after: str | None) -> str:
+    field = token["field"]
+    if field is None:
+        return "[^/]*" if token["any"] else "[^/]" if token["one"] else re.escape(token["text"])
+    if field not in _FIELDS:
+        raise ValueError(f"has {{{field}}}; what can be read is {_KNOWN}")
+    group = f"(?P<{field}>{_FIELDS[field]})"
+    if field in _OF_DIGITS:  # not the first eight digits of a serial number
+        group = group if before in _OF_DIGITS else f"(?<![0-9]){group}"
+        group = group if after in _OF_DIGITS else f"{group}(?![0-9])"
+    return group
