@@ -31,7 +31,6 @@ def check(
     site: Annotated[str | None, typer.Option(help="sockeye, or a site file of your own: ./mysite.toml.")] = None,
     script: Annotated[str | None, typer.Option(help="The job script that would be submitted.")] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of the array; default: the script's --array.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of each task; default: one.")] = None,
     gpus_per_task: Annotated[int | None, typer.Option(min=1, help="GPUs of each task, on all its nodes.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each task, on one node.")] = None,
     mem: Annotated[str | None, typer.Option(help="Memory of each task on one node, as sbatch takes it: 16G.")] = None,
@@ -81,7 +80,7 @@ def check(
         hawkears_python=hawkears_python,
         hawkears_root=hawkears_root,
         asked=replace(
-            _asked(mem, time, cpus, nodes),
+            _asked(mem, time, cpus),
             tasks=tasks,
             gpus_per_task=gpus_per_task,
             account=account,
@@ -99,7 +98,7 @@ def check(
     return int(found.exit_code)
 
 
-def _asked(mem: str | None, time: str | None, cpus: int | None, nodes: int | None) -> Asked:
+def _asked(mem: str | None, time: str | None, cpus: int | None) -> Asked:
     from badcjobs.cluster.sbatch_options import Asked, parse_limit, parse_memory
     from badcjobs.errors import BadInput
 
@@ -109,7 +108,6 @@ def _asked(mem: str | None, time: str | None, cpus: int | None, nodes: int | Non
     except ValueError as error:
         raise BadInput(str(error), fix="badcjobs check … --time 12:00:00 --mem 16G") from error
     return Asked(
-        nodes=nodes,
         cpus_per_node=cpus,
         memory_gb_per_node=memory_gb,
         time_s=time_s,

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from badcjobs.planning.plan import Planned
     from badcjobs.planning.plan_tasks import PlanWish
 
@@ -18,7 +16,6 @@ _EXAMPLE = (
     "Example: badcjobs plan july.csv --site sockeye --from runs/first --gpus 40"
     " --account st-pi-1-gpu --write plans/july"
 )
-_NOW = "now"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -78,15 +75,8 @@ def plan(
     template: Annotated[
         str | None, typer.Option(help="With --write: which template; default: the site's, or array.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="With --write: another key of the template; repeatable."),
-    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with a table [run], for the tasks; flags win over it.")
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option(help="When the first task starts: 2026-08-01T08:00, or now; says the day of the end.")
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
@@ -99,12 +89,14 @@ def plan(
     from badcjobs.cli.job_signals import HeldSignals
     from badcjobs.cli.output import log_to_stderr
     from badcjobs.cli.world import environ
+    from badcjobs.errors import BadInput
     from badcjobs.planning.plan import PlanOrder, plan_sources
 
     log_to_stderr(quiet=True)
-    begins = _parse_start(start)
     of_scripts = {"--out": out, "--account": account, "--constraint": constraint, "--template": template}
-    _refuse_without_write(write, {**of_scripts, "--set": settings})
+    loose = [name for name, value in of_scripts.items() if value]
+    if loose and write is None:
+        raise BadInput(f"{', '.join(loose)}: only with --write DIR", fix=f"--write plans/first {loose[0]} …")
     flags = {
         "source": source,
         "root": root,
@@ -128,55 +120,41 @@ def plan(
         write=write,
         out=out,
         template=template,
-        keys=(*(settings or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)),
+        keys=tuple(f"{key}={value}" for key, value in keys.items() if value is not None),
     )
     with HeldSignals():  # so that the draft of --write is taken away, whatever ends this
         planned = plan_sources(order, environ(), Path.cwd(), ReadingPace("chunks read"))
-    return _tell(planned, begins, json_wanted)
+    return _tell(planned, json_wanted)
 
 
-def _tell(planned: Planned, begins: datetime | None, json_wanted: bool) -> int:
-    from datetime import timedelta
+def _tell(planned: Planned, json_wanted: bool) -> int:
+    from datetime import datetime, timezone
 
     from badcjobs.cli.output import print_json, remark, say
+    from badcjobs.clock import SystemClock
     from badcjobs.errors import ExitCode
     from badcjobs.planning.make_plan import to_dict
     from badcjobs.planning.plan import plan_text
     from badcjobs.report.rules import PROBLEM
 
-    made, written = planned.plan, planned.written
-    running_s = made.waves.running_s
-    ends = (
-        None
-        if begins is None or running_s is None
-        else (begins + timedelta(seconds=running_s)).isoformat("T", "minutes")
-    )
+    made, written, ends = planned.plan, planned.written, None
+    if made.waves.running_s is not None:
+        end_s = SystemClock().now_ms() / 1000 + made.waves.running_s
+        ends = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
     if json_wanted:
-        scripts = None if written is None else [str(script) for script in written.scripts]
-        folder = None if written is None else str(written.folder)
-        print_json(
-            {
-                **to_dict(made),
-                "sources": list(planned.descriptions),
-                "finished_at": ends,
-                "folder": folder,
-                "scripts": scripts,
-            }
-        )
+        more = {
+            "sources": list(planned.descriptions),
+            "finished_at": ends,
+            "folder": None if written is None else str(written.folder),
+            "scripts": None if written is None else [str(script) for script in written.scripts],
+        }
+        print_json({**to_dict(made), **more})
     else:
         say(plan_text(made, planned.descriptions, written))
         if ends is not None:
-            remark(f"finished on {ends} if the first task starts on {begins:%Y-%m-%dT%H:%M} and nothing ever waits")
+            remark(f"finished on {ends} if the first task starts now and nothing ever waits")
     has_problem = any(one.severity == PROBLEM for one in made.remarks)
     return int(ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE)
-
-
-def _refuse_without_write(write: Path | None, given: dict[str, object]) -> None:
-    from badcjobs.errors import BadInput
-
-    loose = [name for name, value in given.items() if value]
-    if loose and write is None:
-        raise BadInput(f"{', '.join(loose)}: only with --write DIR", fix=f"--write plans/first {loose[0]} …")
 
 
 def _wish(
@@ -201,22 +179,6 @@ def _wish(
     except ValueError as error:
         raise BadInput(f"--mem {mem} is no amount of memory", why=str(error), fix="--mem 16G") from error
     return PlanWish(time_s, gpus_per_task, gpus, margin, cpus, mem_gb)
-
-
-def _parse_start(text: str | None) -> datetime | None:
-    from datetime import datetime, timezone
-
-    from badcjobs.clock import SystemClock
-    from badcjobs.errors import BadInput
-
-    if text is None:
-        return None
-    if text == _NOW:
-        return datetime.fromtimestamp(SystemClock().now_ms() / 1000, tz=timezone.utc).astimezone()
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise BadInput(f"--start {text} is no time", why=str(error), fix="--start 2026-08-01T08:00") from error
 
 
 class ReadingPace:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from badcjobs.planning.probe import ProbeEnd, ProbeOrder
 
 _EXAMPLE = "Example: badcjobs probe july/GNWT-01.wav --hawkears-root /scratch/lab/hawkears --html probe.html"
-_OWN = ("audio", "max_minutes", "max_length", "start_length", "margin", "tolerance", "trial_seconds", "store", "keep")
+_OWN = ("audio", "max_minutes", "max_length", "start_length", "margin", "trial_seconds", "store", "keep")
 _INTERVAL_S = 0.1  # a trial may be short, and its peak shorter
 
 
@@ -44,9 +44,7 @@ def probe(
     max_length: Annotated[float, typer.Option(help="Try nothing longer than so many seconds.")] = 3600.0,
     start_length: Annotated[float, typer.Option(help="Begin with so many seconds.")] = 60.0,
     margin: Annotated[float, typer.Option(help="Percent by which a safe chunk is shorter than the longest.")] = 10.0,
-    tolerance: Annotated[float, typer.Option(help="Percent to which the limit is found.")] = 5.0,
     trial_seconds: Annotated[float, typer.Option(help="Let the chunks of a trial take about so long.")] = 3.0,
-    interval: Annotated[float | None, typer.Option(help="Seconds between samples; default 0.1.")] = None,
     emit_gpu_telemetry: Annotated[
         bool | None, typer.Option("--emit-gpu-telemetry/--no-emit-gpu-telemetry", help="Record the devices.")
     ] = None,
@@ -98,10 +96,10 @@ def _order(given: dict[str, Any], config: Path | None) -> ProbeOrder:
         )
     others = ("again", "html", "config", "json_wanted")
     flags = {name: value for name, value in given.items() if name not in (*_OWN, *others) and value != []}
-    flags |= {"source": given["audio"], "interval": given["interval"] or _INTERVAL_S}
+    flags |= {"source": given["audio"], "interval": _INTERVAL_S}
     return ProbeOrder(
         make_settings(given["keep"] or Path("probe"), flags, config, "probe"),
-        Bounds(given["start_length"], given["max_length"], tolerance=given["tolerance"] / 100),
+        Bounds(given["start_length"], given["max_length"]),
         margin_percent=given["margin"],
         most_s=given["max_minutes"] * 60,
         trial_s=given["trial_seconds"],
@@ -117,7 +115,6 @@ def _rules(given: dict[str, Any]) -> list[tuple[str, bool, str]]:
         ("start_length", 3 <= given["start_length"] <= 86_400, "from 3 to 86400 seconds"),
         ("max_length", 3 <= given["max_length"] <= 86_400, "from 3 to 86400 seconds"),
         ("margin", 0 <= given["margin"] <= 90, "from 0 to 90 percent"),
-        ("tolerance", 1 <= given["tolerance"] <= 90, "from 1 to 90 percent"),
         ("trial_seconds", 0 < given["trial_seconds"] <= 3600, "a number of seconds above 0"),
     ]
 

@@ -50,7 +50,6 @@ class CheckOrder:
     hawkears_root: str | None = None
     asked: Asked = field(default_factory=Asked)
     quick: bool = False
-    config_trouble: str | None = None  # why the settings file of the script cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def check(given: CheckOrder, here: Here) -> Checked:
     """Look at everything and judge it; only wrong usage raises."""
     site = Site("") if given.site is None else find_site(given.site, here.cwd)
     script = None if given.script is None else _open_script(given.script, here)
-    order = _complete(given, script, here)
+    order, config_trouble = _complete(given, script, here)
     source, findings = _check_sources(order, here, None if given.sources else script)
     facts = _look(order, given, here, site, script, source)
     findings += judge_all(place_rules.OUT, facts)
@@ -108,11 +107,15 @@ def check(given: CheckOrder, here: Here) -> Checked:
     findings += _check_run_folder(order, facts, here.cwd)
     findings += judge_all(place_rules.PLACES, facts)
     findings += request_rules.judge_request(facts)
-    findings += request_rules.SHARES.judge(facts)
+    findings += request_rules.SHARES(facts)
     findings += script_rules.judge_script(facts)
     findings += judge_all((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
-    findings += _check_settings(order, script, here.cwd)
-    findings += _check_engine(order, script, here)
+    if config_trouble is not None:
+        fix = "badcjobs run … --config FILE.toml   (one that can be read)"
+        findings.append(problem("config", config_trouble, fix))
+    else:
+        findings += _check_settings(script, here.cwd)
+        findings += _check_engine(order, script, here)
     return Checked(tuple(findings), site.name or None, order.asked, source)
 
 
@@ -127,43 +130,43 @@ def _open_script(name: str, here: Here) -> BatchScript:
         raise BadInput(f"--script {name} cannot be read", why=str(error), fix=f"ls -l {name}") from error
 
 
-def _value(script: BatchScript | None, name: str) -> Any:
-    """Return what the script's ``badcjobs run`` says for an option; None: nothing, or it is not known."""
-    return script.start.values.get(name) if script and script.start else None
+def _complete(order: CheckOrder, script: BatchScript | None, here: Here) -> tuple[CheckOrder, str | None]:
+    """Take from the script, its --config and sbatch's own variables what the command line does not say.
 
-
-def _complete(order: CheckOrder, script: BatchScript | None, here: Here) -> CheckOrder:
-    """Take from the script, and from sbatch's own variables, what the command line does not say.
-
-    An unknown engine is wrong usage on the command line of ``check``, and a finding in a script.
+    Also return why the settings file cannot be read. An unknown engine is wrong usage on the command line of ``check``,
+    and a finding in a script.
     """
     if order.engine is not None and order.engine not in ENGINES:
         known = ", ".join(ENGINES)
         raise BadInput(f"--engine {order.engine} is not known", why=f"engines are {known}", fix="--engine hawkears")
     asked = replace(order.asked, account=order.asked.account or here.environ.get("SBATCH_ACCOUNT"))
-    config = _value(script, "config")
-    written, trouble = _read_config(here.cwd / config) if config else ({}, None)
-    said = written | (script.start.values if script and script.start else {})
-    usual = "command" if order.command or said.get("command") else "hawkears"
+    start = script.start if script else None
+    said, trouble = dict(start.values if start else {}), None
+    if "config" in said:
+        try:
+            table = read_toml(here.cwd / said["config"]).get("run")
+            said = _right_kinds(table if isinstance(table, dict) else {}) | said
+        except BadInput as error:
+            trouble = f"{error.what}: {error.why}" if error.why else error.what
     cutting = order.cutting
     if cutting == AS_IT_COMES:
-        lengths = (_number(said.get(name), float, None) for name in ("chunk_length", "overlap"))
-        chunk_length, overlap = lengths
+        chunk_length, overlap = (_number(said.get(name), float, None) for name in ("chunk_length", "overlap"))
         cutting = Cutting(said.get("cut"), chunk_length, overlap or 0.0)
-    return replace(
+    sources = (start.sources if start else None) or ()
+    if start and start.contained and not all((here.cwd / one).exists() for one in sources):
+        sources = ()  # absolute paths may be those of folders in the image
+    texts = ("out", "root", "command", "hawkears_python", "hawkears_root")
+    known_texts: dict[str, Any] = {name: getattr(order, name) or said.get(name) for name in texts}
+    completed = replace(
         order,
-        sources=order.sources or _sources_in(script, here.cwd) or _list(said.get("source")),
-        config_trouble=trouble,
+        sources=order.sources or sources or _list(said.get("source")),
         asked=_merged(asked, script.asked if script else Asked()),
-        out=order.out or said.get("out"),
-        root=order.root or said.get("root"),
         cutting=cutting,
-        engine=order.engine or said.get("engine") or usual,
+        engine=order.engine or said.get("engine") or ("command" if known_texts["command"] else "hawkears"),
         engine_args=order.engine_args or _list(said.get("engine_arg")),
-        hawkears_python=order.hawkears_python or said.get("hawkears_python"),
-        hawkears_root=order.hawkears_root or said.get("hawkears_root"),
-        command=order.command or said.get("command"),
+        **known_texts,
     )
+    return completed, trouble
 
 
 def _number(text: object, kind: type, default: Any) -> Any:
@@ -174,30 +177,14 @@ def _number(text: object, kind: type, default: Any) -> Any:
         return default
 
 
+def _right_kinds(table: dict[str, Any]) -> dict[str, Any]:
+    """Return what a settings file says in the right kind; what is wrong with the rest, the settings themselves say."""
+    kinds = {key: one.metadata["kind"] for key, one in settings_by_key().items() if key != "out"}
+    return {key: one for key, one in table.items() if key in kinds and isinstance(one, (kinds[key], int))}
+
+
 def _list(value: object) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, list) else ()
-
-
-def _sources_in(script: BatchScript | None, cwd: Path) -> tuple[str, ...]:
-    """Return the sources that a script names; in an image, absolute paths may be those of its own folders."""
-    start = script.start if script else None
-    if start is None or not start.sources:
-        return ()
-    if start.contained and not all((cwd / one).exists() for one in start.sources):
-        return ()
-    return start.sources
-
-
-def _read_config(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Return what the file of ``badcjobs run --config`` says, or why it cannot be read."""
-    try:
-        table = read_toml(path).get("run")
-    except BadInput as error:
-        return {}, f"{error.what}: {error.why}" if error.why else error.what
-    kinds: dict[str, Any] = {"engine_arg": list, "source": list, "cut": bool}
-    kinds |= dict.fromkeys(("chunk_length", "overlap"), (int, float))
-    said = table if isinstance(table, dict) else {}  # what is wrong with it, the settings themselves say
-    return {key: one for key, one in said.items() if key != "out" and isinstance(one, kinds.get(key, str))}, None
 
 
 def _merged(asked: Asked, in_script: Asked) -> Asked:
@@ -210,9 +197,9 @@ def _merged(asked: Asked, in_script: Asked) -> Asked:
     merged = replace(in_script, **(forgotten | said))
     if asked.cpus_per_node is not None:
         merged = replace(merged, cpus=asked.cpus_per_node * (merged.nodes or 1))
-    if merged.gpus_per_task is None or not {"gpus_per_task", "nodes"} & said.keys():
-        return merged
-    return replace(merged, gpus_per_node=-(-merged.gpus_per_task // (merged.nodes or 1)))
+    if asked.gpus_per_task is not None:
+        merged = replace(merged, gpus_per_node=-(-asked.gpus_per_task // (merged.nodes or 1)))
+    return merged
 
 
 # --- sources, places, the request -------------------------------------------------------------------------------------
@@ -244,9 +231,9 @@ def _look(
 ) -> PreflightFacts:
     """Look up what the rules judge; ``given`` is the command line alone."""
     start, options = script.start if script else None, script.options if script else {}
+    said = start.values if start else {}
     slurm = preflight_facts.ask_slurm(here.environ, here.clock)
     answers = slurm is not None and slurm.trouble is None
-    nodes, names = preflight_facts.ask_nodes(here.environ, order.asked.partition) if answers else (None, None)
     trial = None
     if answers and script is not None and not script.mistakes and replace(given.asked, merge_account=None) == Asked():
         trial = preflight_facts.try_script(here.cwd / script.name, here.environ, here.cwd)
@@ -271,11 +258,10 @@ def _look(
         temporary=folder(temporary) if temporary else None,
         home=os.path.realpath(here.environ.get("HOME") or "/nonexistent"),
         on_cluster=bool(site.name) or answers,
-        live_mode=_value(script, "live_mode") or "auto",
-        grace_s=_number(_value(script, "grace"), float, _GRACE_S),
+        live_mode=said.get("live_mode", "auto"),
+        grace_s=_number(said.get("grace"), float, _GRACE_S),
         slurm=slurm,
-        nodes=nodes,
-        names=names,
+        cluster=preflight_facts.ask_nodes(here.environ) if answers else None,
         trial=trial,
         modules=preflight_facts.try_modules(modules, here.environ) if modules else None,
         gpus=preflight_facts.look_at_gpus(here.environ, here.clock),
@@ -290,7 +276,7 @@ def _check_run_folder(order: CheckOrder, facts: PreflightFacts, cwd: Path) -> It
     except BadcjobsError as error:
         yield problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)
     if frozen is None:
-        yield from request_rules.SPACING.judge(facts)
+        yield from request_rules.SPACING(facts)
         return
     folder, array, asked = f"{cwd / (order.out or '')}", frozen.array, order.asked
     given = tuple(os.path.abspath(cwd / one) for one in order.sources)  # noqa: PTH100 - as frozen: links stay
@@ -310,10 +296,10 @@ def _check_run_folder(order: CheckOrder, facts: PreflightFacts, cwd: Path) -> It
 # --- badcjobs run and its engine --------------------------------------------------------------------------------------
 
 
-def _check_settings(order: CheckOrder, script: BatchScript | None, cwd: Path) -> Iterator[Remark]:
+def _check_settings(script: BatchScript | None, cwd: Path) -> Iterator[Remark]:
     """Judge the values of the script's own options, as ``badcjobs run`` would before it begins."""
     start = script.start if script else None
-    if script is None or start is None or start.hidden or script.wrong_calls or order.config_trouble is not None:
+    if script is None or start is None or start.hidden or script.wrong_calls:
         return  # with what cannot be seen from here it may all be right
     where = f"{script.name} line {start.line}"
     if "out" not in start.named:
@@ -338,11 +324,14 @@ def _check_settings(order: CheckOrder, script: BatchScript | None, cwd: Path) ->
 def _check_engine(order: CheckOrder, script: BatchScript | None, here: Here) -> Iterator[Remark]:
     """Let the engine look for its program and models; a warning where the script may see more than we do."""
     start = script.start if script else None
-    if order.config_trouble is not None:
-        fix = "badcjobs run … --config FILE.toml   (one that can be read)"
-        yield problem("config", order.config_trouble, fix)
-    elif order.engine not in ENGINES:
-        yield _unknown_engine(order.engine or "", script)
+    if order.engine not in ENGINES:
+        name = order.engine or ""
+        text = f"--engine {name} is not known; engines are {', '.join(ENGINES)}"
+        right = nearest(name, ENGINES) or ENGINES[0]
+        if script and start and start.values.get("engine") == name:
+            yield problem("engine", f"{script.name} line {start.line}: {text}", start.text.replace(name, right))
+        else:
+            yield problem("engine", text, f'engine = "{right}"   (in the table [run] of its --config)')
     elif script is not None and start is None:
         return  # it only merges, or starts badcjobs in a way that cannot be read
     elif start is not None and start.contained:
@@ -358,14 +347,6 @@ def _check_engine(order: CheckOrder, script: BatchScript | None, here: Here) -> 
                 unseen = unseen or "knowing what the script's variables hold"
             text = error.what if unseen is None else f"{error.what}; looked for here, without {unseen}"
             yield (problem if unseen is None else warning)("engine", text, fix, why)
-
-
-def _unknown_engine(name: str, script: BatchScript | None) -> Remark:
-    text = f"--engine {name} is not known; engines are {', '.join(ENGINES)}"
-    right = nearest(name, ENGINES) or ENGINES[0]
-    if script is None or script.start is None or _value(script, "engine") != name:
-        return problem("engine", text, f'engine = "{right}"   (in the table [run] of its --config)')
-    return problem("engine", f"{script.name} line {script.start.line}: {text}", script.start.text.replace(name, right))
 
 
 def _try_engine(order: CheckOrder, venvs: Sequence[str], here: Here) -> None:

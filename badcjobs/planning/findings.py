@@ -31,19 +31,7 @@ class Remark:
 
 
 problem, warning, fine = partial(Remark, PROBLEM), partial(Remark, WARNING), partial(Remark, FINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What is said where ``when`` holds; the texts are templates with the names of facts in them, see ``say``."""
-
-    severity: str
-    when: Callable[[Any], object]
-    says: str
-    fix: str | None = None
-
-
-problem_if, warning_if, note_if, fine_if = (partial(Advice, one) for one in SEVERITIES)
+Judge = Callable[[Any], Iterator[Remark]]
 
 
 def always(_facts: object) -> bool:
@@ -51,36 +39,47 @@ def always(_facts: object) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is said where ``when`` holds; severity and texts are templates with names of facts in them, see ``say``."""
+
+    severity: str
+    says: str
+    fix: str | None = None
+    when: Callable[[Any], object] = always
+
+
+problem_if, warning_if, note_if, fine_if = (partial(Advice, one) for one in SEVERITIES)
+
+
 def one_case(_facts: object) -> Cases:
     """Return the case of rules that need nothing but the facts."""
     return ({},)
 
 
-class RuleSet:
-    """The rules about one subject, of which the first that holds is taken, and the cases that they are applied to.
+def rules(subject: str, *rows: Advice, cases: Callable[[Any], Cases] = one_case) -> Judge:
+    """Return a judge about one subject: for each case the first row that holds is said.
 
-    A case is what the rules need besides the facts; its ``details`` go into the remark as they are.
+    A case is what the rows need besides the facts; its ``details`` go into the remark as they are.
     """
 
-    def __init__(self, subject: str, cases: Callable[[Any], Cases], *rules: Advice) -> None:
-        self._subject, self._cases, self._rules = subject, cases, rules
-
-    def judge(self, facts: object) -> Iterator[Remark]:
-        """Yield what is to say; ``facts`` is any object whose attributes the rules name."""
-        for case in self._cases(facts):
+    def judge(facts: object) -> Iterator[Remark]:
+        for case in cases(facts):
             known = {**vars(facts), **case}
             found = SimpleNamespace(**known)
-            rule = next((one for one in self._rules if one.when(found)), None)
-            if rule is not None:
-                fix = None if rule.fix is None else say(rule.fix, known) or None
-                subject, details = say(self._subject, known), tuple(known.get("details", ()))
-                yield Remark(rule.severity, subject, say(rule.says, known), fix, details)
+            row = next((one for one in rows if one.when(found)), None)
+            if row is not None:
+                fix = None if row.fix is None else say(row.fix, known) or None
+                severity, about, text = (say(part, known) for part in (row.severity, subject, row.says))
+                yield Remark(severity, about, text, fix, tuple(known.get("details", ())))
+
+    return judge
 
 
-def judge_all(rule_sets: Iterable[RuleSet], facts: object) -> Iterator[Remark]:
-    """Yield what all of them have to say."""
-    for rules in rule_sets:
-        yield from rules.judge(facts)
+def judge_all(judges: Iterable[Judge], facts: object) -> Iterator[Remark]:
+    """Yield what all of them have to say; ``facts`` is any object whose attributes the rows name."""
+    for judge in judges:
+        yield from judge(facts)
 
 
 def remarks_text(remarks: Sequence[Remark]) -> str:

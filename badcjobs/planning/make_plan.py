@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.planning.findings import Cases, Remark, RuleSet, always, judge_all, note_if, one_case, problem_if
+from badcjobs.planning.findings import Cases, Remark, judge_all, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length, is_below
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.planning.plan_tasks import (
@@ -137,66 +137,65 @@ def _rates(plan: CampaignPlan) -> Cases:
 
 
 SOURCE_REMARKS = (
-    RuleSet(
+    rules(
         "left out",
-        _left_out,
         problem_if(
-            lambda f: f.survey.left_out_words,
             "{survey.left_out_words} cannot be planned: badcjobs run would {survey.left_out_fate}",
             "{fix}",
+            lambda f: f.survey.left_out_words,
         ),
+        cases=_left_out,
     ),
-    RuleSet(
+    rules(
         "unreadable",
-        _examples("unreadable", "unreadable_names"),
         problem_if(
-            always,
             "{many:count file} that cannot be read from here; {guess}; whatever tasks cannot read either will fail",
             "{survey.unreadable_fix}",
         ),
+        cases=_examples("unreadable", "unreadable_names"),
     ),
-    RuleSet(
+    rules(
         "unknown length",
-        _examples("untold", "unknown_names"),
-        note_if(always, "{many:count file} whose header does not tell how long it is; {guess}"),
+        note_if("{many:count file} whose header does not tell how long it is; {guess}"),
+        cases=_examples("untold", "unknown_names"),
     ),
-    RuleSet(
+    rules(
         "empty",
-        _examples("empty", "empty_names"),
         note_if(
-            always,
             "{many:count file} without any audio; planned with 0 s, and {many:it|each} will fail: there is nothing to"
-            " analyse",
+            " analyse"
         ),
+        cases=_examples("empty", "empty_names"),
     ),
-    RuleSet(
+    rules(
         "broken off",
-        _examples("broken", "broken_names"),
         note_if(
-            lambda f: f.survey.nothing_there,
             "{many:count file} with less audio than the header says; what is there is planned, no more;"
             " {survey.nothing_there:count chunk} without any of it will fail",
+            when=lambda f: f.survey.nothing_there,
         ),
-        note_if(always, "{many:count file} with less audio than the header says; what is there is planned, no more"),
+        note_if("{many:count file} with less audio than the header says; what is there is planned, no more"),
+        cases=_examples("broken", "broken_names"),
     ),
-    RuleSet(
+    rules(
         "sample rates",
-        _rates,
         note_if(
-            lambda f: len(f.rates) > 1, "they differ: {rates:list}; an engine may be slower where it has to resample"
+            "they differ: {rates:list}; an engine may be slower where it has to resample",
+            when=lambda f: len(f.rates) > 1,
         ),
+        cases=_rates,
     ),
-    RuleSet(
+    rules(
         "audio",
-        lambda plan: [{"details": plan.survey.not_there_names}],
         note_if(
-            lambda f: f.survey.not_there,
             "the first file of {survey.not_there:count folder} is not there, or cannot be used; rows that say their end"
             " are not looked up one by one",
             "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
+            lambda f: f.survey.not_there,
         ),
+        cases=lambda plan: [{"details": plan.survey.not_there_names}],
     ),
-    RuleSet("passed over", lambda plan: [{"text": one} for one in plan.survey.passed_over], note_if(always, "{text}")),
+    rules("passed over", note_if("{text}"), cases=lambda plan: [{"text": one} for one in plan.survey.passed_over]),
 )
 
 
@@ -255,71 +254,69 @@ def _is_other_length(facts: Any) -> bool:
 
 
 _FIT_REMARKS = (
-    RuleSet(
+    rules(
         "long chunks",
-        _long_chunks,
         problem_if(
-            lambda f: f.many,
             "{many:count chunk} longer than the {limit} of audio that one GPU is sure to finish in a task: they may"
             " never be done",
             "{ways}",
+            lambda f: f.many,
         ),
+        cases=_long_chunks,
     ),
-    RuleSet(
+    rules(
         "files",
-        one_case,
         problem_if(
-            lambda f: f.site.files and f.files > f.site.files,
             "{files:,} files at most, but the quota of {site.name} is {site.files:,}",
             "a longer --time, for fewer tasks; badcjobs merge --remove-merged after each wave",
+            lambda f: f.site.files and f.files > f.site.files,
         ),
     ),
-    RuleSet(
+    rules(
         "chunk length",
-        _unsafe_chunks,
         note_if(
-            lambda f: f.many,
             "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
             " on {speed.devices:list}: a run does such chunks {way}, which may be slower",
             "{fix}",
+            lambda f: f.many,
         ),
+        cases=_unsafe_chunks,
     ),
-    RuleSet(
+    rules(
         "speed",
-        lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts],
-        note_if(always, "{doubt}", "{remedy}"),
+        note_if("{doubt}", "{remedy}"),
+        cases=lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts],
     ),
-    RuleSet(
+    rules(
         "speed",
-        _speed,
         note_if(
-            lambda f: f.is_below,
             "no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
             " {shortest_s:g} s); probe them, or run one task of this plan first, and plan again --from it",
             "{again}",
+            lambda f: f.is_below,
         ),
         note_if(
-            _is_other_length,
             "it was measured with chunks of {speed.chunk_s:,.3g} s on average, and those of this plan have"
             " {chunk_s:,.3g} s: short ones are slower; run one task of this plan first, and plan again --from it",
+            when=_is_other_length,
         ),
+        cases=_speed,
     ),
-    RuleSet(
+    rules(
         "speed",
-        one_case,
         note_if(
-            lambda f: len(f.speed.devices) > 1,
             "it is the mean of {speed.devices:list}; on one model alone it will differ",
+            when=lambda f: len(f.speed.devices) > 1,
         ),
     ),
-    RuleSet(
+    rules(
         "speed",
-        _speed,
         note_if(
-            lambda f: f.speed.gpu_hours is not None and f.planned_hours > 1000 * f.speed.gpu_hours,
             "{planned_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; run one task of this plan"
             " first, and plan again --from it",
+            when=lambda f: f.speed.gpu_hours is not None and f.planned_hours > 1000 * f.speed.gpu_hours,
         ),
+        cases=_speed,
     ),
 )
 

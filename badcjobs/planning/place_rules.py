@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 from pathlib import PurePosixPath
 
-from badcjobs.planning.findings import Cases, RuleSet, always, fine_if, one_case, problem_if, warning_if
+from badcjobs.planning.findings import Advice, Cases, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM, WARNING
 
 FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
 _FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
@@ -33,75 +34,44 @@ def _out(facts: PreflightFacts) -> Cases:
             "seen": out.path if out.path == out.real else f"{out.path} (really {out.real})",
             "read_only": below_any(out.real, site.read_only, facts.home),
             "writable": below_any(out.real, site.writable, facts.home),
+            "made": ", and will be made" if out.missing else "",
         }
 
 
-def _skew(skew_s: float | None, whose: str) -> Cases:
-    """Return the distance of another clock from this machine's: times of tasks are compared with each other."""
-    if skew_s is not None:
-        yield {"apart_s": abs(skew_s), "whose": whose, "direction": "ahead of" if skew_s > 0 else "behind"}
-
-
-def _clock_of_out(facts: PreflightFacts) -> Cases:
-    return _skew(facts.out.skew_s, f"the clock of the filesystem under {facts.out.path}") if facts.out else ()
-
-
-_CLOCK = (
-    fine_if(lambda f: f.apart_s < _SKEW_SEEN_S, "{whose} agrees with this machine's ({apart_s:.1f} s apart)"),
-    warning_if(
-        lambda f: f.apart_s < _SKEW_BAD_S,
-        "{whose} is {apart_s:,.1f} s {direction} this machine's",
-        "timedatectl   (is the clock synchronised? tell the administrators)",
-    ),
-    problem_if(
-        always,
-        "{whose} is {apart_s:,.1f} s {direction} this machine's",
-        "timedatectl   (is the clock synchronised? tell the administrators)",
-    ),
-)
 OUT = (
-    RuleSet(
+    rules(
         "out",
-        _out,
         problem_if(
-            lambda f: f.out.refusal is not None,
             "{out.path} cannot be written here: {out.refusal}",
             "--out {site.example}",
+            lambda f: f.out.refusal is not None,
         ),
-    ),
-    RuleSet(
-        "out",
-        _out,
         problem_if(
-            lambda f: f.read_only is not None,
             "{seen} is below {read_only}, which compute nodes of {site.name} cannot write",
             "--out {site.example}",
+            lambda f: f.read_only is not None,
         ),
         problem_if(
-            lambda f: f.site.writable and f.writable is None,
             "{seen} is not below {site.writable:and}, the only shared place that jobs on {site.name} can write",
             "--out {site.example}",
+            lambda f: f.site.writable and f.writable is None,
         ),
         warning_if(
-            lambda f: f.on_cluster and not f.out.shared and not f.site.writable,
             "{seen} is on a disk of this machine ({out.filesystem}), which other nodes may not see",
             "--out {site.example}   (a folder that all nodes see)",
+            lambda f: f.on_cluster and not f.out.shared and not f.site.writable,
         ),
-        fine_if(
-            lambda f: f.out.refusal is None and f.out.missing,
-            "{seen} can be written here ({out.filesystem}), and will be made",
-        ),
-        fine_if(lambda f: f.out.refusal is None, "{seen} can be written here ({out.filesystem})"),
+        fine_if("{seen} can be written here ({out.filesystem}){made}"),
+        cases=_out,
     ),
-    RuleSet("clock", _clock_of_out, *_CLOCK),
-    RuleSet(
+    rules(
         "room",
-        _out,
         warning_if(
-            lambda f: f.out.free_bytes is not None and f.out.free_bytes < _LITTLE_ROOM_BYTES,
             "only {out.free_bytes:memory} are free where {out.path} lies",
             "df -h {out.path}   (or --out {site.example})",
+            lambda f: f.out.free_bytes is not None and f.out.free_bytes < _LITTLE_ROOM_BYTES,
         ),
+        cases=_out,
     ),
 )
 
@@ -144,70 +114,72 @@ def _temporary(facts: PreflightFacts) -> Cases:
 
 
 PLACES = (
-    RuleSet(
+    rules(
         "files",
-        _files,
-        fine_if(lambda f: f.limit is None, "{said}; nobody says how many are allowed"),
+        fine_if("{said}; nobody says how many are allowed", when=lambda f: f.limit is None),
         problem_if(
-            lambda f: f.most > f.limit, "{said}, but {whose} is {limit:,}", "#SBATCH --array=0-{fitting:before}"
+            "{said}, but {whose} is {limit:,}", "#SBATCH --array=0-{fitting:before}", lambda f: f.most > f.limit
         ),
-        fine_if(always, "{said}; {whose} is {limit:,}"),
+        fine_if("{said}; {whose} is {limit:,}"),
+        cases=_files,
     ),
-    RuleSet(
+    rules(
         "submit folder",
-        _submit,
         problem_if(
-            lambda f: f.refused is not None,
             "{site.name} refuses jobs from below {refused}; this is {submit.path}",
             "cd {site.example} && sbatch …",
+            lambda f: f.refused is not None,
         ),
-        fine_if(lambda f: f.site.no_submit, "{site.name} takes jobs from {submit.path}"),
+        fine_if("{site.name} takes jobs from {submit.path}", when=lambda f: f.site.no_submit),
+        cases=_submit,
     ),
-    RuleSet(
+    rules(
         "log folder",
-        _log,
         problem_if(
-            lambda f: f.read_only is not None,
             "Slurm would write {log}, below {read_only}, which compute nodes cannot write: the job fails without a"
             " word",
             "#SBATCH --output={site.example}/%x-%A_%a.log",
+            lambda f: f.read_only is not None,
         ),
         warning_if(
-            lambda f: f.site.writable and not f.log.startswith("/dev/") and f.writable is None,
             "Slurm would write {log}, which is not below {site.writable:or}: it may be lost",
             "#SBATCH --output={site.example}/%x-%A_%a.log",
+            lambda f: f.site.writable and not f.log.startswith("/dev/") and f.writable is None,
         ),
+        cases=_log,
     ),
-    RuleSet(
+    rules(
         "log folder",
-        lambda facts: [{"folder": folder} for folder in facts.log_folders],
         problem_if(
-            lambda f: f.folder.missing,
             "{script.name} writes its log into {folder.path}, which is not there: Slurm does not make it, and every"
             " task would fail without a word",
             "mkdir -p {folder.path:quoted}",
+            lambda f: f.folder.missing,
         ),
+        cases=lambda facts: [{"folder": folder} for folder in facts.log_folders],
     ),
     # SQLite's WAL is safe on a disk of the node alone.
-    RuleSet(
+    rules(
         "live files",
-        _temporary,
-        fine_if(lambda f: f.site.node_local, "on the node's own disk, ${disk}, published whole"),
-        fine_if(lambda f: f.temporary is None, "in /tmp of the node, unless it sets SLURM_TMPDIR; published whole"),
+        fine_if("on the node's own disk, ${disk}, published whole", when=lambda f: f.site.node_local),
         fine_if(
-            lambda f: not f.temporary.shared, "in TMPDIR={temporary.path} ({temporary.filesystem}), published whole"
+            "in /tmp of the node, unless it sets SLURM_TMPDIR; published whole", when=lambda f: f.temporary is None
+        ),
+        fine_if(
+            "in TMPDIR={temporary.path} ({temporary.filesystem}), published whole",
+            when=lambda f: not f.temporary.shared,
         ),
         problem_if(
-            lambda f: f.live_mode == "local",
             "TMPDIR={temporary.path} is {temporary.filesystem}: a live database (WAL) is not safe there",
             "export TMPDIR=/tmp   (or leave --live-mode local out)",
+            lambda f: f.live_mode == "local",
         ),
         warning_if(
-            always,
             "TMPDIR={temporary.path} is {temporary.filesystem}, where WAL is not safe: live files would lie in"
             " --out, in the slower safe mode",
             "unset TMPDIR   (in the job script, before badcjobs)",
         ),
+        cases=_temporary,
     ),
 )
 
@@ -221,40 +193,55 @@ def _gpus(facts: PreflightFacts) -> Cases:
         yield {"said": f"{len(gpus.names)} here ({kinds}), read through {gpus.backend}"}
 
 
-def _clock_of_slurm(facts: PreflightFacts) -> Cases:
-    return _skew(facts.slurm.skew_s if facts.slurm else None, "the clock of Slurm's controller")
+def _clocks(facts: PreflightFacts) -> Cases:
+    """Compare other clocks with this machine's: times of tasks are compared with each other."""
+    for place, whose in ((facts.out, "the filesystem under --out"), (facts.slurm, "Slurm's controller")):
+        if place is not None and place.skew_s is not None:
+            apart_s, direction = abs(place.skew_s), "ahead of" if place.skew_s > 0 else "behind"
+            severity = WARNING if apart_s < _SKEW_BAD_S else PROBLEM
+            yield {"whose": f"the clock of {whose}", "apart_s": apart_s, "direction": direction, "severity": severity}
 
 
 MACHINE = (
-    RuleSet(
+    rules(
         "Slurm",
-        one_case,
-        fine_if(lambda f: f.slurm is None and f.site.name, "not on this machine; limits come from the site file alone"),
-        fine_if(lambda f: f.slurm is None, "not on this machine; jobs run with submit --cluster local"),
-        warning_if(lambda f: f.slurm.trouble, "it does not answer: {slurm.trouble}", "scontrol ping"),
-        fine_if(always, "it answers here"),
+        fine_if(
+            "not on this machine; limits come from the site file alone", when=lambda f: f.slurm is None and f.site.name
+        ),
+        fine_if("not on this machine; jobs run with submit --cluster local", when=lambda f: f.slurm is None),
+        warning_if("it does not answer: {slurm.trouble}", "scontrol ping", lambda f: f.slurm.trouble),
+        fine_if("it answers here"),
     ),
-    RuleSet("clock", _clock_of_slurm, *_CLOCK),
+    rules(
+        "clock",
+        fine_if("{whose} agrees with this machine's ({apart_s:.1f} s apart)", when=lambda f: f.apart_s < _SKEW_SEEN_S),
+        Advice(
+            "{severity}",
+            "{whose} is {apart_s:,.1f} s {direction} this machine's",
+            "timedatectl   (is the clock synchronised? tell the administrators)",
+        ),
+        cases=_clocks,
+    ),
     # Where jobs are submitted from there need not be any GPU.
-    RuleSet(
+    rules(
         "GPUs",
-        _gpus,
         warning_if(
-            lambda f: f.gpus.names and f.gpus.backend == "nvidia-smi",
             "{said}, for NVML cannot be loaded: fewer metrics, no energy counter ({gpus.why})",
             "python -c 'import pynvml; pynvml.nvmlInit()'   (what does it say?)",
+            lambda f: f.gpus.names and f.gpus.backend == "nvidia-smi",
         ),
         warning_if(
-            lambda f: f.gpus.names and f.gpus.backend == "none",
             "{said}: telemetry would be one gap ({gpus.why})",
             "nvidia-smi   (what does it say? in a container: apptainer exec --nv …)",
+            lambda f: f.gpus.names and f.gpus.backend == "none",
         ),
-        fine_if(lambda f: f.gpus.names, "{said}"),
-        warning_if(lambda f: f.gpus.in_job, "this job has none: {gpus.why}", "#SBATCH --gpus-per-node=1"),
+        fine_if("{said}", when=lambda f: f.gpus.names),
+        warning_if("this job has none: {gpus.why}", "#SBATCH --gpus-per-node=1", lambda f: f.gpus.in_job),
         fine_if(
-            lambda f: f.on_cluster,
             "none here, as usual where jobs are submitted from; tasks look for their own ({gpus.why})",
+            when=lambda f: f.on_cluster,
         ),
-        warning_if(always, "none here: {gpus.why}", "badcjobs run … --cpu-workers 2   (or --simulate 2, to try)"),
+        warning_if("none here: {gpus.why}", "badcjobs run … --cpu-workers 2   (or --simulate 2, to try)"),
+        cases=_gpus,
     ),
 )

@@ -1,4 +1,4 @@
-"""Looks up what ``check`` judges: folders, clocks, Slurm's settings and nodes, modules, devices.
+"""Looks up what ``check`` judges: folders, clocks, Slurm's settings and nodes, modules, devices, sources.
 
 What the answers mean is said by the rules beside this file. None: not asked, or unknown.
 """
@@ -10,22 +10,22 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from badcjobs.cluster.job_script import BatchScript, Call
-from badcjobs.cluster.nodes import UNTYPED, Cluster, largest_size, parse_sinfo, query_sinfo
+from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
 from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.slurm_commands import CONFIG_QUESTION, TIME_FORMAT, parse_config
+from badcjobs.cluster.slurm_commands import CONFIG_QUESTION, TIME_FORMAT, ask, parse_config
 from badcjobs.devices.allocation import parse_allocation
 from badcjobs.devices.listing import open_devices
-from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.model import AS_IT_COMES, Chunk, Cutting, StandIn
+from badcjobs.errors import BadcjobsError, BadInput, NotHere
+from badcjobs.model import AS_IT_COMES, Cutting, StandIn
 from badcjobs.planning.findings import Remark, fine, problem, warning
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
-from badcjobs.seams import Clock
+from badcjobs.seams import Clock, Unanswered
 from badcjobs.sources.mistakes import SHOWN, Remarks, shown
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import WHOLE, SeenKeys
@@ -38,6 +38,7 @@ _NO_MODULES = 97
 _NOT_NOW = ("Unable to contact", "ocket timed out", "temporarily unable")  # of the controller, not of the job
 _LOAD = f'type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load "$@"; echo; echo "{_LIST_FOLLOWS}"; '
 _LOAD += "module -t list 2>&1"
+_GO_ON = "badcjobs run SOURCE --out DIR   (the others are done; restore the files and run it again)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +54,6 @@ class FolderFacts:
     free_bytes: int | None = None
     free_files: int | None = None
     skew_s: float | None = None  # its filesystem's clock minus ours
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """The most that any node of this Slurm has, each for itself."""
-
-    whose: str  # "this Slurm", "partition gpu"
-    gpus: int | None = None
-    cpus: int | None = None
-    memory_gb: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NameFacts:
-    """What there is by name, as ``sinfo`` shows it; features and kinds are those of the script's partition."""
-
-    whose: str  # "this Slurm", "partition gpu"
-    partitions: tuple[str, ...]
-    nodes: tuple[str, ...]
-    features: tuple[str, ...]
-    kinds: tuple[str, ...]  # of GPUs, in small letters
-    all_work: bool = False  # no node is down, drained, reserved, …
-
-
-@dataclass(frozen=True, slots=True)
-class SbatchAnswer:
-    """What ``sbatch --test-only`` says to a script."""
-
-    refusal: str | None  # None: it would take it
-    details: tuple[str, ...] = ()  # what it says besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +117,21 @@ class PreflightFacts:
     live_mode: str = "auto"
     grace_s: float = 20.0
     slurm: SlurmFacts | None = None
-    nodes: NodeFacts | None = None
-    names: NameFacts | None = None
-    trial: SbatchAnswer | None = None
+    cluster: Cluster | None = None  # its nodes, as sinfo shows them
+    trial: tuple[str, ...] | None = None  # what sbatch --test-only says: why it refuses the script; (): it does not
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
 
 
 def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     """Look at a folder that need not exist; ``write``: with a small file, removed at once, there or above it."""
-    there = _nearest(path)
+    there = next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
     filesystem = read_filesystem(path)
     refusal, skew_s = _try_writing(there, clock) if write else (None, None)
-    free_bytes, free_files = _room(there)
+    try:
+        room = os.statvfs(there)
+    except OSError:
+        room = None
     return FolderFacts(
         path=str(path),
         real=os.path.realpath(path),
@@ -166,92 +139,51 @@ def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
         shared=filesystem.shared,
         refusal=refusal,
         missing=there != path,
-        free_bytes=free_bytes,
-        free_files=free_files,
+        free_bytes=None if room is None else room.f_bavail * room.f_frsize,
+        free_files=room.f_favail if room and room.f_files else None,  # some filesystems count none
         skew_s=skew_s,
     )
-
-
-def _nearest(path: Path) -> Path:
-    """Return the path, or the first above it that exists."""
-    return next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
 
 
 def _try_writing(folder: Path, clock: Clock) -> tuple[str | None, float | None]:
     """Return why nothing can be written, or how far the filesystem's clock is from ours."""
     before_ms = clock.now_ms()
     try:
-        handle, name = tempfile.mkstemp(prefix=".badcjobs-check-", dir=folder)
-    except OSError as error:
+        with tempfile.NamedTemporaryFile(prefix=".badcjobs-check-", dir=folder, buffering=0) as file:
+            file.write(b"?")
+            os.fsync(file.fileno())  # so that a server has put its own time on it
+            written_ms = os.fstat(file.fileno()).st_mtime_ns / 1e6
+    except OSError as error:  # also a full disk, a quota
         return f"{error.strerror or error} ({folder})", None
-    try:
-        os.write(handle, b"?")
-        os.fsync(handle)  # so that a server has put its own time on it
-        written_ms = os.fstat(handle).st_mtime_ns / 1e6
-    except OSError as error:  # a full disk, a quota
-        return error.strerror or str(error), None
-    finally:
-        os.close(handle)
-        Path(name).unlink(missing_ok=True)
     nearest_ms = min(max(written_ms, before_ms - _COARSE_MS), clock.now_ms() + _COARSE_MS)
     return None, (written_ms - nearest_ms) / 1000
 
 
-def _room(folder: Path) -> tuple[int | None, int | None]:
-    """Return free bytes and free files; None where the filesystem counts none."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None, None
-    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
-
-
 def ask_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     """Ask scontrol for its settings; None: there is no Slurm here."""
-    program = shutil.which(CONFIG_QUESTION[0], path=environ.get("PATH"))
-    if program is None:
-        return None
     before_s = clock.now_ms() / 1000
     try:
-        done = _run([program, *CONFIG_QUESTION[1:]], {**environ, **TIME_FORMAT})
-    except (OSError, subprocess.SubprocessError) as error:
-        return SlurmFacts(trouble=str(error))
-    after_s = clock.now_ms() / 1000
-    if done.returncode:
-        return SlurmFacts(trouble=_last_line(done.stderr) or f"scontrol ended with exit code {done.returncode}")
-    config = parse_config(done.stdout)
+        config = parse_config(ask(CONFIG_QUESTION, {**environ, **TIME_FORMAT}))
+    except NotHere:
+        return None
+    except Unanswered as error:
+        return SlurmFacts(trouble=str(error).splitlines()[-1])
     skew_s = None
     if config.as_of_s is not None:  # whole seconds, cut off
-        skew_s = config.as_of_s - min(max(config.as_of_s, before_s - 1), after_s)
+        skew_s = config.as_of_s - min(max(config.as_of_s, before_s - 1), clock.now_ms() / 1000)
     return SlurmFacts(config.max_array_size, config.kill_wait_s, skew_s)
 
 
-def ask_nodes(environ: Mapping[str, str], partition: str | None) -> tuple[NodeFacts | None, NameFacts | None]:
-    """Ask sinfo once how large nodes are, and what there is by name; None: it does not say."""
+def ask_nodes(environ: Mapping[str, str]) -> Cluster | None:
+    """Ask sinfo for the nodes; None: it is not there, too busy to answer, or shows this user nothing."""
     try:
         cluster = parse_sinfo(query_sinfo(environ))
-    except BadcjobsError:  # a cluster without sinfo, or too busy to answer: then its limits are not judged
-        return None, None
-    if not cluster.nodes:  # it shows some users nothing
-        return None, None
-    whose = f"partition {partition}" if partition else "this Slurm"
-    size = largest_size(cluster, partition)
-    memory_gb = None if size is None or size.memory_mib is None else size.memory_mib / 1024
-    largest = None if size is None else NodeFacts(whose, size.gpus, size.cores, memory_gb)
-    return largest, _names(cluster, None if size is None else partition, whose)
+    except BadcjobsError:
+        return None
+    return cluster if cluster.nodes else None
 
 
-def _names(cluster: Cluster, partition: str | None, whose: str) -> NameFacts:
-    """Return what there is by name; features and kinds of one partition, or of all."""
-    there = cluster.reached(partition)
-    features = sorted({word for node in there for word in node.features})
-    kinds = sorted({one.kind for node in there for one in node.gpus} - {UNTYPED})
-    partitions, nodes = (tuple(one.name for one in names) for names in (cluster.partitions, cluster.nodes))
-    whose, all_work = whose if partition else "this Slurm", all(node.works for node in there)
-    return NameFacts(whose, partitions, nodes, tuple(features), tuple(kinds), all_work)
-
-
-def try_script(path: Path, environ: Mapping[str, str], cwd: Path) -> SbatchAnswer | None:
+def try_script(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
     """Let sbatch say what it thinks of a script, which submits nothing; None: nobody can ask it."""
     program = shutil.which("sbatch", path=environ.get("PATH"))
     if program is None:
@@ -263,28 +195,24 @@ def try_script(path: Path, environ: Mapping[str, str], cwd: Path) -> SbatchAnswe
     return parse_trial(done.returncode, done.stdout + done.stderr)
 
 
-def parse_trial(exit_code: int, said: str) -> SbatchAnswer | None:
-    """Read the answer of ``sbatch --test-only``; None where it could not ask the controller either."""
+def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
+    """Return why ``sbatch --test-only`` refuses a script, and what it says besides; None: it could not ask either."""
     if exit_code == 0:
-        return SbatchAnswer(None)
+        return ()
     lines = [line.strip().removeprefix("sbatch: error: ") for line in said.splitlines() if line.strip()]
     marked = [line.partition("allocation failure: ")[2] for line in lines if "allocation failure: " in line]
     refusal = (marked or lines or [f"it ended with exit code {exit_code}"])[-1]
     if any(words in refusal for words in _NOT_NOW):
         return None
-    return SbatchAnswer(refusal, tuple(line for line in lines if refusal not in line))
+    return (refusal, *(line for line in lines if refusal not in line))
 
 
-def try_modules(names: Sequence[str], environ: Mapping[str, str]) -> ModuleFacts:
+def try_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
-    wanted = tuple(names)
-    shell = shutil.which("bash", path=environ.get("PATH"))
-    if shell is None:
-        return ModuleFacts(wanted, command=False)
     try:
-        done = _run([shell, "-lc", _LOAD, "bash", *wanted], environ)
+        done = _run([shutil.which("bash", path=environ.get("PATH")) or "bash", "-lc", _LOAD, "bash", *wanted], environ)
     except (OSError, subprocess.SubprocessError) as error:
-        return ModuleFacts(wanted, command=True, said=str(error))
+        return ModuleFacts(wanted, command=not isinstance(error, FileNotFoundError), said=str(error))
     if done.returncode == _NO_MODULES:
         return ModuleFacts(wanted, command=False)
     loaded = done.stdout.partition(f"{_LIST_FOLLOWS}\n")[2].split()
@@ -309,10 +237,6 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], cwd: Path | None = Non
     )  # fmt: skip
 
 
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
@@ -328,47 +252,27 @@ def check_source(
 
     ``quick``: look at no file. The facts are None when there are mistakes.
     """
+    empty: dict[str, str] = {}  # path → what is said of it
+    unreadable: dict[str, str] = {}
     try:
         sources = open_sources(paths, root=root, cutting=cutting)
-        odd = OddFiles()
-        facts, remarks = _count_rows(sources, progress) if quick else _read_all(sources, progress, odd)
+        read = _count_rows(sources, progress) if quick else _read_all(sources, progress, empty, unreadable)
     except BadcjobsError as error:
         look = f"ls -ld {shlex.quote(str(paths[0]))}"
         return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
-    go_on = "badcjobs run SOURCE --out DIR   (the others are done; restore the files and run it again)"
-    passed_over = [fine("source", line) for line in remarks.notes()]
-    will_fail = [*odd.findings(go_on), *(warning("audio", line, go_on) for line in remarks.lines())]
+    facts, remarks = read
     text = f"{facts.chunks:,} chunks; --quick: no audio file was looked at"
     if not quick:
         unknown = f", {facts.of_unknown_length:,} of unknown length" if facts.of_unknown_length else ""
         text = f"{facts.chunks:,} chunks, {facts.audio_s / 3600:,.1f} hours of audio{unknown}; every file is there"
-    return facts, [fine("source", text), *passed_over, *will_fail]
-
-
-class OddFiles:
-    """Files that are there, and of which a run would make nothing but a failed chunk; the first twenty are named."""
-
-    def __init__(self) -> None:
-        self.empty: dict[str, str] = {}  # path → what is said of it
-        self.unreadable: dict[str, str] = {}
-
-    def note(self, chunk: Chunk) -> None:
-        """Look at the next chunk."""
-        header, name = chunk.fingerprint.header, shown(chunk.source_path)
-        if chunk.fingerprint.audio_bytes == 0 or header.duration_s == 0:
-            self.empty.setdefault(chunk.audio_path, name)
-        elif header.unreadable:
-            self.unreadable.setdefault(chunk.audio_path, f"{name}: {header.unreadable}")
-
-    def findings(self, go_on: str) -> Iterator[Remark]:
-        """Yield what would fail."""
-        if self.unreadable:
-            text = f"{count(len(self.unreadable), 'file')} cannot be read from here: what is in there would fail"
-            yield problem("audio", text, f"ls -l {shlex.quote(next(iter(self.unreadable)))}", _named(self.unreadable))
-        if self.empty:
-            many = count(len(self.empty), "file")
-            text = f"{many} without any audio; each will fail, for there is nothing to analyse"
-            yield warning("audio", text, go_on, _named(self.empty))
+    found = [fine("source", line) for line in (text, *remarks.notes())]
+    if unreadable:
+        said = f"{count(len(unreadable), 'file')} cannot be read from here: what is in there would fail"
+        found.append(problem("audio", said, f"ls -l {shlex.quote(next(iter(unreadable)))}", _named(unreadable)))
+    if empty:
+        said = f"{count(len(empty), 'file')} without any audio; each will fail, for there is nothing to analyse"
+        found.append(warning("audio", said, _GO_ON, _named(empty)))
+    return facts, [*found, *(warning("audio", line, _GO_ON) for line in remarks.lines())]
 
 
 def _named(files: Mapping[str, str]) -> tuple[str, ...]:
@@ -376,7 +280,10 @@ def _named(files: Mapping[str, str]) -> tuple[str, ...]:
     return (*names[:SHOWN], f"… and {len(names) - SHOWN:,} more") if len(names) > SHOWN else names
 
 
-def _read_all(sources: Sources, progress: Callable[[int], None], odd: OddFiles) -> tuple[SourceFacts, Remarks]:
+def _read_all(
+    sources: Sources, progress: Callable[[int], None], empty: dict[str, str], unreadable: dict[str, str]
+) -> tuple[SourceFacts, Remarks]:
+    """Read all chunks, and find the files of which a run would make nothing but a failed chunk."""
     remarks = Remarks()
     chunks = of_unknown_length = 0
     audio_s = 0.0
@@ -384,12 +291,13 @@ def _read_all(sources: Sources, progress: Callable[[int], None], odd: OddFiles) 
         progress(chunks)
         audio_s += chunk.audio_s or 0.0
         of_unknown_length += chunk.audio_s is None
-        odd.note(chunk)
-    listed = sources.manifests_listed
-    facts = SourceFacts(
-        chunks, audio_s, of_unknown_length, listed, empty=len(odd.empty), unreadable=len(odd.unreadable)
-    )
-    return facts, remarks
+        header, name = chunk.fingerprint.header, shown(chunk.source_path)
+        if chunk.fingerprint.audio_bytes == 0 or header.duration_s == 0:
+            empty.setdefault(chunk.audio_path, name)
+        elif header.unreadable:
+            unreadable.setdefault(chunk.audio_path, f"{name}: {header.unreadable}")
+    listed, many = sources.manifests_listed, (len(empty), len(unreadable))
+    return SourceFacts(chunks, audio_s, of_unknown_length, listed, True, *many), remarks
 
 
 def _count_rows(sources: Sources, progress: Callable[[int], None]) -> tuple[SourceFacts, Remarks]:

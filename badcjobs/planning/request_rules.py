@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from badcjobs.cluster.job_script import nearest
+from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
 from badcjobs.planning.findings import (
+    Advice,
     Cases,
     Remark,
-    RuleSet,
-    always,
     fine_if,
     judge_all,
-    one_case,
     problem_if,
+    rules,
     warning_if,
 )
-from badcjobs.planning.preflight_facts import NodeFacts, PreflightFacts
-from badcjobs.report.rules import PROBLEM
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.report.words import count
 
 _AGAIN = "   (what is left is done when you submit it again)"
@@ -33,12 +33,12 @@ _PERHAPS_LATER = ("node configuration is not available", "nodes are busy", "not 
 
 def judge_request(facts: PreflightFacts) -> list[Remark]:
     """Judge what is asked for; ``sbatch --test-only`` has the last word: sinfo does not show everybody everything."""
-    found, trial = list(judge_all(REQUEST, facts)), facts.trial
-    if trial is not None and trial.refusal is None:
-        return [*found, *_SBATCH.judge(facts)]
-    found += NAMES.judge(facts)
-    said_better = any(one.severity == PROBLEM and one.subject in _SAID_BETTER for one in found)
-    return found if said_better else [*found, *_SBATCH.judge(facts)]
+    found = list(judge_all(REQUEST, facts))
+    if facts.trial != ():
+        found += NAMES(facts)
+        if any(one.severity == PROBLEM and one.subject in _SAID_BETTER for one in found):
+            return found
+    return [*found, *_SBATCH(facts)]
 
 
 # --- the array and its time -------------------------------------------------------------------------------------------
@@ -50,11 +50,10 @@ def _array(facts: PreflightFacts) -> Cases:
     if asked.tasks is None:
         return
     last = asked.tasks - 1 if asked.last_index is None else asked.last_index
-    of_slurm = slurm.max_array_size if slurm else None
     if site.array_tasks:
-        yield {"limit": site.array_tasks, "who": f"{site.name} allows", "last": 0, "highest": site.array_tasks - 1}
-    if of_slurm:
-        yield {"limit": of_slurm, "who": "this Slurm (MaxArraySize) allows", "last": last, "highest": of_slurm - 1}
+        yield {"limit": site.array_tasks, "who": f"{site.name} allows", "last": 0}
+    if slurm and slurm.max_array_size:
+        yield {"limit": slurm.max_array_size, "who": "this Slurm (MaxArraySize) allows", "last": last}
 
 
 def _spacing(facts: PreflightFacts) -> Cases:
@@ -62,21 +61,26 @@ def _spacing(facts: PreflightFacts) -> Cases:
     script, start = facts.script, facts.start
     if facts.asked.array_range is None or (script is not None and start is None) or (start and "shard" in start.named):
         return
-    yield {"sure": facts.out is not None and not (start and start.hidden)}
+    if facts.out is not None and not (start and start.hidden):
+        yield {"severity": PROBLEM, "outcome": "all of them would end at once, for none knows its share"}
+    else:
+        yield {"severity": WARNING, "outcome": "they know their shares only in a run that has begun already"}
 
 
 def _gpu_hours(facts: PreflightFacts) -> Cases:
     """Multiply tasks, GPUs and time: a cap counts what runs and waits together."""
-    asked = facts.asked
-    if not asked.gpus_per_task or (asked.time_s is None and not asked.no_time_limit):
+    asked, site, tasks = facts.asked, facts.site, facts.asked.tasks or 1
+    if not asked.gpus_per_task or (asked.time_s is None and not (asked.no_time_limit and site.gpu_hours)):
         return
     hours = (asked.time_s or 0) / 3600
-    gpu_hours = (asked.tasks or 1) * asked.gpus_per_task * hours
+    total = tasks * asked.gpus_per_task * hours
+    cap = f"{site.name} allows {site.gpu_hours:,.0f} running and queued together" if site.gpu_hours else ""
     yield {
-        "gpu_hours": gpu_hours,
-        "said": f"{count(asked.tasks or 1, 'task')} × {count(asked.gpus_per_task, 'GPU')}",
-        "product": f" × {hours:,.4g} h = {gpu_hours:{',.0f' if gpu_hours >= 10 else '.2g'}} GPU-hours",
-        "within_cap": _within_cap(facts, hours or None, facts.site.gpu_hours) if facts.site.gpu_hours else "",
+        "total": total,
+        "said": f"{count(tasks, 'task')} × {count(asked.gpus_per_task, 'GPU')}",
+        "product": f" × {hours:,.4g} h = {total:{',.0f' if total >= 10 else '.2g'}} GPU-hours",
+        "cap": cap or "no cap is known",
+        "within_cap": _within_cap(facts, hours or None, site.gpu_hours) if site.gpu_hours else "",
     }
 
 
@@ -86,10 +90,8 @@ def _within_cap(facts: PreflightFacts, hours: float | None, cap: float) -> str:
     minutes = int(min(cap / ((asked.tasks or 1) * gpus), facts.site.time_h or cap) * 60)
     if minutes >= 60 or (asked.tasks is None and minutes):
         return f"#SBATCH --time={minutes // 60}:{minutes % 60:02d}:00{_AGAIN}"
-    tasks = int(cap / (gpus * (hours or 1)))
-    if tasks and asked.tasks is not None:
-        return f"#SBATCH --array=0-{tasks - 1}{'' if hours else ' --time=1:00:00'}{_AGAIN}"
-    return f"#SBATCH --nodes=1 --gpus-per-node=1 --time={max(1, int(cap))}:00:00{_AGAIN}"
+    tasks = max(1, int(cap / (gpus * (hours or 1))))
+    return f"#SBATCH --array=0-{tasks - 1}{'' if hours else ' --time=1:00:00'}{_AGAIN}"
 
 
 def _time(facts: PreflightFacts) -> Cases:
@@ -103,93 +105,76 @@ def _shares(facts: PreflightFacts) -> Cases:
         yield {"idle": tasks - source.chunks, "busy": max(1, source.chunks), "listed": source.manifests_listed}
 
 
-SPACING = RuleSet(
+SPACING = rules(
     "array",
-    _spacing,
-    problem_if(
-        lambda f: f.sure,
-        "--array={asked.array} is a list, and Slurm hides the spacing of a list from its tasks: all of them would end"
-        " at once, for none knows its share",
+    Advice(
+        "{severity}",
+        "--array={asked.array} is a list, and Slurm hides the spacing of a list from its tasks: {outcome}",
         "#SBATCH --array={asked.array_range}",
     ),
-    warning_if(
-        always,
-        "--array={asked.array} is a list, and Slurm hides the spacing of a list from its tasks: they know their shares"
-        " only in a run that has begun already",
-        "#SBATCH --array={asked.array_range}",
-    ),
+    cases=_spacing,
 )
-SHARES = RuleSet(
+SHARES = rules(
     "array",
-    _shares,
     problem_if(
-        lambda f: f.listed is not None and f.listed > f.asked.tasks,
         "the list names {listed:,} manifests, but the array has {asked.tasks:,} tasks: the run is refused",
         "#SBATCH --array=0-{listed:before}",
+        lambda f: f.listed is not None and f.listed > f.asked.tasks,
     ),
     warning_if(
-        lambda f: f.idle > 0,
         "{asked.tasks:,} tasks for {source.chunks:count chunk}: {idle:,} {idle:has|have} nothing to do",
         "#SBATCH --array=0-{busy:before}",
+        lambda f: f.idle > 0,
     ),
+    cases=_shares,
 )
 _ARRAY_AND_TIME = (
-    RuleSet(
+    rules(
         "array",
-        _array,
         problem_if(
-            lambda f: f.asked.tasks > f.limit,
             "the array has {asked.tasks:,} tasks, but {who} {limit:,}",
             "#SBATCH --array=0-{limit:before}",
+            lambda f: f.asked.tasks > f.limit,
         ),
         problem_if(
-            lambda f: f.last >= f.limit,
-            "the array's last index is {last:,}, but this Slurm (MaxArraySize) takes at most {highest:,}",
+            "the array's last index is {last:,}, but this Slurm (MaxArraySize) takes at most {limit:before}",
             "#SBATCH --array=0-{asked.tasks:before}",
+            lambda f: f.last >= f.limit,
         ),
-        fine_if(always, "{asked.tasks:,} tasks; {who} {limit:,}"),
+        fine_if("{asked.tasks:,} tasks; {who} {limit:,}"),
+        cases=_array,
     ),
-    RuleSet(
+    rules(
         "queue",
-        lambda f: [{"room": f.site.queued_jobs - 1}] if f.site.queued_jobs and f.asked.tasks else [],
         problem_if(
-            lambda f: f.room < f.asked.tasks <= f.site.queued_jobs,
             "{asked.tasks:,} tasks and the merge job are more than the {site.queued_jobs:,} jobs {site.name} queues",
             "#SBATCH --array=0-{room:before}",
+            lambda f: f.room < f.asked.tasks <= f.site.queued_jobs,
         ),
+        cases=lambda f: [{"room": f.site.queued_jobs - 1}] if f.site.queued_jobs and f.asked.tasks else [],
     ),
-    RuleSet(
+    rules(
         "time",
-        _time,
         problem_if(
-            lambda f: f.site.time_h and (f.asked.no_time_limit or (f.asked.time_s or 0) > f.site.time_h * 3600),
             "--time asks for {wanted}, but {site.name} allows {site.time_h:,.4g} h",
             "#SBATCH --time={site.time_h:.0f}:00:00",
+            lambda f: f.site.time_h and (f.asked.no_time_limit or (f.asked.time_s or 0) > f.site.time_h * 3600),
         ),
         warning_if(
-            lambda f: f.asked.no_time_limit,
             "--time asks for no time limit: nothing warns a task before its end, and no plan can be kept",
             "#SBATCH --time=12:00:00" + _AGAIN,
+            lambda f: f.asked.no_time_limit,
         ),
+        cases=_time,
     ),
-    RuleSet(
+    rules(
         "GPU-hours",
-        _gpu_hours,
         problem_if(
-            lambda f: f.asked.time_s is None and f.site.gpu_hours,
-            "{said} without a time limit have no end, but {site.name} allows {site.gpu_hours:,.0f} GPU-hours",
-            "{within_cap}",
+            "{said} without a time limit have no end, but {cap}", "{within_cap}", lambda f: f.asked.time_s is None
         ),
-        fine_if(lambda f: f.asked.time_s is not None and not f.site.gpu_hours, "{said}{product}; no cap is known"),
-        fine_if(
-            lambda f: f.asked.time_s is not None and f.gpu_hours <= f.site.gpu_hours,
-            "{said}{product}; {site.name} allows {site.gpu_hours:,.0f} running and queued together",
-        ),
-        problem_if(
-            lambda f: f.asked.time_s is not None,
-            "{said}{product}, but {site.name} allows {site.gpu_hours:,.0f} running and queued together",
-            "{within_cap}",
-        ),
+        fine_if("{said}{product}; {cap}", when=lambda f: f.total <= (f.site.gpu_hours or f.total)),
+        problem_if("{said}{product}, but {cap}", "{within_cap}"),
+        cases=_gpu_hours,
     ),
 )
 
@@ -200,17 +185,24 @@ _ARRAY_AND_TIME = (
 def _node(facts: PreflightFacts) -> Cases:
     """Compare what a task wants of one node with a node of the site; what its file does not say, Slurm may."""
     asked, site = facts.asked, facts.site
-    said = NodeFacts(site.name, site.node_gpus, site.node_cpus, site.node_memory_gb)
-    for part, subject, wanted, unit in (
-        ("gpus", "GPUs", asked.gpus_per_node, "GPUs"),
-        ("cpus", "cores", asked.cpus_per_node, "cores"),
-        ("memory_gb", "memory", asked.memory_gb_per_node, "GB of memory"),
-    ):
-        whose = facts.nodes if facts.nodes is not None and getattr(said, part) is None else said
-        most = getattr(whose, part)
-        if wanted is not None and most is not None and wanted > most:
-            mem = f"{most:.0f}G" if most == int(most) else f"{int(most * 1024)}M"
-            yield {"subject": subject, "wanted": wanted, "unit": unit, "whose": whose.whose, "most": most, "mem": mem}
+    size = None if facts.cluster is None else largest_size(facts.cluster, asked.partition)
+    of_slurm = (size.gpus, size.cores, size.memory_mib and size.memory_mib / 1024) if size else (None, None, None)
+    of_site = (site.node_gpus, site.node_cpus, site.node_memory_gb)
+    wanted = (asked.gpus_per_node, asked.cpus_per_node, asked.memory_gb_per_node)
+    units = ("GPUs", "cores", "GB of memory")
+    for many, unit, said, there in zip(wanted, units, of_site, of_slurm, strict=True):
+        most = there if said is None else said
+        if many is None or most is None or many <= most:
+            continue
+        fixes = {
+            "GPUs": f"#SBATCH --gpus-per-node={most}   (more: badcjobs template multinode)",
+            "cores": f"#SBATCH --cpus-per-task={most}",
+            "memory": f"#SBATCH --mem={most:.0f}G" if most == int(most) else f"#SBATCH --mem={int(most * 1024)}M",
+        }
+        subject = unit.split()[-1]
+        fix = fixes[subject] if most else "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"
+        whose = _reached(facts)[0] if said is None else site.name
+        yield {"subject": subject, "wanted": many, "unit": unit, "whose": whose, "most": most, "fix": fix}
 
 
 def _spread(facts: PreflightFacts) -> Cases:
@@ -236,15 +228,14 @@ def _billing(facts: PreflightFacts) -> Cases:
         (None if on_a_node_gb is None else on_a_node_gb * nodes, site.bill_memory_gb, " GB"),
         (asked.cpus, site.bill_cpu, " cores"),
     )
-    gpus, memory, cores = ((amount or 0) * (weight or 0.0) for amount, weight, _ in amounts)
+    costs = [(amount or 0) * (weight or 0.0) for amount, weight, _ in amounts]
+    gpus, memory, cores = costs
     parts = [
         f"{amount:g}{unit} × {weight:g} = {amount * weight:g}"
         for amount, weight, unit in amounts
         if amount is not None and weight is not None
     ]
-    total, rule = max(gpus, memory, cores), "the largest counts"
-    if not highest_counts:
-        total, rule = gpus + memory + cores, "they add up"
+    total = f"the largest counts: {max(costs):g}" if highest_counts else f"they add up: {sum(costs):g}"
     free_gb = max(gpus, cores if highest_counts else 0.0) / site.bill_memory_gb / nodes if site.bill_memory_gb else 0.0
     enough_mib = int(max(_NEEDED_GB_PER_GPU * -(-asked.gpus_per_task // nodes), free_gb) * 1024)
     paid = max(gpus, memory if highest_counts else 0.0)
@@ -255,55 +246,49 @@ def _billing(facts: PreflightFacts) -> Cases:
         "too_many": cores > paid,
         "cores_paid": max(1, int(paid / site.bill_cpu / nodes)) if site.bill_cpu else 1,
         "enough": f"{enough_mib}M" if enough_mib % 1024 else f"{enough_mib // 1024}G",
-        "bill": f"{', '.join(parts)}; {rule}: {total:g} an hour for each task",
+        "bill": f"{', '.join(parts)}; {total} an hour for each task",
     }
 
 
-_TOO_MUCH = "a task asks for {wanted:,.4g} {unit} on a node, but a node of {whose} has {most:,.4g}"
 _NODES_AND_COST = (
-    RuleSet(
+    rules(
         "GPUs",
-        one_case,
         warning_if(
-            lambda f: f.asked.gpus_per_task == 0, "the script asks Slurm for no GPU", "#SBATCH --gpus-per-node=1"
+            "the script asks Slurm for no GPU", "#SBATCH --gpus-per-node=1", lambda f: f.asked.gpus_per_task == 0
         ),
     ),
-    RuleSet(
+    rules(
         "{subject}",
-        _node,
-        problem_if(lambda f: f.subject == "memory", _TOO_MUCH, "#SBATCH --mem={mem}"),
-        problem_if(lambda f: f.subject == "cores", _TOO_MUCH, "#SBATCH --cpus-per-task={most}"),
-        problem_if(lambda f: f.most == 0, _TOO_MUCH, "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"),
-        problem_if(always, _TOO_MUCH, "#SBATCH --gpus-per-node={most}   (more: badcjobs template multinode)"),
+        problem_if("a task asks for {wanted:,.4g} {unit} on a node, but a node of {whose} has {most:,.4g}", "{fix}"),
+        cases=_node,
     ),
-    RuleSet(
+    rules(
         "nodes",
-        _spread,
         warning_if(
-            always,
             "{script.name} asks for {needed} nodes, but line {start.line} starts badcjobs on the first alone: the GPUs"
             " of the others have nothing to do",
             "#SBATCH --nodes=1   (and more array tasks; or srun: badcjobs template multinode)",
         ),
+        cases=_spread,
     ),
-    RuleSet(
+    rules(
         "billing",
-        _billing,
         warning_if(
-            lambda f: f.too_much,
             "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
             "#SBATCH --mem={enough}   (ask for more only if a first task needed it)",
+            lambda f: f.too_much,
         ),
         warning_if(
-            lambda f: f.too_many,
             "cores cost {cores_times:.1f} times what the GPUs cost: {bill}",
             "#SBATCH --cpus-per-task={cores_paid}",
+            lambda f: f.too_many,
         ),
         fine_if(
-            lambda f: f.memory_times > 1,
             "memory costs {memory_times:.1f} times what the GPUs cost, but an engine may need it: {bill}",
+            when=lambda f: f.memory_times > 1,
         ),
-        fine_if(always, "{bill}"),
+        fine_if("{bill}"),
+        cases=_billing,
     ),
 )
 
@@ -321,45 +306,39 @@ def _account(facts: PreflightFacts) -> Cases:
 def _merge_account(facts: PreflightFacts) -> Cases:
     """Find a merge, which has no GPU, that the account of GPU jobs would pay: in a script, or of ``submit``."""
     asked, script, ending = facts.asked, facts.script, facts.site.account_ends_with
-    merges = script is not None and {call.command for call in script.calls} >= {"merge"} and not script.start
-    if not ending or (script is not None and (not merges or asked.gpus_per_task)):
-        return
-    account = asked.account if script is not None else asked.merge_account or asked.account
-    if account is not None and account.endswith(ending) and account != ending:
-        option = "#SBATCH --account=" if script is not None else "badcjobs submit … --merge-account "
+    account, option = asked.merge_account or asked.account, "badcjobs submit … --merge-account "
+    if script is not None:
+        if script.start or asked.gpus_per_task or "merge" not in {call.command for call in script.calls}:
+            return
+        account, option = asked.account, "#SBATCH --account="
+    if ending and account and account.endswith(ending) and account != ending:
         yield {"account": account, "option": option, "other": account.removesuffix(ending)}
 
 
 _PAYING = (
-    RuleSet(
+    rules(
         "account",
-        _account,
         problem_if(
-            lambda f: f.account is None,
             "the script names no account; on {site.name} GPU jobs need one that ends in {ending}",
             "#SBATCH --account=<your allocation>{ending}",
+            lambda f: f.account is None or "<" in f.account,
         ),
         problem_if(
-            lambda f: "<" in f.account,
-            "account {account} is a placeholder still",
-            "#SBATCH --account=<your allocation>{ending}",
-        ),
-        problem_if(
-            lambda f: not f.account.endswith(f.ending),
             "account {account} does not end in {ending}, as GPU jobs on {site.name} need",
             "#SBATCH --account={account}{ending}",
+            lambda f: not f.account.endswith(f.ending),
         ),
-        fine_if(always, "{account} ends in {ending}"),
+        fine_if("{account} ends in {ending}"),
+        cases=_account,
     ),
-    RuleSet(
+    rules(
         "merge account",
-        _merge_account,
         warning_if(
-            always,
             "the merge job has no GPU, but would be paid by {account}, an account of GPU jobs on {site.name}: it may"
             " wait for ever",
             "{option}{other}",
         ),
+        cases=_merge_account,
     ),
 )
 REQUEST = (*_ARRAY_AND_TIME, *_NODES_AND_COST, *_PAYING)
@@ -371,33 +350,48 @@ _MANY = 8  # names in one sentence
 _NO_NAME = "()[]&|,"
 
 
+def _reached(facts: PreflightFacts) -> tuple[str, list[Node]]:
+    """Return the nodes that the request can reach, and whose they are; a partition that sinfo hides is no help."""
+    if facts.cluster is None:
+        return "this Slurm", []
+    partition = facts.asked.partition if largest_size(facts.cluster, facts.asked.partition) else None
+    return f"partition {partition}" if partition else "this Slurm", facts.cluster.reached(partition)
+
+
 def _names(facts: PreflightFacts) -> Cases:
     """Compare the names in a request with those that sinfo shows."""
-    asked, names = facts.asked, facts.names
-    if names is None:
+    asked, cluster = facts.asked, facts.cluster
+    if cluster is None:
         return
-    of_all = names.features if names.whose == "this Slurm" else ()  # else it may be that of another partition
-    features = re.sub(r"\*\d+", "", asked.constraint or "").translate(dict.fromkeys(map(ord, _NO_NAME), " ")).split()
-    ask = "sinfo -N -O NodeList,Partition,Features"
-    for name in _missing((asked.partition or "").split(","), names.partitions):
-        fix = _other("partition", asked.partition, name, names.partitions, "sinfo -s")
-        yield {"subject": "partition", "name": name, "there": _listed(names.partitions), "right": fix}
-    for name in _missing(features, names.features):
-        fix = _other("constraint", asked.constraint, name, of_all, ask)
-        yield {"subject": "constraint", "name": name, "there": _listed(names.features), "right": fix}
+    whose, reached = _reached(facts)
+    partitions, nodes = ([one.name for one in names] for names in (cluster.partitions, cluster.nodes))
+    kinds = sorted({one.kind for node in reached for one in node.gpus} - {UNTYPED})
+    features = sorted({word for node in reached for word in node.features})
+    of_all = features if whose == "this Slurm" else []  # else it may be that of another partition
+    wanted = re.sub(r"\*\d+", "", asked.constraint or "").translate(dict.fromkeys(map(ord, _NO_NAME), " ")).split()
+    for name in _missing((asked.partition or "").split(","), partitions):
+        fix = _other("partition", asked.partition, name, partitions, "sinfo -s")
+        yield _absent("partition", f"this Slurm has no partition {name}", partitions, fix)
+    for name in _missing(wanted, features):
+        fix = _other("constraint", asked.constraint, name, of_all, "sinfo -N -O NodeList,Partition,Features")
+        yield _absent("constraint", f"no node of {whose} has the feature {name}", features, fix)
     for option, kind in [(one, kind) for one in asked.gpu_options for kind in kinds_of(one)]:
-        if kind.lower() not in names.kinds:
-            any_kind = re.sub(rf"\b{re.escape(kind)}:(?=\d)", "", option)
-            right = any_kind if any_kind != option else option.replace(f":{kind}", "")
+        if kind.lower() not in kinds:
+            right = re.sub(rf"\b{re.escape(kind)}:(?=\d)|:{re.escape(kind)}$", "", option)
             fix = f"#SBATCH {right}   (of any kind)"
-            yield {"subject": "GPUs", "name": kind, "there": _listed(names.kinds), "right": fix}
-    for name in _missing(asked.node_names, names.nodes):
+            yield _absent("GPUs", f"no node of {whose} has a GPU of kind {kind}", kinds, fix)
+    for name in _missing(asked.node_names, nodes):
         fix = "sinfo -N   (which nodes are there? or leave --nodelist and --exclude out)"
-        yield {"subject": "nodes", "name": name, "there": _listed(names.nodes), "right": fix}
+        yield _absent("nodes", f"this Slurm has no node {name}", nodes, fix)
 
 
 def _missing(wanted: Sequence[str], there: Sequence[str]) -> Iterator[str]:
     return (name for name in dict.fromkeys(wanted) if name and name not in there)
+
+
+def _absent(subject: str, what: str, names: Sequence[str], fix: str) -> dict[str, str]:
+    more = f" and {len(names) - _MANY:,} more" if len(names) > _MANY else ""
+    return {"subject": subject, "what": what, "there": ", ".join(names[:_MANY]) + more or "none", "fix": fix}
 
 
 def kinds_of(option: str) -> list[str]:
@@ -412,59 +406,34 @@ def kinds_of(option: str) -> list[str]:
 
 
 def _other(option: str, value: str | None, wrong: str, known: Sequence[str], ask: str) -> str:
-    """Return the line with the name that was probably meant, or with the only one; else how to find it."""
-    near = [one for one in known if one.lower() == wrong.lower()] or difflib.get_close_matches(wrong, known, n=1)
-    near = near or list(known if len(known) == 1 else ())
-    if not near:
+    """Return the line with the name that was probably meant; else how to find it."""
+    right = {one.lower(): one for one in known}.get(nearest(wrong.lower(), [one.lower() for one in known]) or "")
+    if right is None:
         return f"{ask}   (which are there?)"
-    right = re.sub(rf"(?<![\w.-]){re.escape(wrong)}(?![\w.-])", near[0], value or wrong)
-    return f"#SBATCH --{option}={shlex.quote(right)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MANY:,} more" if len(names) > _MANY else ""
-    return ", ".join(names[:_MANY]) + more or "none"
+    line = re.sub(rf"(?<![\w.-]){re.escape(wrong)}(?![\w.-])", right, value or wrong)
+    return f"#SBATCH --{option}={shlex.quote(line)}"
 
 
 def _tried(facts: PreflightFacts) -> Cases:
-    if (trial := facts.trial) is not None:
-        later = any(words in (trial.refusal or "") for words in _PERHAPS_LATER)
-        all_work = facts.names is not None and facts.names.all_work  # none can be missed because it is out of work
-        yield {"later": later, "all_work": all_work, "details": () if later else trial.details}
+    """Say what sbatch answers: that no node has all this may be true only while some nodes are out of work."""
+    if facts.trial is None:
+        return
+    refusal, *details = facts.trial or ("",)
+    later = any(words in refusal for words in _PERHAPS_LATER)
+    all_work = facts.cluster is not None and all(node.works for node in _reached(facts)[1])
+    why = "; no node has all this together" + ("" if all_work else ", or those that have it are out of work now")
+    yield {
+        "refusal": refusal + why if later else refusal,
+        "severity": WARNING if later and not all_work else PROBLEM,
+        "hint": "and: sinfo -R, badcjobs cluster" if later else "until it names a time",
+        "details": () if later else details,
+    }
 
 
-NAMES = RuleSet(
-    "{subject}",
-    _names,
-    problem_if(
-        lambda f: f.subject == "constraint",
-        "no node of {names.whose} has the feature {name} (there: {there})",
-        "{right}",
-    ),
-    problem_if(
-        lambda f: f.subject == "GPUs", "no node of {names.whose} has a GPU of kind {name} (there: {there})", "{right}"
-    ),
-    problem_if(lambda f: f.subject == "nodes", "this Slurm has no node {name} (there: {there})", "{right}"),
-    problem_if(always, "this Slurm has no partition {name} (there: {there})", "{right}"),
-)
-_SBATCH = RuleSet(
+NAMES = rules("{subject}", problem_if("{what} (there: {there})", "{fix}"), cases=_names)
+_SBATCH = rules(
     "sbatch",
-    _tried,
-    fine_if(lambda f: f.trial.refusal is None, "it would take {script.name} (--test-only)"),
-    problem_if(
-        lambda f: not f.later,
-        "it refuses {script.name}: {trial.refusal}",
-        "sbatch --test-only {script.name:quoted}   (until it names a time)",
-    ),
-    problem_if(
-        lambda f: f.all_work,
-        "it refuses {script.name}: {trial.refusal}; no node has all this together",
-        "sbatch --test-only {script.name:quoted}   (and: badcjobs cluster)",
-    ),
-    warning_if(
-        always,
-        "it refuses {script.name}: {trial.refusal}; no node has all this together, or those that have it are out of"
-        " work now",
-        "sbatch --test-only {script.name:quoted}   (and: sinfo -R, badcjobs cluster)",
-    ),
+    fine_if("it would take {script.name} (--test-only)", when=lambda f: not f.refusal),
+    Advice("{severity}", "it refuses {script.name}: {refusal}", "sbatch --test-only {script.name:quoted}   ({hint})"),
+    cases=_tried,
 )

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 from badcjobs.cluster.job_script import CONTAINERS, SPREADING
 from badcjobs.planning.findings import (
+    Advice,
     Cases,
     Remark,
-    RuleSet,
-    always,
     fine_if,
     judge_all,
-    one_case,
     problem,
     problem_if,
+    rules,
     warning,
     warning_if,
 )
 from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM, WARNING
 
 HEARD = ("USR1", "USR2")  # as warnings; see task/stop.py
 _LEAST_LEAD_S = 120  # Slurm looks at its limits every 30 s, so a warning may come that much late
@@ -49,13 +49,17 @@ def _start(facts: PreflightFacts) -> Cases:
     hints = {"timeout": "   (the time limit is #SBATCH --time)"}
     hints |= {name: f"   (behind a line with {name} activate)" for name in ("conda", "mamba", "micromamba")}
     in_shell = [one for one in script.starts if not one.by_exec]
+    name = signal.signum.name.removeprefix("SIG") if signal else ""
+    to_script = signal is not None and signal.to_script
     yield {
         "where": f"{script.name} line {start.line}",
         "in_shell": in_shell,
         "lines": [str(one.line) for one in in_shell],
-        "signal": signal and signal.signum.name.removeprefix("SIG"),
-        "to_script": signal is not None and signal.to_script,
-        "to_steps": start.by_srun and (signal is None or not signal.to_script),
+        "to_script": to_script,
+        "severity": PROBLEM if to_script else WARNING,
+        "fate": f"gets {name} and dies of it" if to_script else "keeps Slurm's signals",
+        "keeper_severity": PROBLEM if signal else WARNING,
+        "keeper_fate": f"gets {name}, dies of it and does not hand it on" if signal else "hands on no early warning",
         "without_exec": start.text.removeprefix("exec "),
         "keeper_hint": hints.get(keeper, ""),
         "without_keeper": without if without.startswith(("exec", "srun")) else f"exec {without}",
@@ -80,82 +84,66 @@ def _signal(facts: PreflightFacts) -> Cases:
 
 
 _STARTED = (
-    RuleSet(
+    rules(
         "start",
-        _start,
-        fine_if(lambda f: f.script.traps_signals, "{where}: the script answers signals itself (trap)"),
-        problem_if(
-            lambda f: f.start.keeper and f.start.within is None and f.signal,
-            "{where} starts badcjobs behind {start.keeper}, which gets {signal}, dies of it and does not hand it on",
+        fine_if("{where}: the script answers signals itself (trap)", when=lambda f: f.script.traps_signals),
+        Advice(
+            "{keeper_severity}",
+            "{where} starts badcjobs behind {start.keeper}, which {keeper_fate}",
             "{without_keeper}{keeper_hint}",
-        ),
-        warning_if(
             lambda f: f.start.keeper and f.start.within is None,
-            "{where} starts badcjobs behind {start.keeper}, which would not hand on an early warning",
-            "{without_keeper}{keeper_hint}",
         ),
-        fine_if(lambda f: not f.in_shell, "{where} starts badcjobs with exec"),
-        fine_if(lambda f: f.to_steps, "{where} starts badcjobs with srun"),
+        fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),
+        fine_if("{where} starts badcjobs with srun", when=lambda f: f.start.by_srun and not f.to_script),
         problem_if(
-            lambda f: f.to_script and len(f.in_shell) > 1,
-            "{script.name} starts badcjobs more than once (line {lines:list}), and a shell waits for each: it gets"
-            " {signal} and dies of it",
+            "{script.name} starts badcjobs more than once (line {lines:list}), and a shell waits for each: it {fate}",
             "exec badcjobs run SOURCE… --out DIR   (all sources in one run; or one job for each)",
+            lambda f: f.to_script and len(f.in_shell) > 1,
         ),
         problem_if(
-            lambda f: f.to_script and f.start.within,
-            "{where} starts badcjobs in {start.within}, where exec does not reach the job's own shell: the shell gets"
-            " {signal} and dies of it",
+            "{where} starts badcjobs in {start.within}, where exec does not reach the job's own shell: it {fate}",
             "exec {without_exec}   (outside of {start.within}; what it says is in Slurm's log)",
+            lambda f: f.to_script and f.start.within,
         ),
-        problem_if(
-            lambda f: f.to_script,
-            "{where} does not start badcjobs with exec: the shell gets {signal} and dies of it",
-            "exec {without_exec}",
-        ),
-        warning_if(
-            always,
-            "{where} does not start badcjobs with exec: the shell keeps Slurm's signals",
-            "exec {without_exec}",
-        ),
+        Advice("{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"),
+        cases=_start,
     ),
-    RuleSet(
+    rules(
         "signal",
-        _signal,
         warning_if(
-            lambda f: f.signal is None,
             "{script.name} asks for no early warning: at the time limit tasks have only KillWait to end in order",
             "#SBATCH --signal={good}",
+            lambda f: f.signal is None,
         ),
         problem_if(
-            lambda f: f.asked.time_s is not None and f.signal.lead_s >= f.asked.time_s,
             "{said} warns at once: the time limit is {asked.time_s:,} s, so every task stops before it has begun",
             "#SBATCH {longer}",
+            lambda f: f.asked.time_s is not None and f.signal.lead_s >= f.asked.time_s,
         ),
         warning_if(
-            lambda f: f.name not in HEARD,
             "{script.name}: {said} is not a warning to badcjobs; it listens for " + " and ".join(HEARD),
             "#SBATCH --signal={good}",
+            lambda f: f.name not in HEARD,
         ),
         warning_if(
-            lambda f: not f.signal.to_script and not f.start.by_srun,
             "{script.name}: {said} without B: reaches srun steps alone, and this script starts badcjobs without srun",
             "#SBATCH --signal={good}",
+            lambda f: not f.signal.to_script and not f.start.by_srun,
         ),
         warning_if(
-            lambda f: f.signal.lead_s < _LEAST_LEAD_S,
             f"{{script.name}}: {{said}} is short: Slurm may be 30 s late; ask for {_LEAST_LEAD_S} s or more",
             "#SBATCH --signal={good}",
+            lambda f: f.signal.lead_s < _LEAST_LEAD_S,
         ),
-        fine_if(always, "{said} warns the task {signal.lead_s} s before its end"),
+        fine_if("{said} warns the task {signal.lead_s} s before its end"),
+        cases=_signal,
     ),
-    RuleSet(
+    rules(
         "log",
-        one_case,
         warning_if(
-            lambda f: not f.script.options.get("open-mode", "").startswith("a"),
             "{script.name} has no --open-mode=append: a task that is requeued overwrites its first log",
             "#SBATCH --open-mode=append",
+            lambda f: not f.script.options.get("open-mode", "").startswith("a"),
         ),
     ),
 )
@@ -164,40 +152,39 @@ _STARTED = (
 # --- a script that does not -------------------------------------------------------------------------------------------
 
 
-def _dependency(facts: PreflightFacts) -> Cases:
-    dependency = facts.script.options.get("dependency", "") if facts.script else ""
-    if facts.script and "afterok:" in dependency and "merge" in {call.command for call in facts.script.calls}:
-        yield {"dependency": dependency, "right": dependency.replace("afterok:", "afterany:")}
-
-
 def _not_started(facts: PreflightFacts) -> Cases:
-    if facts.script and not facts.script.wrong_calls:
-        yield {"unread": [str(line) for line in facts.script.unread]}
+    if (script := facts.script) is not None:
+        dependency, merges = script.options.get("dependency", ""), "merge" in {call.command for call in script.calls}
+        yield {
+            "dependency": dependency if merges and "afterok:" in dependency else None,
+            "right": dependency.replace("afterok:", "afterany:"),
+            "unread": [str(line) for line in script.unread],
+        }
 
 
 _NOT_STARTED = (
-    RuleSet(
+    rules(
         "dependency",
-        _dependency,
         warning_if(
-            always,
             "{script.name}: --dependency={dependency} is never met once a task of the array has failed, and the merge"
             " waits for ever",
             "#SBATCH --dependency={right}   (merge says itself what is missing)",
+            lambda f: f.dependency,
         ),
+        cases=_not_started,
     ),
-    RuleSet(
+    rules(
         "start",
-        _not_started,
         fine_if(
-            lambda f: f.unread,
             "not judged: line {unread:list} of {script.name} names badcjobs in a way that cannot be read here",
+            when=lambda f: f.unread and not f.script.wrong_calls,
         ),
         warning_if(
-            lambda f: not f.script.calls,
             "{script.name} does not start badcjobs run itself",
             "exec badcjobs run SOURCE --out DIR   (as its last line)",
+            lambda f: not f.script.calls and not f.script.wrong_calls,
         ),
+        cases=_not_started,
     ),
 )
 
@@ -223,52 +210,46 @@ def _modules(facts: PreflightFacts) -> Cases:
     if (found := facts.modules) is None or not found.wanted:
         return
     missing = [one for one in found.wanted if not any(f"{there}/".startswith(f"{one}/") for there in found.loaded)]
+    unseen = facts.script.set_up_by if facts.script else None
+    said = f": {found.said}" if found.said else ""
     yield {
         "line": f"module load {' '.join(found.wanted)}",
         "missing": missing,
-        "said": f": {found.said}" if found.said else "",
-        "set_up_by": facts.script.set_up_by if facts.script else None,
+        "said": f"{said} (tried here without the script's {unseen})" if unseen else said,
+        "severity": WARNING if unseen else PROBLEM,
         "first": "".join(missing[:1]).partition("/")[0],
     }
 
 
-GRACE = RuleSet(
+GRACE = rules(
     "grace",
-    _grace,
     warning_if(
-        lambda f: f.slurm.kill_wait_s < f.grace_s + _PUBLISHING_S,
         "Slurm kills {slurm.kill_wait_s} s after TERM (KillWait), but chunks get {grace_s:g} s to end (--grace)",
         "badcjobs run … --grace {shorter_s}",
+        lambda f: f.slurm.kill_wait_s < f.grace_s + _PUBLISHING_S,
     ),
-    fine_if(
-        always,
-        "Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it",
-    ),
+    fine_if("Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it"),
+    cases=_grace,
 )
 MODULES = (
-    RuleSet(
+    rules(
         "modules",
-        _unloaded,
         warning_if(
-            lambda f: f.unloaded,
             "{script.name} does not load {unloaded:list}",
             "module load {site.modules:words}   (in the script, before badcjobs)",
+            lambda f: f.unloaded,
         ),
+        cases=_unloaded,
     ),
-    RuleSet(
+    rules(
         "modules",
-        _modules,
         warning_if(
-            lambda f: not f.modules.command,
             "this machine has no module command, so nothing is known about {modules.wanted:list}",
             "bash -lc '{line}'   (on a login node of the cluster)",
+            lambda f: not f.modules.command,
         ),
-        fine_if(lambda f: not f.missing, "{line} works here"),
-        warning_if(
-            lambda f: f.set_up_by,
-            "{missing:list} cannot be loaded{said} (tried here without the script's {set_up_by})",
-            "module avail {first}",
-        ),
-        problem_if(always, "{missing:list} cannot be loaded{said}", "module avail {first}"),
+        fine_if("{line} works here", when=lambda f: not f.missing),
+        Advice("{severity}", "{missing:list} cannot be loaded{said}", "module avail {first}"),
+        cases=_modules,
     ),
 )

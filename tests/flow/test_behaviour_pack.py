@@ -220,14 +220,13 @@ def test_plans(site: FixedSite, pinned: Pinned) -> None:
     (site.folder / "mine.toml").write_text('name = "mine"\n[limits]\narray_tasks = 4\n')
     lay_out("requeued", site.folder / "june")
     site.badcjobs("merge", "june")
-    start = ("--start", "2026-08-01T08:00")
-    small = ("july.csv", "--rate", 2, "--time", "1:00:00", "--gpus", 4, *start)
+    small = ("july.csv", "--rate", 2, "--time", "1:00:00", "--gpus", 4)
     asked = {
         "small": small,
-        "sockeye": ("july.csv", "--site", "sockeye", "--rate", 0.05, *start),
+        "sockeye": ("july.csv", "--site", "sockeye", "--rate", 0.05),
         "as-measured": ("july.csv", "--from", "june", "--gpus-per-task", 2),
         "folder": ("audio", "--rate", 0.01, "--chunk-length", 4, "--overlap", 1, "--engine", "demo"),
-        "waves": ("july.csv", "--rate", 1, "--time", "1:00:00", "--site", "mine.toml", *start),
+        "waves": ("july.csv", "--rate", 1, "--time", "1:00:00", "--site", "mine.toml"),
         "too-long": ("july.csv", "--rate", 0.1, "--time", "1:00:00"),
     }
     said = {f"{name}.txt": site.say("plan", *words) for name, words in asked.items()}

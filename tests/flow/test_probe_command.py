@@ -32,8 +32,8 @@ index = 2
 name = "Big"
 memory_total_mib = 500
 """
-DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engine-arg=--burn-s=0.03")
-QUICK = ("--start-length", 20, "--max-length", 100, "--trial-seconds", 0.1, "--tolerance", 60, "--interval", 0.02)
+DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engine-arg=--burn-s=0.1")
+QUICK = ("--start-length", 20, "--max-length", 100, "--trial-seconds", 0.1)
 
 
 def start(site: Site, *args: object, **options: Any) -> Program:

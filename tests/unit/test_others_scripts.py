@@ -265,7 +265,6 @@ def test_the_settings_file_of_a_script_names_its_engine(sockeye: Sockeye) -> Non
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (Asked(nodes=2), {"nodes": 2, "gpus_per_task": 4, "gpus_per_node": 2, "time_s": 43200}),
         (Asked(gpus_per_task=8), {"gpus_per_task": 8, "gpus_per_node": 8}),
         (Asked(nodes=2, gpus_per_task=8, cpus_per_node=6), {"gpus_per_node": 4, "cpus_per_node": 6, "cpus": 12}),
         (Asked(memory_gb_per_node=0), {"memory_gb_per_node": 0}),  # all of the node, which is not the same as unsaid

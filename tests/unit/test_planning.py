@@ -679,8 +679,6 @@ def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every
     ("changes", "words"),
     [
         ({"site": "sockeye"}, "account"),
-        ({"keys": ("array=0-3",)}, "--set array: the plan itself says that"),
-        ({"keys": ("colour=red",)}, "no key 'colour'"),
         ({"template": "cooking"}, "there is no template 'cooking'"),
         ({"site": "narval"}, "there is no site 'narval'"),
         ({"flags": {"engine": "cooking"}}, "--engine cooking is not known"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from badcjobs.cluster.job_script import BatchScript, Call, Mistake
+from badcjobs.cluster.nodes import Cluster, parse_sinfo
 from badcjobs.cluster.sbatch_options import Asked, parse_signal
 from badcjobs.planning import place_rules, request_rules, script_rules
 from badcjobs.planning.findings import Remark, fine, judge_all, problem, remarks_text, warning
@@ -18,10 +19,7 @@ from badcjobs.planning.preflight_facts import (
     FolderFacts,
     GpuFacts,
     ModuleFacts,
-    NameFacts,
-    NodeFacts,
     PreflightFacts,
-    SbatchAnswer,
     SlurmFacts,
     SourceFacts,
     parse_trial,
@@ -64,6 +62,15 @@ def told(findings: Iterable[Remark]) -> list[tuple[str, str]]:
     assert all(one.fix for one in listed if one.severity != "fine")
     assert all("\n" not in (one.text + (one.fix or "")) for one in listed)
     return [(one.severity, one.subject) for one in listed]
+
+
+def node(name: str, partition: str, gpus: str, features: str = "(null)") -> str:
+    """Return the line of sinfo about an idle node with 64 cores and 180,000 MiB."""
+    return f"{name}|{partition}|up|idle|infinite|0/64/0/64|{features}|{gpus}|{gpus}|180000|\n"
+
+
+def cluster(*lines: str) -> Cluster:
+    return parse_sinfo("".join(lines))
 
 
 def the(severity: str, findings: Iterable[Remark]) -> Remark:
@@ -279,20 +286,22 @@ def test_what_a_task_wants_of_a_node_must_fit_into_one(asked: Asked, expected: l
 def test_what_no_site_file_says_about_a_node_this_slurm_may_say(
     asked: Asked, site: Site | None, fix: str | None
 ) -> None:
-    there = NodeFacts("partition gpu", 8, 64, 180_000 / 1024)
-    findings = about("GPUs, cores, memory", site, asked=asked, nodes=there)
+    asked = replace(asked, partition="gpu")
+    findings = about("GPUs, cores, memory", site, asked=asked, cluster=cluster(node("n1", "gpu", "gpu:8")))
     assert [one.fix for one in findings] == ([fix] if fix else [])
     assert all("a node of partition gpu has" in one.text for one in findings if site is not SOCKEYE)
-    assert site is SOCKEYE or about("GPUs, cores, memory", site, asked=asked, nodes=NodeFacts("this Slurm")) == []
+    assert site is SOCKEYE or about("GPUs, cores, memory", site, asked=asked) == []
 
 
 def test_gpus_in_a_partition_that_has_none_are_looked_for() -> None:
-    (found,) = about("GPUs", asked=Asked(gpus_per_node=1), nodes=NodeFacts("partition cpu", 0, 64, 100.0))
+    asked, there = Asked(gpus_per_node=1, partition="cpu"), cluster(node("n1", "cpu", "(null)"))
+    (found,) = about("GPUs", asked=asked, cluster=there)
     assert (found.severity, found.fix) == ("problem", "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)")
 
 
 NAMED = "partition, constraint, GPUs, nodes"
-THERE = NameFacts("this Slurm", ("gpu", "short"), ("n1", "n2"), ("Fast", "gpu_mem_32"), ("a100", "v100"))
+GPUS = node("n1", "gpu", "gpu:a100:4", "Fast"), node("n2", "short", "gpu:v100:4", "gpu_mem_32")
+THERE = cluster(*GPUS, node("n3", "cpu", "(null)"))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ THERE = NameFacts("this Slurm", ("gpu", "short"), ("n1", "n2"), ("Fast", "gpu_me
     [
         (Asked(partition="gpu,short", constraint="[gpu_mem_32|Fast]", node_names=("n2",)), None, ""),
         (Asked(gpu_options=("--gpus-per-node=a100:2,v100:1", "--gres=gpu:V100,shard:h100:2", "--gpus=4")), None, ""),
-        (Asked(partition="gpu,shrt"), "no partition shrt (there: gpu, short)", "#SBATCH --partition=gpu,short"),
+        (Asked(partition="gpu,shrt"), "no partition shrt (there: cpu, gpu, short)", "#SBATCH --partition=gpu,short"),
         (Asked(partition="birds"), "no partition birds", "sinfo -s   (which are there?)"),
         (
             Asked(constraint="Fast&gpu_mem_16*2"),
@@ -311,21 +320,21 @@ THERE = NameFacts("this Slurm", ("gpu", "short"), ("n1", "n2"), ("Fast", "gpu_me
         (Asked(gpu_options=("--gres=gpu:h100:4",)), "a GPU of kind h100 ", "#SBATCH --gres=gpu:4   (of any kind)"),
         (Asked(gpu_options=("--gres=gpu:h100",)), "(there: a100, v100)", "#SBATCH --gres=gpu   (of any kind)"),
         (Asked(gpu_options=("--gpus=h100:2",)), "kind h100", "#SBATCH --gpus=2   (of any kind)"),
-        (Asked(node_names=("n1", "zzz")), "no node zzz (there: n1, n2)", "sinfo -N   (which nodes"),
+        (Asked(node_names=("n1", "zzz")), "no node zzz (there: n1, n2, n3)", "sinfo -N   (which nodes"),
     ],
 )
 def test_what_is_asked_for_by_name_must_be_there(asked: Asked, words: str | None, fix: str) -> None:
-    found = about(NAMED, asked=asked, names=THERE)
+    found = about(NAMED, asked=asked, cluster=THERE)
     assert [one.severity for one in found] == ([] if words is None else ["problem"])
     assert all((words or "") in one.text and (one.fix or "").startswith(fix) for one in found)
     assert about(NAMED, asked=asked) == []
 
 
 def test_a_cluster_with_one_kind_or_none_says_so() -> None:
-    (found,) = about(NAMED, asked=Asked(constraint="x"), names=replace(THERE, whose="partition cpu", features=()))
+    (found,) = about(NAMED, asked=Asked(constraint="x", partition="cpu"), cluster=THERE)
     assert "no node of partition cpu has the feature x (there: none)" in found.text
-    many = replace(THERE, partitions=tuple(f"p{n}" for n in range(10)))
-    (found,) = about(NAMED, asked=Asked(partition="x"), names=many)
+    many = cluster(*(node("n1", f"p{number}", "gpu:4") for number in range(10)))
+    (found,) = about(NAMED, asked=Asked(partition="x"), cluster=many)
     assert found.text.endswith("p6, p7 and 2 more)")
 
 
@@ -355,13 +364,13 @@ def test_what_sbatch_would_say_is_asked_beforehand(
 
 
 def test_sbatch_has_the_last_word_about_names_and_repeats_nothing_that_is_said_better() -> None:
-    def judged(trial: SbatchAnswer | None, asked: Asked, names: NameFacts = THERE) -> list[tuple[str, str]]:
-        return told(request_rules.judge_request(facts(SOCKEYE, SCRIPT, trial=trial, asked=asked, names=names)))
+    def judged(trial: tuple[str, ...] | None, asked: Asked) -> list[tuple[str, str]]:
+        return told(request_rules.judge_request(facts(SOCKEYE, SCRIPT, trial=trial, asked=asked, cluster=THERE)))
 
     hidden = Asked(partition="hidden")
     assert judged(parse_trial(*TAKEN), hidden) == [("fine", "sbatch")]
     assert judged(parse_trial(1, INVALID), hidden) == judged(None, hidden) == [("problem", "partition")]
-    assert judged(parse_trial(1, NOWHERE), Asked(), replace(THERE, all_work=True)) == [("problem", "sbatch")]
+    assert judged(parse_trial(1, NOWHERE), Asked()) == [("problem", "sbatch")]
     too_much = Asked(tasks=50, gpus_per_task=4, time_s=100 * 3600, account="st-x-gpu")
     found = judged(parse_trial(1, INVALID), too_much)
     assert ("problem", "GPU-hours") in found and found[-1] == ("problem", "sbatch")
