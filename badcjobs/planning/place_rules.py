@@ -195,7 +195,8 @@ def _gpus(facts: PreflightFacts) -> Cases:
 
 def _clocks(facts: PreflightFacts) -> Cases:
     """Compare other clocks with this machine's: times of tasks are compared with each other."""
-    for place, whose in ((facts.out, "the filesystem under --out"), (facts.slurm, "Slurm's controller")):
+    under = f"the filesystem under {facts.out.path}" if facts.out else ""
+    for place, whose in ((facts.out, under), (facts.slurm, "Slurm's controller")):
         if place is not None and place.skew_s is not None:
             apart_s, direction = abs(place.skew_s), "ahead of" if place.skew_s > 0 else "behind"
             severity = WARNING if apart_s < _SKEW_BAD_S else PROBLEM
