@@ -174,20 +174,6 @@ class Engine(Protocol):
         ...
 
 
-class Timetable(Protocol):
-    """What is left of the time, for whoever hands out work."""
-
-    def room(
-        self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int
-    ) -> Callable[[Chunk], bool]:
-        """Return what says of one chunk after the other whether a worker would still finish it.
-
-        ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
-        of them at a time. Whatever is allowed counts as in hand for the next.
-        """
-        ...
-
-
 class AttemptJournal(Protocol):
     """Where the supervisor writes down what happens; the task database, seen from the workers."""
 

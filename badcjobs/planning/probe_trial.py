@@ -39,9 +39,9 @@ from badcjobs.task.startup import World, find_devices
 from badcjobs.workers.engines import lanes_of, version_of
 from badcjobs.workers.learned import subject_of
 from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.retry import HOST_MEMORY, NO_PROGRAM, OUT_OF_MEMORY, RetryPolicy, classify
+from badcjobs.workers.retry import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy, classify
 from badcjobs.workers.supervise import Supervisor
-from badcjobs.workers.worker_loop import BatchOver, Event, NotOpened
+from badcjobs.workers.worker_loop import BatchOver, Event
 
 _MOST_ROUNDS = 64
 _FIRST_ROUNDS = 4  # while nobody knows how fast it is
@@ -105,8 +105,6 @@ class TrialEvents:
             self.done.append(event)
         elif isinstance(event, ChunkResult):
             self.complain(Trouble(event.error_class or "", event.error or "", is_final=event.charged))
-        elif isinstance(event, NotOpened):
-            self.complain(Trouble(NO_PROGRAM, str(event.error), at_start=True))
         elif isinstance(event, BatchOver) and event.broken is not None:
             broken = event.broken
             self.complain(Trouble(broken.error_class, str(broken), at_start=broken.at_start))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
 from badcjobs.model import Allocation, Chunk, parse_time_left
 from badcjobs.seams import Clock
+from badcjobs.workers.work_queue import Fits, anything_fits
 
 log = logging.getLogger(__name__)
 
@@ -123,16 +124,14 @@ class TimeBudget:
         self._learn_at_left_s = self._deadline.left_s - _LEARN_EVERY_S
         self._rates = Rates(recent_work(_RECENT))
 
-    def room(
-        self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int
-    ) -> Callable[[Chunk], bool]:
+    def room(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
         """Return what says of one chunk after the other whether a worker would still finish it.
 
         ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
         of them at a time. Whatever is allowed counts as in hand for the next.
         """
         if self._deadline is None:
-            return _always
+            return anything_fits
         return _Room(self, self._deadline, self._rates, device_id, in_hand, lanes)
 
     @property
@@ -183,10 +182,6 @@ class _Room:
         """Return how long a chunk in hand still takes: one that has taken longer than expected may end at any time."""
         expected_s = self._rates.expected_s(self._device_id, chunk.audio_s) or 0.0
         return expected_s if begun_at_ms is None else max(0.0, expected_s - self._deadline.seconds_since(begun_at_ms))
-
-
-def _always(chunk: Chunk) -> bool:
-    return True
 
 
 def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:

@@ -249,7 +249,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         clock=task.world.clock,
         policy=RetryPolicy(task.settings.retries, task.settings.backoff_s),
         scratch=task.records.local.scratch,
-        timetable=task.time,
+        timetable=task.time.room,
         audio=setup.audio,
         device_state=task.records.device_state,
     )

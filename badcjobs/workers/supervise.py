@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import AttemptJournal, Clock, Engine, SessionBroken, Timetable
+from badcjobs.seams import AttemptJournal, Clock, Engine, SessionBroken
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import short_words
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.retry import Retries, RetryPolicy
 from badcjobs.workers.work_queue import WorkQueue
-from badcjobs.workers.worker_loop import BatchOver, Closed, Event, NotOpened, Opened, WorkerThread
+from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, Timetable, WorkerThread
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,13 @@ class Supervisor:
     def _handle(self, plan: WorkerPlan, event: Event) -> None:
         self._listen(event)
         if isinstance(event, ChunkStarted):
-            self._on_started(plan, event)
+            self._journal.attempt_started(
+                event.chunk,
+                try_number=self._retries.try_number(event.chunk),
+                worker_id=self._worker_ids[plan.slot],
+                device_id=plan.device_id,
+                at_ms=event.at_ms,
+            )
         elif isinstance(event, ChunkResult):
             self._on_result(plan, event)
         elif isinstance(event, BatchOver):
@@ -176,39 +182,28 @@ class Supervisor:
             )
         elif isinstance(event, Closed):
             self._journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
-        elif isinstance(event, NotOpened):
-            self._queue.put_back(event.batch, rest_s=self._after_a_failed_opening(plan, event.error))
         else:
-            raise event.error
-
-    def _on_started(self, plan: WorkerPlan, event: ChunkStarted) -> None:
-        self._journal.attempt_started(
-            event.chunk,
-            try_number=self._retries.try_number(event.chunk),
-            worker_id=self._worker_ids[plan.slot],
-            device_id=plan.device_id,
-            at_ms=event.at_ms,
-        )
+            raise event
 
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
+        died = result.charged and result.error_class == retry.WORKER_DIED
         if self.killed and not result.ok:
             self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
-            return
-        if (
-            result.charged
-            and result.error_class == retry.WORKER_DIED
-            and self._retries.forgives(result.chunk, retry.WORKER_DIED)
-        ):
+        elif died and self._retries.forgives(result.chunk, retry.WORKER_DIED):
             self._settle(plan, replace(result, charged=False))
             self._queue.put_back([result.chunk], rest_s=self._policy.backoff_s, alone=True)
-            return
-        self._settle(plan, result)
+        else:
+            self._settle(plan, result)
 
     def _settle(self, plan: WorkerPlan, result: ChunkResult) -> None:
         """Write down what became of a chunk; uncharged ones are put back by the caller, who knows their company."""
-        try_number = self._retries.try_number(result.chunk)
-        decision = self._retries.decide(result, ways_left=self._ways_left(result))
-        self.tally.tries += 1
+        chunk, tally = result.chunk, self.tally
+        ways_left = None  # whether what ran out of memory can be tried with less
+        if result.error_class == retry.OUT_OF_MEMORY and self._audio is not None:
+            ways_left = self._audio.limits.ways_left(chunk.key)
+        try_number = self._retries.try_number(chunk)
+        decision = self._retries.decide(result, ways_left=ways_left)
+        tally.tries += 1
         self._journal.attempt_ended(
             result,
             status=decision.status,
@@ -217,42 +212,37 @@ class Supervisor:
             device_id=plan.device_id,
             gpu_state=None if result.ok else self._device_state(plan.device_id, result.ended_at_ms),
         )
-        if result.ok:
-            self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
-            self.audio_done_s += result.audio_s or result.chunk.audio_s or 0.0
-            self._tell_what_was_short(result)
         if decision.status == "pending":
             if result.charged:
                 when = "with less memory" if decision.lean else f"in {decision.rest_s:.1f} s"
-                log.warning("%s failed (%s), try %d; again %s", result.chunk.name, result.error_class, try_number, when)
-                self._queue.put_back([result.chunk], rest_s=decision.rest_s, alone=decision.alone, lean=decision.lean)
+                log.warning("%s failed (%s), try %d; again %s", chunk.name, result.error_class, try_number, when)
+                self._queue.put_back([chunk], rest_s=decision.rest_s, alone=decision.alone, lean=decision.lean)
             return
         self._queue.finish()
-        if decision.status == "done":
-            self.tally.done += 1
-        else:
-            self.tally.failed += 1
-            self.tally.missing += result.error_class == retry.MISSING_AUDIO
-            log.error("%s failed for good (%s): %s", result.chunk.name, result.error_class, _last_line(result.error))
-            self._give_up_if_hopeless(result)
-
-    def _ways_left(self, result: ChunkResult) -> bool | None:
-        """Say whether a chunk that ran out of memory can be tried with less; None: it did not, or it is not known."""
-        if result.error_class != retry.OUT_OF_MEMORY or self._audio is None:
-            return None
-        return self._audio.limits.ways_left(result.chunk.key)
-
-    def _tell_what_was_short(self, result: ChunkResult) -> None:
-        if (words := short_words(result)) is not None:
-            log.warning("%s: %s", result.chunk.name, words)
-            self._journal.add_decision("short_audio", result.chunk.name, result.audio_s, words, result.ended_at_ms)
+        if result.ok:
+            tally.done += 1
+            self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
+            self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
+            if (short := short_words(result)) is not None:
+                log.warning("%s: %s", chunk.name, short)
+                self._journal.add_decision("short_audio", chunk.name, result.audio_s, short, result.ended_at_ms)
+            return
+        tally.failed += 1
+        tally.missing += result.error_class == retry.MISSING_AUDIO
+        what = f"{result.error_class}: {_last_line(result.error)}"
+        log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
+        # Missing files say nothing about the engine.
+        if tally.done == 0 and tally.failed - tally.missing >= self._policy.hopeless_after:
+            self._give_up(f"{tally.failed} chunks failed and none worked; the last one: {what}")
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [] if self.killed else [result.chunk for result in event.lost]
         left = {chunk.key: chunk for chunk in event.unanswered}
         rest_s = self._policy.backoff_s if event.broken else 0.0
         if event.broken is not None and event.broken.at_start:
-            rest_s = self._after_a_failed_opening(plan, event.broken)
+            failures = self._failed_openings[plan.slot] = self._failed_openings.get(plan.slot, 0) + 1
+            log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, event.broken)
+            rest_s = self._policy.rest_s(failures)
         else:
             self._failed_openings.pop(plan.slot, None)
         for result in self._accuse(plan, event):
@@ -262,7 +252,7 @@ class Supervisor:
             else:
                 self._settle(plan, result)
                 suspects.append(result.chunk)
-        # Nobody knows which of these took the others down: halves tell, in a few rounds.
+        # Which of these took the others down is not known: halves tell, in a few rounds.
         for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
             if half:
                 self._queue.put_back(half, alone=True)
@@ -301,20 +291,6 @@ class Supervisor:
         why = f"lost with {len(accused)} in progress ({broken.error_class}): {_last_line(str(broken))}"
         lost = SessionBroken(retry.BATCH_LOST, why)
         return [replace(_blame(chunk, lost, event), charged=False) for chunk in accused]
-
-    def _after_a_failed_opening(self, plan: WorkerPlan, error: Exception) -> float:
-        """Return how long to wait before the engine is started again."""
-        failures = self._failed_openings[plan.slot] = self._failed_openings.get(plan.slot, 0) + 1
-        log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, error)
-        return self._policy.rest_s(failures)
-
-    def _give_up_if_hopeless(self, result: ChunkResult) -> None:
-        tried = self.tally.failed - self.tally.missing  # missing files say nothing about the engine
-        if self.tally.done == 0 and tried >= self._policy.hopeless_after:
-            self._give_up(
-                f"{self.tally.failed} chunks failed and none worked; the last one: {result.error_class}:"
-                f" {_last_line(result.error)}"
-            )
 
     def _give_up(self, reason: str) -> None:
         if self.tally.hopeless is None:

@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from badcjobs.model import Chunk
@@ -29,11 +29,6 @@ Fits = Callable[[Chunk], bool]  # says whether one more chunk will be finished i
 def anything_fits(chunk: Chunk) -> bool:
     """Be the ``fits`` of a task whose time has no end."""
     return True
-
-
-def nothing_fits(chunk: Chunk) -> bool:
-    """Be the ``fits`` of a worker that is to end."""
-    return False
 
 
 class WorkQueue:
@@ -96,9 +91,12 @@ class WorkQueue:
                 if batch.chunks:
                     self._in_flight += len(batch.chunks)
                     return batch
-                if self._is_over() or self._waiting or self._suspects:
+                if self._waiting or self._suspects:
                     return None  # what does not fit now never will: the time only gets shorter
-                self._changed.wait(self._rest_s())
+                if self._complete and not (self._resting or self._in_flight):
+                    return None
+                due_s = self._resting[0][0] if self._resting else None
+                self._changed.wait(None if due_s is None else max(0.0, due_s - self._clock.monotonic_s()))
             return None
 
     def wake(self) -> None:
@@ -109,7 +107,7 @@ class WorkQueue:
     def more(self, wanted: int, *, idle: int, fits: Fits = anything_fits) -> list[Chunk] | None:
         """Return up to ``wanted`` chunks for a worker that holds some; None: come to an end, suspects wait.
 
-        Near the end of the work nobody hoards: then there are only as many as the worker could begin now (``idle``).
+        Near the end of the work there are only as many as the worker could begin now (``idle``).
         """
         with self._changed:
             self._end_rests()
@@ -127,13 +125,22 @@ class WorkQueue:
     def upcoming(self, count: int) -> list[Chunk]:
         """Return the chunks that are handed out next, without taking them; none while the queue drains."""
         with self._changed:
-            return [] if self._draining else [chunk for *_, chunk in self._smallest(count)]
+            waiting = [] if self._draining else self._waiting
+            # Walk down the heap: a few steps for each, where sorting all that wait would be thousands.
+            found: list[Chunk] = []
+            frontier = [(entry, 0) for entry in waiting[:1]]
+            while frontier and len(found) < count:
+                (*_, chunk), index = heapq.heappop(frontier)
+                found.append(chunk)
+                for child in range(2 * index + 1, min(2 * index + 3, len(waiting))):
+                    heapq.heappush(frontier, (waiting[child], child))
+            return found
 
     def finish(self, count: int = 1) -> None:
         """Take note that chunks in flight are settled."""
         with self._changed:
             self._in_flight -= count
-            if self._in_flight == 0:  # nobody waits for less
+            if self._in_flight == 0:  # what a blocked ``take`` waits for
                 self._changed.notify_all()
 
     def put_back(self, chunks: list[Chunk], *, rest_s: float = 0.0, alone: bool = False, lean: bool = False) -> None:
@@ -156,46 +163,33 @@ class WorkQueue:
     # --- with the lock held ---------------------------------------------------------------------------------------
 
     def _push(self, chunk: Chunk, *, first: bool = False) -> None:
-        # A length that nobody knows may be the longest of all.
+        # An unknown length may be the longest of all.
         length_s = math.inf if chunk.audio_s is None else chunk.audio_s
         heapq.heappush(self._waiting, (not first, -length_s, next(self._sequence), chunk))
-
-    def _pop(self) -> Chunk:
-        return heapq.heappop(self._waiting)[3]
-
-    def _smallest(self, count: int) -> Iterator[tuple[bool, float, int, Chunk]]:
-        """Yield the first of the heap in order: a few steps each, where sorting all that wait would be thousands."""
-        frontier = [(entry, index) for index, entry in enumerate(self._waiting[:1])]
-        for _ in range(min(count, len(self._waiting))):
-            entry, index = heapq.heappop(frontier)
-            yield entry
-            below = range(2 * index + 1, min(2 * index + 3, len(self._waiting)))
-            for child in below:
-                heapq.heappush(frontier, (self._waiting[child], child))
 
     def _pop_fitting(self, count: int, fits: Fits) -> list[Chunk]:
         """Take the next chunks that fit: where the longest does not, a shorter one may."""
         taken: list[Chunk] = []
         while len(taken) < count and self._waiting:
-            if not fits(self._waiting[0][3]):
-                shorter = self._longest_that_fits(fits)
-                if shorter is None:
-                    break
-                self._waiting.remove(shorter)
-                heapq.heapify(self._waiting)
-                taken.append(shorter[3])
-            else:
-                taken.append(self._pop())
+            if fits(self._waiting[0][3]):
+                taken.append(heapq.heappop(self._waiting)[3])
+                continue
+            # Chunks of one length fit all or not at all: ask about one of each, the longest first.
+            first_of = {entry[1]: entry for entry in reversed(self._waiting)}
+            shorter = next((first_of[length] for length in sorted(first_of) if fits(first_of[length][3])), None)
+            if shorter is None:
+                break
+            self._waiting.remove(shorter)
+            heapq.heapify(self._waiting)
+            taken.append(shorter[3])
         return taken
-
-    def _longest_that_fits(self, fits: Fits) -> tuple[bool, float, int, Chunk] | None:
-        """Return the entry to take instead of the first; chunks of one length fit all or not at all."""
-        first_of = {entry[1]: entry for entry in reversed(self._waiting)}
-        return next((first_of[length] for length in sorted(first_of) if fits(first_of[length][3])), None)
 
     def _next_batch(self, fits: Fits, lean: bool) -> Batch:
         self._end_rests()
-        self._bring_forward(lean)
+        for number, batch in enumerate(self._suspects):
+            if batch.lean == lean:  # first those for which the worker need not start its engine anew
+                self._suspects.rotate(-number)
+                break
         if self._suspects and fits(self._suspects[0].chunks[0]):
             self._summoned = max(0, self._summoned - 1)
             return self._suspects.popleft()
@@ -203,13 +197,6 @@ class WorkQueue:
         if size:
             self._shares_left = self._shares_left - 1 or self._workers
         return Batch(self._pop_fitting(size, fits))
-
-    def _bring_forward(self, lean: bool) -> None:
-        """Put the suspects first for which a worker need not start its engine anew."""
-        for number, batch in enumerate(self._suspects):
-            if batch.lean == lean:
-                self._suspects.rotate(-number)
-                return
 
     def _end_rests(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -220,9 +207,3 @@ class WorkQueue:
             else:
                 for chunk in batch.chunks:
                     self._push(chunk, first=True)
-
-    def _is_over(self) -> bool:
-        return self._complete and not (self._waiting or self._suspects or self._resting or self._in_flight)
-
-    def _rest_s(self) -> float | None:
-        return max(0.0, self._resting[0][0] - self._clock.monotonic_s()) if self._resting else None

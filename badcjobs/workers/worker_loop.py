@@ -6,20 +6,23 @@ take a batch → open a session, as usual or lean → feed it (``feed``: stage, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, Session, SessionBroken, Timetable
+from badcjobs.seams import Clock, Engine, Session, SessionBroken
 from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
-from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.work_queue import Batch, Fits, WorkQueue, anything_fits, nothing_fits
+from badcjobs.workers.memory_limits import ChunkKey, model_of
+from badcjobs.workers.work_queue import Batch, Fits, WorkQueue, anything_fits
 
-_PATIENCE_WITH_KILLERS = 5  # an engine that somebody else ends while it starts is started that much more often
+_PATIENCE_WITH_KILLERS = 5  # an engine that is killed from outside while it starts is started that much more often
 _GPU_ERRORS = 3  # so many in a row, with nothing done between them, and it is not the chunks
+
+# device_id, the chunks in hand, each with the moment (ms) at which it was begun, and how many are done at a time → Fits
+Timetable = Callable[[int | None, Sequence[tuple[Chunk, int | None]], int], Fits]
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,6 @@ class Closed:
 
 
 @dataclass(frozen=True)
-class NotOpened:
-    """The engine could not be started; the batch it was started for is untouched."""
-
-    batch: list[Chunk]
-    error: BadcjobsError | OSError
-
-
-@dataclass(frozen=True)
 class BatchOver:
     """A batch has come to its end: what has no result, what was lost in company, and what broke the session."""
 
@@ -58,51 +53,8 @@ class BatchOver:
     retires: bool = False  # the worker ends with it
 
 
-@dataclass(frozen=True)
-class Crashed:
-    """A bug of ours in this thread; raised again where the CLI can see it."""
-
-    error: BaseException
-
-
-@dataclass
-class _Held:
-    """The chunks in a worker's hands, from the moment they left the queue until they have a result."""
-
-    queue: WorkQueue
-    alone: bool
-    room: Callable[[_Held], Fits]
-    unanswered: dict[tuple[str, str], Chunk] = field(default_factory=dict)
-    begun: dict[tuple[str, str], ChunkStarted] = field(default_factory=dict)
-    lost: list[ChunkResult] = field(default_factory=list)
-    done: int = 0
-    sort_out: Callable[[list[Chunk]], list[Chunk]] = list  # returns those that this session can do
-
-    def more(self, wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-        """Get further chunks for the session at work (seams.More)."""
-        if self.alone or (wanted <= 0 and idle <= 0):
-            return ()
-        fresh = self.queue.more(wanted, idle=idle, fits=self.room(self))
-        if fresh is None:
-            self.alone = True  # suspects wait for a worker with nothing else in hand
-            return ()
-        fresh = self.sort_out(fresh)
-        self.unanswered.update((chunk.key, chunk) for chunk in fresh)
-        return fresh
-
-    def note(self, news: ChunkStarted | ChunkResult) -> None:
-        """Keep account of what the session says."""
-        if isinstance(news, ChunkStarted):
-            self.begun[news.chunk.key] = news
-            return
-        self.unanswered.pop(news.chunk.key, None)
-        self.begun.pop(news.chunk.key, None)
-        self.done += news.ok
-        if not news.charged:
-            self.lost.append(news)
-
-
-Event = Opened | Closed | NotOpened | BatchOver | Crashed | ChunkStarted | ChunkResult
+# An exception is a bug of ours in the thread: it is raised again where the CLI can see it.
+Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
 
 
 class WorkerThread:
@@ -174,36 +126,24 @@ class WorkerThread:
         self._send(self.plan, event)
 
     def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._report(Crashed(error))
-
-    def _work(self) -> None:
         failed_openings = 0
-        while (batch := self._take()) is not None:
-            if not batch.chunks:
-                continue
-            try:
-                feed = self._feed_for(batch)
-            except (BadcjobsError, OSError) as error:
-                failed_openings += 1
-                self._report(NotOpened(batch.chunks, error))
-                if failed_openings >= self._openings:
-                    break  # the other workers go on without this one
-                continue
-            over = self._process(feed, batch, failed_openings)
-            at_start = over.broken is not None and over.broken.at_start
-            failed_openings = failed_openings + 1 if at_start else 0
-            if over.broken is not None:
-                self._close()
-            if over.retires:
-                break  # a new process would do the same; the other workers go on
-        self._close()
+        try:
+            while (batch := self._take()) is not None:
+                if not batch.chunks:
+                    continue
+                over = self._process(batch, failed_openings)
+                if over.broken is not None:
+                    self._close()
+                failed_openings = failed_openings + 1 if over.broken is not None and over.broken.at_start else 0
+                if over.retires:
+                    break  # a new process would do the same; the other workers go on
+            self._close()
+        except BaseException as error:
+            self._report(error)
 
     def _take(self) -> Batch | None:
         """Return the next batch, without those that have to be done with less memory: their turn comes, alone."""
-        batch = self._queue.take(self._room(None), lambda: self.retired, lean=self._is_lean)
+        batch = self._queue.take(self._room({}, {}), lambda: self.retired, lean=self._is_lean)
         if batch is None or batch.lean or self._must_be_lean:
             return batch
         if batch.alone:
@@ -215,14 +155,13 @@ class WorkerThread:
         return replace(batch, chunks=usual)
 
     def _sort_out(self, chunks: list[Chunk]) -> list[Chunk]:
-        if self._must_be_lean:
-            return chunks
+        """Return the chunks that this session can do; the others go back, to be done with less memory."""
         usual = []
         for chunk in chunks:
-            if self._needs_lean(chunk):
-                self._queue.put_back([chunk], lean=True)
-            else:
+            if self._must_be_lean or not self._needs_lean(chunk):
                 usual.append(chunk)
+            else:
+                self._queue.put_back([chunk], lean=True)
         return usual
 
     def _needs_lean(self, chunk: Chunk) -> bool:
@@ -231,14 +170,11 @@ class WorkerThread:
             return False
         return self._audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
-    def _feed_for(self, batch: Batch) -> Session:
+    def _session(self, lean: bool) -> Session:
         """Return a session of the wanted kind; the one that is open if it is, for a new one takes its time."""
-        lean = batch.lean or self._must_be_lean
-        if self._feed is not None and self._is_lean != lean:
-            self._close()
-        return self._feed or self._open(lean)
-
-    def _open(self, lean: bool) -> Session:
+        if self._feed is not None and self._is_lean == lean:
+            return self._feed
+        self._close()
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._is_lean = lean
         plan = replace(self.plan, lean=lean)
@@ -253,47 +189,62 @@ class WorkerThread:
             feed.kill()
         return feed
 
-    def _process(self, feed: Session, batch: Batch, failed_openings: int) -> BatchOver:
-        """Feed one batch, and what comes after it, to the session; report and return how it ended."""
-        in_hand = {chunk.key: chunk for chunk in batch.chunks}
-        held = _Held(self._queue, batch.alone, self._room, in_hand, sort_out=self._sort_out)
+    def _process(self, batch: Batch, failed_openings: int) -> BatchOver:
+        """Feed one batch, and what comes after it, to a session; report and return how it ended."""
+        unanswered = {chunk.key: chunk for chunk in batch.chunks}
+        begun: dict[ChunkKey, ChunkStarted] = {}
+        lost: list[ChunkResult] = []
         broken: SessionBroken | None = None
+        alone = batch.alone
+
+        def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+            nonlocal alone
+            if alone or (wanted <= 0 and idle <= 0):
+                return ()
+            fresh = self._queue.more(wanted, idle=idle, fits=self._room(unanswered, begun))
+            alone = fresh is None  # suspects wait for a worker with nothing else in hand
+            fresh = self._sort_out(fresh or [])
+            unanswered.update((chunk.key, chunk) for chunk in fresh)
+            return fresh
+
         try:
-            for news in feed.process(batch.chunks, held.more):
-                held.note(news)
+            for news in self._session(batch.lean or self._must_be_lean).process(batch.chunks, more):
+                if isinstance(news, ChunkStarted):
+                    begun[news.chunk.key] = news
+                else:
+                    unanswered.pop(news.chunk.key, None)
+                    begun.pop(news.chunk.key, None)
+                    if news.ok:
+                        self._gpu_errors = 0
+                    if not news.charged:
+                        lost.append(news)
                 self._report(news)
         except SessionBroken as error:
             broken = error
-        if held.done:
-            self._gpu_errors = 0
+        except (BadcjobsError, OSError) as error:
+            if self._feed is not None:
+                raise
+            broken = SessionBroken(retry.NO_PROGRAM, str(error), at_start=True)
         if broken is not None and broken.error_class == retry.GPU_ERROR and not batch.alone:
             self._gpu_errors += 1  # suspects, which are alone, say nothing of the GPU
-        broken, retires = self._judge_end(broken, failed_openings)
-        over = BatchOver(
-            list(held.unanswered.values()),
-            list(held.begun.values()),
-            held.lost,
-            broken,
-            self._clock.now_ms(),
-            retires,
-        )
+        broken, retires = self._decide_end(broken, failed_openings)
+        left = list(unanswered.values())
+        over = BatchOver(left, list(begun.values()), lost, broken, self._clock.now_ms(), retires)
         self._report(over)
         return over
 
-    def _room(self, held: _Held | None) -> Fits:
+    def _room(self, unanswered: Mapping[ChunkKey, Chunk], begun: Mapping[ChunkKey, ChunkStarted]) -> Fits:
         """Return what says which chunks there is still time for; a worker that is to end has time for none."""
         if self.retired:
-            return nothing_fits
+            return lambda chunk: False
         if self._timetable is None:
             return anything_fits
-        in_hand: list[tuple[Chunk, int | None]] = []
-        if held is not None:
-            self._lanes = max(self._lanes, len(held.begun))
-            in_hand = [(c, held.begun[key].at_ms if key in held.begun else None) for key, c in held.unanswered.items()]
-        return self._timetable.room(self.plan.device_id, in_hand, self._lanes)
+        self._lanes = max(self._lanes, len(begun))
+        in_hand = [(chunk, begun[key].at_ms if key in begun else None) for key, chunk in unanswered.items()]
+        return self._timetable(self.plan.device_id, in_hand, self._lanes)
 
-    def _judge_end(self, broken: SessionBroken | None, failed_openings: int) -> tuple[SessionBroken | None, bool]:
-        """Say whether what broke the session is a reason to go; errors of one GPU without end mean that it is lost."""
+    def _decide_end(self, broken: SessionBroken | None, failed_openings: int) -> tuple[SessionBroken | None, bool]:
+        """Say whether the worker ends with what broke its session; repeated errors of one GPU mean that it is lost."""
         if broken is None:
             return None, False
         if self._gpu_errors >= _GPU_ERRORS:
@@ -302,9 +253,8 @@ class WorkerThread:
         if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # the work of others fills the device
             self._must_be_lean = True
             return broken, failed_openings > 0
-        limit = self._openings * (
-            _PATIENCE_WITH_KILLERS if broken.error_class in (retry.WORKER_DIED, retry.TERMINATED) else 1
-        )
+        is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
+        limit = self._openings * (_PATIENCE_WITH_KILLERS if is_killed else 1)
         return broken, broken.error_class in retry.RETIRING or (broken.at_start and failed_openings + 1 >= limit)
 
     def _close(self) -> None:
