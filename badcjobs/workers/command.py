@@ -23,7 +23,7 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPl
 from badcjobs.processes import fingerprint_of, last_lines, worker_environment
 from badcjobs.seams import Clock, Launcher, More, Process, SessionBroken, nothing_more
 from badcjobs.workers import retry
-from badcjobs.workers.stream_session import Patience
+from badcjobs.workers.stream_session import Patience, log_size
 
 PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", "chunk_id", "recording_id")
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
@@ -130,17 +130,7 @@ class CommandEngine:
 
     def open(self, plan: WorkerPlan, scratch: Path) -> CommandSession:
         """Prepare a place; programs start with the chunks."""
-        return CommandSession(
-            self.words(plan),
-            plan,
-            env=self.environment(plan, scratch),
-            folder=scratch / "command",
-            most=1 if plan.lean else self.wants,
-            launcher=self.launcher,
-            clock=self.clock,
-            patience=self.patience,
-            knows_hawkears=self.knows_hawkears,
-        )
+        return CommandSession(self, plan, scratch)
 
 
 class CommandSession:
@@ -148,31 +138,17 @@ class CommandSession:
 
     pid: int | None = None
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        plan: WorkerPlan,
-        *,
-        env: Mapping[str, str],
-        folder: Path,
-        most: int,
-        launcher: Launcher,
-        clock: Clock,
-        patience: Patience,
-        knows_hawkears: bool,
-    ) -> None:
-        self._words = words
+    def __init__(self, engine: CommandEngine, plan: WorkerPlan, scratch: Path) -> None:
+        self._words = engine.words(plan)
+        self._env = engine.environment(plan, scratch)
         self._device = plan.device
-        self._env = env
-        self._folder = folder  # emptied before each run, whatever a program has left there
-        self._most = most
-        self._clock = clock
-        self._patience = patience
-        self._knows_hawkears = knows_hawkears
-        self._per_batch = is_per_batch(words)
-        self._outputs = folder / "outputs"
-        self._log = folder / "command.log"
-        self._launcher = launcher
+        self._most = 1 if plan.lean else engine.wants
+        self._launcher, self._clock, self._patience = engine.launcher, engine.clock, engine.patience
+        self._knows_hawkears = engine.knows_hawkears
+        self._per_batch = is_per_batch(self._words)
+        self._folder = scratch / "command"  # emptied before each run, whatever a program has left there
+        self._outputs = self._folder / "outputs"
+        self._log = self._folder / "command.log"
         self._lock = threading.Lock()
         self._running: Process | None = None
         self._killed = False  # from another thread, and for good
@@ -255,13 +231,13 @@ class CommandSession:
             except OSError as error:
                 raise SessionBroken(retry.NO_PROGRAM, f"{argv[0]}: {error}", at_start=True) from error
             self._running = process
-        said, since_s = _size(self._log), self._clock.monotonic_s()
+        said, since_s = log_size(self._log), self._clock.monotonic_s()
         try:
             while True:
                 try:
                     return process.wait(timeout=min(5.0, limit_s / 4))
                 except subprocess.TimeoutExpired:
-                    if (now := _size(self._log)) != said:
+                    if (now := log_size(self._log)) != said:
                         said, since_s = now, self._clock.monotonic_s()
                     elif self._clock.monotonic_s() - since_s >= limit_s:
                         self._end()
@@ -278,11 +254,17 @@ class CommandSession:
         return self._outputs / (f"{Path(chunk.audio_path).stem}.csv" if self._per_batch else "detections.csv")
 
     def _read(self, chunk: Chunk, started_at_ms: int) -> ChunkResult:
-        detections, error_class, error = read_table(self._output(chunk))
-        if error_class:
-            error = f"{chunk.audio_path}: {error}\n{last_lines(self._log)}".strip()
-            return self._failure(chunk, started_at_ms, error_class, error)
-        return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
+        path = self._output(chunk)
+        try:
+            detections = tuple(parse_detections_csv(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            error_class, error = retry.NO_OUTPUT, f"the program ended with 0 but wrote no {{output}} ({path.name})"
+        except (ValueError, OSError) as problem:
+            error_class, error = retry.BAD_OUTPUT, f"{{output}} cannot be read: {problem}"
+        else:
+            return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
+        error = f"{chunk.audio_path}: {error}\n{last_lines(self._log)}".strip()
+        return self._failure(chunk, started_at_ms, error_class, error)
 
     def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
         """Charge a chunk that was alone; of many it is not known which it was, and tables may be half written."""
@@ -294,9 +276,7 @@ class CommandSession:
             raise SessionBroken(retry.TERMINATED, "the program was ended from outside (SIGTERM)")
         if error_class in retry.RETIRING or error_class == retry.CONFIGURATION:
             raise SessionBroken(error_class, said)
-        signum = retry.signal_of(code)
-        how = f"was ended by {retry.signal_name(signum)}" if signum else f"ended with exit code {code}"
-        error = f"the program {how}\n{said}".strip()
+        error = f"the program ended {retry.how_ended(code)}\n{said}".strip()
         if len(chunks) == 1:
             yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
             return
@@ -311,16 +291,6 @@ class CommandSession:
         return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=error, charged=charged)
 
 
-def read_table(path: Path) -> tuple[tuple[Detection, ...], str, str]:
-    """Return the detections in a program's output, or the class and the story of what is wrong with it."""
-    try:
-        return tuple(parse_detections_csv(path.read_text(encoding="utf-8"))), "", ""
-    except FileNotFoundError:
-        return (), retry.NO_OUTPUT, f"the program ended with 0 but wrote no {{output}} ({path.name})"
-    except (ValueError, OSError) as error:
-        return (), retry.BAD_OUTPUT, f"{{output}} cannot be read: {error}"
-
-
 def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
     """Cut a batch so that no part is too long or has two files of one name; most often there is one part."""
     parts: list[tuple[set[str], list[Chunk]]] = []
@@ -332,13 +302,6 @@ def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
         names.add(name)
         part.append(chunk)
     return [part for _, part in parts]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # not there yet
 
 
 # --- the tables that programs write -----------------------------------------------------------------------------------
@@ -356,53 +319,39 @@ def parse_detections_csv(text: str) -> list[Detection]:
     a whole table raises ValueError with the line and the column.
     """
     rows = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
+    found = []
     try:
         header = [name.strip() for name in next(rows, [])]
-        label, label_name = _find_labels(header)
-        found = []
-        for cells in rows:
-            if cells and len(cells) != len(header):
+        nearest = min(_LABELS, key=lambda columns: len(set(columns) - set(header)))
+        if missing := ", ".join(column for column in nearest if column not in header):
+            raise ValueError(f"line 1: column {missing} is missing; the header is {','.join(header) or 'empty'}")
+        for cells in filter(None, rows):
+            if len(cells) != len(header):
                 column = header[len(cells)] if len(cells) < len(header) else f"number {len(header) + 1}"
-                raise ValueError(
-                    f"line {rows.line_num} has {len(cells)} cells, the header {len(header)} (column {column})"
-                )
-            if cells:
-                row = dict(zip(header, cells, strict=True))
-                found.append(_parse_row(row, label, label_name, rows.line_num))
-        return found
+                counts = f"{len(cells)} cells, the header {len(header)}"
+                raise ValueError(f"line {rows.line_num} has {counts} (column {column})")
+            row = dict(zip(header, cells, strict=True))
+            found.append(_parse_row(row, *_LABELS[nearest], rows.line_num))
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num}: {error}") from error
-
-
-def _find_labels(header: Sequence[str]) -> tuple[str, str | None]:
-    """Return the columns of the label and of the species' name."""
-    nearest = min(_LABELS, key=lambda columns: len(set(columns) - set(header)))
-    if missing := ", ".join(column for column in nearest if column not in header):
-        raise ValueError(f"line 1: column {missing} is missing; the header is {','.join(header) or 'empty'}")
-    return _LABELS[nearest]
+    return found
 
 
 def _parse_row(row: Mapping[str, str], label: str, label_name: str | None, number: int) -> Detection:
-    start_s = _parse_number(row, "start_time", number)
-    end_s = _parse_number(row, "end_time", number)
+    def parse_number(column: str) -> float:
+        try:
+            value = float(row[column])
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"line {number}, column {column}: {row[column]!r} is not a number")
+        return value
+
+    start_s, end_s = parse_number("start_time"), parse_number("end_time")
     if end_s < start_s:
         raise ValueError(f"line {number}, column end_time: {end_s} is before the start, {start_s}")
     if not row[label].strip():
         raise ValueError(f"line {number}, column {label}: empty")
-    return Detection(
-        round(start_s * 1000),
-        round(end_s * 1000),
-        row[label].strip(),
-        score=_parse_number(row, "score", number) if row["score"].strip() else None,
-        label_name=row[label_name].strip() or None if label_name else None,
-    )
-
-
-def _parse_number(row: Mapping[str, str], column: str, number: int) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"line {number}, column {column}: {row[column]!r} is not a number")
-    return value
+    score = parse_number("score") if row["score"].strip() else None
+    name = row[label_name].strip() or None if label_name else None
+    return Detection(round(start_s * 1000), round(end_s * 1000), row[label].strip(), score, name)

@@ -111,12 +111,12 @@ def signal_of(exit_code: int | None) -> int:
     return exit_code - 128 if 128 < exit_code <= 128 + signal.SIGRTMAX else 0
 
 
-def signal_name(signum: int) -> str:
-    """Return what people call a signal."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"  # a real-time one
+def how_ended(exit_code: int | None) -> str:
+    """Return how a program ended: by which signal, or with which exit code."""
+    if not (signum := signal_of(exit_code)):
+        return f"with exit code {exit_code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"by {names.get(signum, f'signal {signum}')}"  # a real-time one has no name
 
 
 # --- what becomes of a chunk ------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import re
 import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +65,6 @@ class Patience:
         return max(self._least_s, self.FACTOR * self._worst_rate * audio_s)
 
 
-@dataclass
-class _InHand:
-    """A chunk that was sent to the process; ``started_at_ms`` is None while it only waits there."""
-
-    chunk: Chunk
-    started_at_ms: int | None = None
-
-
 class StreamSession:
     """One worker process, fed through a pipe.
 
@@ -100,7 +91,7 @@ class StreamSession:
         self._clock = clock
         self._launcher = launcher
         self._log = log_file
-        self._log_mark = self._log_size()  # what was said before the last result is no evidence
+        self._log_mark = log_size(log_file)  # what was said before the last result is no evidence
         self._patience = patience
         self._must_use_cuda = must_use_cuda
         self._oom_kills = read_oom_kills()
@@ -114,7 +105,7 @@ class StreamSession:
         self._lock = threading.Lock()
         self._interrupted = False
         self._is_ended = False  # by us, before it said that it had begun anything; that may have been under way
-        self._in_hand: dict[int, _InHand] = {}
+        self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with when it was begun (None: it waits)
         self._sent = 0
         self._ready = False
         self._said_goodbye = False
@@ -153,22 +144,18 @@ class StreamSession:
 
     def close(self) -> int | None:
         """End the worker by closing its input; insist if it does not listen."""
-        if self._process.returncode is None:
-            self._see_off()
         self._close_input()
+        if self._process.returncode is None:
+            end_s = self._clock.monotonic_s() + _GOODBYE_S
+            while (left_s := end_s - self._clock.monotonic_s()) > 0:  # what it still says must not stop it from leaving
+                if self._poll.poll(left_s * 1000) and not os.read(self._stdout.fileno(), 65536):
+                    break
+            try:
+                self._process.wait(timeout=max(1.0, left_s))
+            except Exception:
+                self.kill()
         self._stdout.close()
         return self._process.wait()
-
-    def _see_off(self) -> None:
-        self._close_input()
-        end_s = self._clock.monotonic_s() + _GOODBYE_S
-        while (left_s := end_s - self._clock.monotonic_s()) > 0:  # what it still says must not stop it from leaving
-            if self._poll.poll(left_s * 1000) and not os.read(self._stdout.fileno(), 65536):
-                break
-        try:
-            self._process.wait(timeout=max(1.0, left_s))
-        except Exception:
-            self.kill()
 
     def _close_input(self) -> None:
         try:
@@ -176,15 +163,9 @@ class StreamSession:
         except OSError:
             pass  # the worker died with a line half written
 
-    def _log_size(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except OSError:
-            return 0
-
     @property
     def _has_begun(self) -> bool:
-        return any(item.started_at_ms is not None for item in list(self._in_hand.values()))
+        return any(started_at_ms is not None for _, started_at_ms in list(self._in_hand.values()))
 
     def _give(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
@@ -192,7 +173,7 @@ class StreamSession:
                 if self._interrupted:
                     return
                 self._sent += 1
-                self._in_hand[self._sent] = _InHand(chunk)
+                self._in_hand[self._sent] = chunk, None
             self._write({"id": self._sent, "audio": chunk.audio_path})
 
     def _write(self, order: Mapping[str, object]) -> None:
@@ -206,46 +187,39 @@ class StreamSession:
     # --- what the process says ------------------------------------------------------------------------------------
 
     def _next_event(self) -> dict[str, Any]:
-        """Wait for the next word; a word that does not come in time is the process' last."""
+        """Wait for the next event; one that does not come in time is a hang."""
         while b"\n" not in self._unread:
-            limit_s = self._limit_s()
+            limit_s = self._patience.start_s
+            if begun := [chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None]:
+                limit_s = self._patience.limit_s(None if None in begun else max(length or 0.0 for length in begun))
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
-                raise SessionBroken(
-                    retry.HANG, f"no word from the worker for {limit_s:.0f} s", at_start=not self._has_begun
-                )
+                why = f"no word from the worker for {limit_s:.0f} s"
+                raise SessionBroken(retry.HANG, why, at_start=not self._has_begun)
             data = os.read(self._stdout.fileno(), 65536)
             if not data:
                 if self._is_ended or (self._interrupted and not self._has_begun):
                     return {"event": "bye"}
-                raise self._obituary()
+                raise self._explain_end()
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             return dict(json.loads(line))
         except ValueError as error:
             self.kill()
-            raise SessionBroken(
-                retry.ENGINE_CRASH, f"the worker does not make sense any more: {line[:200]!r}"
-            ) from error
-
-    def _limit_s(self) -> float:
-        begun = [item.chunk.audio_s for item in self._in_hand.values() if item.started_at_ms is not None]
-        if not begun:
-            return self._patience.start_s
-        return self._patience.limit_s(None if None in begun else max(length or 0.0 for length in begun))
+            raise SessionBroken(retry.ENGINE_CRASH, f"the worker's answer cannot be read: {line[:200]!r}") from error
 
     def _take_in(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
         kind = event["event"]
         if kind == "started":
-            item = self._in_hand[event["id"]]
-            item.started_at_ms = self._clock.now_ms()
-            return ChunkStarted(item.chunk, item.started_at_ms)
+            chunk, now_ms = self._in_hand[event["id"]][0], self._clock.now_ms()
+            self._in_hand[event["id"]] = chunk, now_ms
+            return ChunkStarted(chunk, now_ms)
         if kind in ("done", "failed"):
-            item = self._in_hand[event["id"]]
-            result = self._done(item, event) if kind == "done" else self._failed(item, event)
+            chunk, started_at_ms = self._in_hand[event["id"]]
+            result = self._result(chunk, started_at_ms, event)
             del self._in_hand[event["id"]]
-            self._log_mark = self._log_size()
+            self._log_mark = log_size(self._log)
             return result
         if kind == "ready":
             self._on_ready(event)
@@ -256,14 +230,13 @@ class StreamSession:
             self._said_goodbye = True  # the end of its pipe comes next
         elif kind == "broken":
             error_class = retry.classify(event["error"])
-            raise SessionBroken(
-                retry.ENGINE_CRASH if error_class == retry.ENGINE_ERROR else error_class,
-                event["error"],
-                at_start=not self._has_begun,
-            )
+            if error_class == retry.ENGINE_ERROR:
+                error_class = retry.ENGINE_CRASH
+            raise SessionBroken(error_class, event["error"], at_start=not self._has_begun)
         return None
 
     def _on_ready(self, event: Mapping[str, Any]) -> None:
+        """Check what runs where, and write it down."""
         device = str(event.get("device") or "cpu").upper()
         if self._must_use_cuda and device != "CUDA":
             self.kill()
@@ -276,78 +249,72 @@ class StreamSession:
         self._threads = int(event.get("threads") or 1)
         self._holds = int(event.get("holds") or 1)
         self._ready = True
-        if "versions" in event:
-            self._introduce(device, event)
-
-    def _introduce(self, device: str, event: Mapping[str, Any]) -> None:
-        """Write down what runs where; PyTorch before 2.5 does not know its device's UUID, but then it sees only one."""
+        if "versions" not in event:
+            return
+        # PyTorch before 2.5 does not know its device's UUID, but then it sees only one.
         uuid = event.get("uuid") or (self._pin if device == "CUDA" else None)
-        words = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
+        versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
         where = " ".join(filter(None, (device, uuid, event.get("name"))))
         how = f"{self._threads} threads, {event.get('models') or 'all'} models"
-        log.info("worker %s: %s on %s, %s", self.pid, words, where, how)
+        log.info("worker %s: %s on %s, %s", self.pid, versions, where, how)
         if self._pin and self._pin.startswith("GPU-") and uuid and uuid != self._pin:
             log.warning("worker %s was given %s but computes on %s", self.pid, self._pin, uuid)
 
-    def _done(self, item: _InHand, event: Mapping[str, Any]) -> ChunkResult:
-        chunk, now_ms = item.chunk, self._clock.now_ms()
-        started_at_ms = now_ms if item.started_at_ms is None else item.started_at_ms
+    def _result(self, chunk: Chunk, started_at_ms: int | None, event: Mapping[str, Any]) -> ChunkResult:
+        now_ms = self._clock.now_ms()
+        started_at_ms = now_ms if started_at_ms is None else started_at_ms
+        if event["event"] == "failed":
+            error_class = event.get("error_class") or retry.classify(event["error"])
+            if error_class in _NO_USE_ANY_MORE:
+                self.kill()
+                raise SessionBroken(error_class, event["error"])
+            return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=event["error"])
         if "took_s" in event:  # measured where it happened: our own thread may have been late to hear of its begin
             started_at_ms = now_ms - round(event["took_s"] * 1000)
-        audio_s = event.get("audio_s") if chunk.audio_s is None else chunk.audio_s
         length_s = event.get("audio_s")
         if event.get("heard") is False and (chunk.audio_s or 0.0) > _SHORTEST_HEARD_S:
             why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
             return ChunkResult(chunk, started_at_ms, now_ms, error_class=retry.BAD_AUDIO, error=why)
+        audio_s = length_s if chunk.audio_s is None else chunk.audio_s
         self._patience.learn((now_ms - started_at_ms) / 1000, audio_s)
-        detections = tuple(Detection(*row) for row in event["detections"])
-        return ChunkResult(chunk, started_at_ms, now_ms, detections, audio_s)
+        return ChunkResult(chunk, started_at_ms, now_ms, tuple(Detection(*row) for row in event["detections"]), audio_s)
 
-    def _failed(self, item: _InHand, event: Mapping[str, Any]) -> ChunkResult:
-        error_class = event.get("error_class") or retry.classify(event["error"])
-        if error_class in _NO_USE_ANY_MORE:
-            self.kill()
-            raise SessionBroken(error_class, event["error"])
-        now_ms = self._clock.now_ms()
-        started_at_ms = now_ms if item.started_at_ms is None else item.started_at_ms
-        return ChunkResult(item.chunk, started_at_ms, now_ms, error_class=error_class, error=event["error"])
-
-    def _obituary(self) -> SessionBroken:
+    def _explain_end(self) -> SessionBroken:
         """Say how a process ended that still had work."""
         self._launcher.kill(self._process)  # whatever is left of its group
         code = self._process.wait()
-        said = last_lines(self._log, limit=min(_LONGEST_ERROR, self._log_size() - self._log_mark))
+        said = last_lines(self._log, limit=min(_LONGEST_ERROR, log_size(self._log) - self._log_mark))
         error_class = retry.classify(said, code)
         if error_class in (retry.BAD_AUDIO, retry.EXIT_CODE, retry.NO_OUTPUT):
             error_class = retry.ENGINE_CRASH
         if error_class == retry.WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
             error_class = retry.HOST_MEMORY
-        how = f"by {retry.signal_name(retry.signal_of(code))}" if retry.signal_of(code) else f"with exit code {code}"
-        return SessionBroken(error_class, f"{said}\nthe worker ended {how}".strip(), at_start=not self._has_begun)
+        why = f"{said}\nthe worker ended {retry.how_ended(code)}".strip()
+        return SessionBroken(error_class, why, at_start=not self._has_begun)
+
+
+def log_size(path: Path) -> int:
+    """Return how much a program has written to its log."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # not there yet
 
 
 def read_oom_kills(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """Return how many processes of this control group the kernel has killed for memory; None: not known."""
+    """Return how many processes of this control group the kernel has killed for memory; None: not known.
+
+    A line of /proc/self/cgroup is ``0::/path``, or ``9:memory:/path`` with version 1.
+    """
+    counts: list[int] = []
     try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return None
-    counts = [count for line in lines if (count := _read_count(line, groups)) is not None]
+        for line in proc.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            place = groups / path.lstrip("/") / "memory.events"
+            if controllers:
+                place = groups / "memory" / path.lstrip("/") / "memory.oom_control"
+            if (not controllers or "memory" in controllers.split(",")) and place.exists():
+                counts += map(int, re.findall(r"^oom_kill (\d+)$", place.read_text(), re.MULTILINE))
+    except (OSError, ValueError):
+        pass
     return max(counts, default=None)
-
-
-def _read_count(line: str, groups: Path) -> int | None:
-    """Read the counter of one line of /proc/self/cgroup: ``0::/path``, or ``9:memory:/path`` with version 1."""
-    _, _, rest = line.partition(":")
-    controllers, _, path = rest.partition(":")
-    if controllers == "":
-        file = groups / path.lstrip("/") / "memory.events"
-    elif "memory" in controllers.split(","):
-        file = groups / "memory" / path.lstrip("/") / "memory.oom_control"
-    else:
-        return None
-    try:
-        found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None

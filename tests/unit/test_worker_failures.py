@@ -12,7 +12,7 @@ from badcjobs.model import Chunk, ChunkResult, WorkerPlan
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.retry import classify, signal_name, signal_of
+from badcjobs.workers.retry import classify, how_ended, signal_of
 from badcjobs.workers.stream_session import Patience, read_oom_kills
 
 # Cut from real logs of HawkEars, PyTorch, the NVIDIA driver, Linux and Slurm.
@@ -102,7 +102,7 @@ def test_a_full_disk_explains_bad_audio_and_not_the_other_way_round() -> None:
 
 def test_signals_have_names() -> None:
     assert (signal_of(-11), signal_of(139), signal_of(1), signal_of(None), signal_of(255)) == (11, 11, 0, 0, 0)
-    assert (signal_name(11), signal_name(35)) == ("SIGSEGV", "signal 35")
+    assert (how_ended(-11), how_ended(128 + 35)) == ("by SIGSEGV", "by signal 35")
 
 
 # --- killed for memory ------------------------------------------------------------------------------------------------
