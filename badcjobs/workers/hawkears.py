@@ -24,8 +24,8 @@ from badcjobs.seams import Clock, Launcher
 from badcjobs.workers.stream_session import Patience, StreamSession
 
 VERSION_NEEDED = "2.3"
-
 WORKER = Path(__file__).with_name("hawkears_worker.py")
+_GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
 _ASKING_TRIES = 3
 _ASKING_S = 300.0  # a cold import from a parallel file system takes its time
 _CACHES = (
@@ -112,17 +112,10 @@ class HawkEarsEngine:
         if problem is None:
             return
         if problem.startswith("Error: "):
-            raise BadInput(
-                f"HawkEars does not understand --engine-arg {' '.join(self.args)}",
-                why=problem.removeprefix("Error: "),
-                fix="hawkears analyze --help",
-            )
+            what = f"HawkEars does not understand --engine-arg {' '.join(self.args)}"
+            raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
         if "No module named 'hawkears'" in problem:
-            raise NotHere(
-                f"{python} has no HawkEars",
-                why=problem,
-                fix="badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python",
-            )
+            raise NotHere(f"{python} has no HawkEars", why=problem, fix=_GIVE_PYTHON)
         raise NotHere(
             f"the HawkEars of {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
             why=problem,
@@ -142,7 +135,7 @@ def find_python(python: str | None, environ: Mapping[str, str], launcher: Launch
         raise NotHere(
             f"the Python of HawkEars, {python!r}, was not found" if python else "the program 'hawkears' was not found",
             why="it is neither a file that can be run nor on PATH" if python else "pip's script is not on PATH",
-            fix="badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python",
+            fix=_GIVE_PYTHON,
         )
     return str(Path(found).absolute())  # links stay as they are: the Python of a venv is one
 
@@ -201,10 +194,20 @@ def refuse_arguments(args: Sequence[str], ours: Sequence[str]) -> None:
 def hawkears_environment(
     environ: Mapping[str, str], plan: WorkerPlan, extra_args: Sequence[str], scratch: Path
 ) -> dict[str, str]:
-    """Return a worker's environment, its cores shared out among HawkEars' threads."""
+    """Return a worker's environment, its cores shared out among HawkEars' threads.
+
+    The first run compiles for half a minute; the workers and the tasks after it share what it made: in the user's cache
+    where that can be written (many sites give compute nodes a home that cannot), else within this task.
+    """
     env = worker_environment(environ, plan)
-    caches = find_caches(environ, scratch)
-    # The first run compiles for half a minute; the workers and the tasks after it share what it made.
+    caches = user_cache(environ)
+    if caches is not None:
+        try:
+            caches.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            pass
+    if caches is None or not os.access(caches, os.W_OK):
+        caches = scratch.absolute().parent
     for name, folder in _CACHES:
         env.setdefault(name, str(caches / f"{folder}-cache"))
     if "OMP_NUM_THREADS" not in environ:
@@ -213,40 +216,22 @@ def hawkears_environment(
     return env
 
 
-def find_caches(environ: Mapping[str, str], scratch: Path) -> Path:
-    """Return the user's cache folder where it can be written, else one that the workers of this task share."""
-    shared = user_cache(environ)
-    if shared is not None:
-        try:
-            shared.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            pass  # many sites give compute nodes a home that cannot be written
-        if os.access(shared, os.W_OK):
-            return shared
-    return scratch.absolute().parent
-
-
 def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
     """Return HawkEars' options with as many threads as the worker has cores for, unless the user has said how many.
 
     A thread keeps two cores busy: while one waits for the device, the next recording is decoded. A lean worker has
     one thread whatever was asked for: each has models of its own.
     """
-    if plan.lean:
-        return _with_threads(extra_args, 1)
-    if any(word.split("=")[0] == "--threads" for word in extra_args):
-        return list(extra_args)
-    return _with_threads(extra_args, min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2)))
-
-
-def _with_threads(extra_args: Sequence[str], threads: int) -> list[str]:
+    threads = 1 if plan.lean else min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2))
     kept: list[str] = []
     words = iter(extra_args)
     for word in words:
-        if word == "--threads":
-            next(words, None)
-        elif not word.startswith("--threads="):
+        if word.split("=")[0] != "--threads":
             kept.append(word)
+        elif not plan.lean:
+            return list(extra_args)
+        elif word == "--threads":
+            next(words, None)
     return [*kept, "--threads", str(threads)]
 
 

@@ -14,13 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from badcjobs.errors import NotHere
 from badcjobs.model import WorkerPlan
 from badcjobs.processes import die_with_parent, fingerprint_of
-from badcjobs.seams import Clock, Launcher
+from badcjobs.workers.chunk_audio import LONGEST_KEPT_STEM
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.hawkears import (
     find_python,
@@ -33,7 +34,6 @@ from badcjobs.workers.stream_session import Patience
 
 _BATCH = 256  # nothing of a batch is seen before its end, so it must not be long
 _OURS = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
-_LONGEST_KEPT_STEM = 50
 _DEVICE = re.compile(r"Using (CUDA|CPU|MPS)")
 
 
@@ -44,18 +44,9 @@ class HawkEars1Engine(CommandEngine):
     knows_hawkears = True
 
     def __init__(
-        self,
-        python: str,
-        *,
-        root: Path | None,
-        args: Sequence[str],
-        environ: Mapping[str, str],
-        launcher: Launcher,
-        clock: Clock,
-        allow_cpu: bool,
-        batch: int = _BATCH,
+        self, python: str, *, root: Path | None, allow_cpu: bool, batch: int = _BATCH, args: Sequence[str], **start: Any
     ) -> None:
-        super().__init__("{inputs} {outputs}", environ=environ, launcher=launcher, clock=clock, args=args)
+        super().__init__("{inputs} {outputs}", args=args, **start)
         self._python = python
         self._root = (root or Path()).absolute()
         self._allow_cpu = allow_cpu
@@ -109,16 +100,18 @@ def main(args: Sequence[str]) -> None:
     work = Path(outputs).with_name("hawkears1")
     inputs, labels = work / "in", work / "out"
     inputs.mkdir(parents=True)
-    staged = {place(Path(path), inputs, number): path for number, path in enumerate(_lines(Path(listed)))}
+    paths = Path(listed).read_text(errors="surrogateescape").split("\n")[:-1]
+    staged = {place(Path(path), inputs, number): path for number, path in enumerate(paths)}
     said = run_analyze([*program, "-i", str(inputs), "-o", str(labels), "--rtype", "both"], Path(root), device)
-    table = labels / "HawkEars_labels.csv"
-    header, rows = read_labels(table) if table.exists() else ([], {})
+    header, rows = read_labels(labels / "HawkEars_labels.csv")
     silent = []
     for copy, path in staged.items():
+        complaints = [line for line in said if str(copy) in line and ": Analyzing " not in line]
         if header and (labels / f"{copy.stem}_HawkEars.txt").exists():
-            write_table(Path(outputs) / f"{Path(path).stem}.csv", header, rows.get(copy.name, []))
-        elif complaint := _complaint(said, copy):
-            print(complaint.replace(str(copy), path), file=sys.stderr, flush=True)
+            with (Path(outputs) / f"{Path(path).stem}.csv").open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([header, *rows.get(copy.name, [])])
+        elif complaints:
+            print(complaints[-1][:2000].replace(str(copy), path), file=sys.stderr, flush=True)
         else:
             silent.append(path)
     shutil.rmtree(work, ignore_errors=True)
@@ -131,7 +124,7 @@ def place(audio: Path, folder: Path, number: int) -> Path:
 
     The old name stays in it because ``--date file`` looks for a date there.
     """
-    readable = re.sub(r"[^\w.+-]", "_", audio.stem)[:_LONGEST_KEPT_STEM]
+    readable = re.sub(r"[^\w.+-]", "_", audio.stem)[:LONGEST_KEPT_STEM]
     target = folder / f"c{number:06d}~{readable}{audio.suffix}"
     try:
         os.link(audio.resolve(), target)
@@ -147,16 +140,9 @@ def place(audio: Path, folder: Path, number: int) -> Path:
 def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
     """Run analyze.py in its folder; return its lines. Raise RuntimeError where it took the CPU instead of a GPU."""
     said: list[str] = []
-    with subprocess.Popen(
-        argv,
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        errors="replace",
-        preexec_fn=die_with_parent,
-    ) as run:
-        assert run.stdout is not None
-        for line in run.stdout:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+    with subprocess.Popen(argv, cwd=root, preexec_fn=die_with_parent, **pipes) as run:
+        for line in run.stdout or ():
             said.append(line.rstrip("\n"))
             print(said[-1], file=sys.stderr, flush=True)
             taken = _DEVICE.search(line)
@@ -169,7 +155,9 @@ def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
 
 
 def read_labels(table: Path) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Return the header of HawkEars_labels.csv, and its rows by the file's name."""
+    """Return the header of HawkEars_labels.csv, and its rows by the file's name; nothing where there is no table."""
+    if not table.exists():
+        return [], {}
     with table.open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     name = header.index("filename")
@@ -177,22 +165,6 @@ def read_labels(table: Path) -> tuple[list[str], dict[str, list[list[str]]]]:
     for row in rows:
         found.setdefault(row[name], []).append(row)
     return header, found
-
-
-def write_table(target: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write the rows of one recording, as ``parse_detections_csv`` understands them."""
-    with target.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-
-
-def _lines(listed: Path) -> list[str]:
-    return listed.read_text(errors="surrogateescape").split("\n")[:-1]
-
-
-def _complaint(said: Sequence[str], copy: Path) -> str | None:
-    """Return the last line in which HawkEars complains about a recording; that it analyses it is no complaint."""
-    lines = [line for line in said if str(copy) in line and ": Analyzing " not in line]
-    return lines[-1][:2000] if lines else None
 
 
 if __name__ == "__main__":
