@@ -63,25 +63,15 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
         return StagingChoice(wanted == "always", f"--stage {wanted}", most_bytes)
     if not chunks:
         return StagingChoice(False, "nothing waits")
-    far = next((path for path in _folders(chunks) if read_filesystem(path).shared), None)
-    is_cut = any(chunk.is_cut for chunk in chunks) and not here.shared
-    if far is None:
-        why = f"{_folders(chunks)[0]} is local"
-        return StagingChoice(True, why, most_bytes, only_cuts=True) if is_cut else StagingChoice(False, why)
-    if here.shared:
+    # Where the audio really lies: a git-annex link may lead to another filesystem.
+    folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
+    far = next((folder for folder in folders if read_filesystem(folder).shared), None)
+    if far is not None and here.shared:
         return StagingChoice(False, f"{local} is no node-local disk ({here.words})")
-    return StagingChoice(True, f"{far} is on {read_filesystem(far).words}, {local} on {here.words}", most_bytes)
-
-
-def _folders(chunks: Sequence[Chunk]) -> list[Path]:
-    """Return where the audio really lies: a git-annex link may lead to another filesystem."""
-    found = []
-    for chunk in chunks:
-        try:
-            found.append(Path(chunk.audio_path).resolve().parent)
-        except (OSError, RuntimeError):  # a loop of links
-            found.append(Path(chunk.audio_path).parent)
-    return list(dict.fromkeys(found))
+    if far is not None:
+        return StagingChoice(True, f"{far} is on {read_filesystem(far).words}, {local} on {here.words}", most_bytes)
+    only_cuts = any(chunk.is_cut for chunk in chunks) and not here.shared
+    return StagingChoice(only_cuts, f"{folders[0]} is local", most_bytes if only_cuts else 0, only_cuts)
 
 
 # --- one copy ---------------------------------------------------------------------------------------------------------
@@ -108,15 +98,6 @@ class Copy:
             return self.path.stat().st_size == self.size_bytes
         except OSError:
             return False
-
-    @property
-    def in_the_making(self) -> bool:
-        """Whether it will be ready before long."""
-        return not (self.ready or self.taken or self.waits or self.unwanted)
-
-    def serves(self, chunk: Chunk) -> bool:
-        """Say whether an engine may read it instead of this chunk's audio: a piece of a chunk is not the whole."""
-        return self.ready and not self.taken and chunk.audio_path == self.chunk.audio_path and self.is_sound
 
     def remove(self) -> None:
         """Give the space back."""
@@ -271,9 +252,12 @@ class Stager:
     def _ready_copy(self, chunk: Chunk) -> Copy | None:
         self._planned.pop(chunk.key, None)
         self._changed.notify_all()
-        while (copy := self._copies.get(chunk.key)) is not None and chunk.is_cut and copy.in_the_making:
-            self._changed.wait(_LOOK_AGAIN_S)
-        if copy is not None and copy.serves(chunk):
+        while (copy := self._copies.get(chunk.key)) is not None:
+            if not chunk.is_cut or copy.ready or copy.taken or copy.waits or copy.unwanted:
+                break
+            self._changed.wait(_LOOK_AGAIN_S)  # it is in the making, and will be ready before long
+        is_same = copy is not None and chunk.audio_path == copy.chunk.audio_path  # a piece of a chunk is not the whole
+        if copy is not None and copy.ready and not copy.taken and is_same and copy.is_sound:
             copy.taken = True
             self.tally.staged += 1
             self.tally.staged_bytes += copy.size_bytes
@@ -318,13 +302,13 @@ class Stager:
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
+            ready, why = False, None
             try:
                 ready = self._wait_for_room(copy) and make_copy(copy, self._cutter)
-                why = None
             except CannotCut:
-                ready, why = False, None  # whoever wants it will see, and say so
+                pass  # the engine that wants it will find out, and say so
             except OSError as error:
-                ready, why = False, f"{copy.chunk.audio_path}: {error.strerror or error}"
+                why = f"{copy.chunk.audio_path}: {error.strerror or error}"
             self._settle(copy, ready=ready, why=why)
 
     def _next(self) -> Copy | None:
@@ -343,21 +327,19 @@ class Stager:
             return
         coming = {chunk.key: chunk for chunk in self._upcoming(self._ahead)}
         if self._astray:
-            self._drop_all_but(coming)
-        if self._only_cuts:
-            coming = {key: chunk for key, chunk in coming.items() if chunk.is_cut}
-        fresh = [key for key in coming if key not in self._copies and key not in self._hopeless]
-        self._planned.update((key, coming[key]) for key in fresh[: max(0, self._ahead - len(self._waiting()))])
-
-    def _drop_all_but(self, coming: dict[tuple[str, str], Chunk]) -> None:
-        """Make room: longer chunks may have come to the queue since, and go first.
-
-        Once is no proof: between queue and engine a chunk is in neither for a moment.
-        """
-        self._astray = False
-        for copy in self._waiting():
-            copy.passed_over = 0 if copy.chunk.key in coming else copy.passed_over + 1
-        self._drop([copy for copy in self._waiting() if copy.ready and copy.passed_over >= _PASSED_OVER])
+            # Make room: longer chunks may have come to the queue since, and go first. Once is no proof: between queue
+            # and engine a chunk is in neither for a moment.
+            self._astray = False
+            for copy in self._waiting():
+                copy.passed_over = 0 if copy.chunk.key in coming else copy.passed_over + 1
+            self._drop([copy for copy in self._waiting() if copy.ready and copy.passed_over >= _PASSED_OVER])
+        fresh = [
+            chunk
+            for key, chunk in coming.items()
+            if key not in self._copies and key not in self._hopeless and (chunk.is_cut or not self._only_cuts)
+        ]
+        room = max(0, self._ahead - len(self._waiting()))
+        self._planned.update((chunk.key, chunk) for chunk in fresh[:room])
 
     def _drop(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
@@ -370,8 +352,7 @@ class Stager:
     def _begin(self, chunk: Chunk) -> Copy:
         self._number += 1
         name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
-        copy = Copy(chunk, self._folder / str(self._number) / name)
-        self._copies[chunk.key] = copy
+        copy = self._copies[chunk.key] = Copy(chunk, self._folder / str(self._number) / name)
         return copy
 
     def _wait_for_room(self, copy: Copy) -> bool:
@@ -385,7 +366,8 @@ class Stager:
                     limit = min(self._most_bytes, int(_SHARE * (free_bytes(self._folder) + held)))
                     if size_bytes > limit:
                         return False
-                    if held + size_bytes <= limit and self._is_first(copy):
+                    first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed before
+                    if held + size_bytes <= limit and first is copy:
                         copy.size_bytes = size_bytes
                         return True
                     self._changed.wait(_LOOK_AGAIN_S)
@@ -394,28 +376,21 @@ class Stager:
                 copy.waits = False
                 self._changed.notify_all()
 
-    def _is_first(self, copy: Copy) -> bool:
-        """Say whether nobody else waits for room whose chunk is needed before."""
-        return next(other for other in self._copies.values() if other.waits) is copy
-
     def _settle(self, copy: Copy, *, ready: bool, why: str | None) -> None:
         with self._changed:
             copy.ready = ready and not (copy.unwanted or self._stopped)
-            self._failures = self._failures + 1 if why else 0
             if not copy.ready:
-                if self._copies.get(copy.chunk.key) is copy:  # else somebody would not wait, and has cut his own
+                if self._copies.get(copy.chunk.key) is copy:  # else an engine did not wait, and has cut its own
                     del self._copies[copy.chunk.key]
                 if not copy.unwanted:
                     self._hopeless.add(copy.chunk.key)
+            self._failures = self._failures + 1 if why else 0
             if why is not None:
                 self.tally.failed_copies += 1
                 self.tally.last_failure = why
-            self._give_up_if_hopeless()
+            if self._failures >= _MOST_FAILURES and not self._stopped:
+                self._stopped = True
+                log.warning("staging ends, %d copies in a row failed: %s", self._failures, why)
             self._changed.notify_all()
         if not copy.ready:
             copy.remove()
-
-    def _give_up_if_hopeless(self) -> None:
-        if self._failures >= _MOST_FAILURES and not self._stopped:
-            self._stopped = True
-            log.warning("staging ends, %d copies in a row failed: %s", self._failures, self.tally.last_failure)
