@@ -126,7 +126,7 @@ def _probe(order: ProbeOrder, html: Path | None, json_wanted: bool) -> int:
     from badcjobs.cli.world import read_world
     from badcjobs.planning.probe import run_probe
     from badcjobs.planning.probe_page import probe_text
-    from badcjobs.workers.probe_results import readers_of
+    from badcjobs.workers.learned import readers_of
 
     log_to_stderr()
     # A chunk that does not fit is what we are after: no error, and said in a line of our own.

@@ -22,8 +22,7 @@ from badcjobs.settings import RunSettings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.workers.engines import choose_engine
-from badcjobs.workers.learned import is_same_memory, subject_of
-from badcjobs.workers.probe_results import Damaged, default_store, read_probes
+from badcjobs.workers.learned import default_store, is_same_memory, read_probes, subject_of
 
 _CPU = "cpu"  # what a probe without a device calls it
 _USUAL = "hawkears"  # the engine where none is said
@@ -111,7 +110,7 @@ def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Ma
             raise BadInput(f"{path} does not exist", fix=_how(settings, store))
         there = read_probes(path)
         found = [one for one in there if one.key.settings == subject]
-    except (Damaged, OSError) as error:
+    except (ValueError, OSError) as error:
         raise BadInput(f"{path} cannot be used", why=str(error), fix=_how(settings, store)) from error
     chosen = choose_probes(found, version_here(settings, environ, cwd), settings.workers_wanted)
     if not chosen:

@@ -44,7 +44,7 @@ from badcjobs.task.startup import World, make_engine, mark_of, read_allocation
 from badcjobs.task.stop import StopRequest
 from badcjobs.telemetry.cost import HostReader
 from badcjobs.telemetry.usage import UsageReader
-from badcjobs.workers.probe_results import NoStore, ProbeStore, default_store
+from badcjobs.workers.learned import ProbeStore, default_store
 from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
 log = logging.getLogger(__name__)
@@ -149,12 +149,6 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
     store = ProbeStore(world.cwd / file)
     try:
         return store, store.open()
-    except NoStore as error:
-        raise BadInput(
-            f"--store {file} is not written",
-            why=f"it is there already, and no probe has written it ({error})",
-            fix="the same command with --store probe.toml",
-        ) from error
     except OSError as error:
         raise BadInput(
             f"the result cannot be kept in {store.file}",

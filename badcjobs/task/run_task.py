@@ -45,8 +45,7 @@ from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stoppe
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.workers.autoscale import Autoscaler, Terms
 from badcjobs.workers.feed import EngineSetup
-from badcjobs.workers.learned import Learned, find_limits, learned_files, subject_of
-from badcjobs.workers.probe_results import probe_files
+from badcjobs.workers.learned import Learned, find_limits, learned_files, probe_files, subject_of
 from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.supervise import Supervisor, Tally
 

@@ -1,33 +1,54 @@
 """What is known before a run begins: what earlier runs have learned, and what probes have found.
 
-One run keeps for the next how many workers pay and how long a chunk may be, in a small file of JSON. It lies in the run
-folder, where the later tasks of the run find it, and in the user's cache for other runs. Both are hints: a file that is
-missing, old or broken only means that something is learned again.
+Runs keep how many workers pay and how long a chunk may be, in ``learned.json``; ``badcjobs probe`` keeps its trials and
+results in ``probe.toml``, so that the same command goes on with a probe that is not finished. Both lie in the run
+folder, where the later tasks of the run find them, and in the user's cache for other runs. To a run they are hints: a
+file that is missing, old or broken only means that something is learned again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from badcjobs.model import Probed, ProbeKey, ProbeResult, WorkerPlan
+from badcjobs import __version__
+from badcjobs.errors import BadInput
+from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
 from badcjobs.paths import user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
 from badcjobs.workers.engines import lanes_of, version_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
-from badcjobs.workers.probe_results import Damaged, read_probes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1
+STORE = "probe.toml"
+_VERSION = 1  # of both files
+_HEAD = """\
+# How long a chunk may be: found by badcjobs probe, read by later runs (badcjobs guide probe).
+# A table for each model of device, engine and settings; delete one, or the file, to have it probed anew.
+"""
 _SAME_MEMORY = 0.02  # drivers keep more or less of it for themselves
 _JUST_LONGER_S = 0.001  # than what is safe, is too long
+Noun = TypeVar("Noun", ProbeKey, ProbeResult, Trial)
+
+
+# --- what runs have learned -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +60,6 @@ class Lesson:
     settled: bool = False  # it was the best; else there was no time to try more
     limit: MemoryLimit = field(default=MemoryLimit())
     worker_bytes: int | None = None  # of main memory, for each worker
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Lesson:
-        """Read what a file says; what makes no sense is not known."""
-
-        def known(name: str, *kinds: type) -> Any:
-            value: Any = values.get(name)
-            return value if type(value) in kinds and value > 0 else None
-
-        limit = MemoryLimit(known("crowded_s", int, float), known("alone_s", int, float))
-        settled = values.get("settled") is True
-        return cls(known("workers", int), known("cores", int), settled, limit, known("worker_bytes", int))
 
 
 class Learned:
@@ -64,16 +73,30 @@ class Learned:
         """Return what is known about a model of device, each fact from the first file that has it."""
         facts: dict[str, Any] = {}
         for file in self._files:
-            entry = _read(file).get(self._subject, {})
+            entry = _read_lessons(file).get(self._subject, {})
             known = entry.get(model, {}) if isinstance(entry, dict) else {}
             facts = {**(known if isinstance(known, dict) else {}), **facts}
-        return Lesson.parse(facts)
+
+        def known_number(name: str, *kinds: type) -> Any:
+            value: Any = facts.get(name)
+            return value if type(value) in kinds and value > 0 else None
+
+        return Lesson(
+            known_number("workers", int),
+            known_number("cores", int),
+            facts.get("settled") is True,
+            MemoryLimit(known_number("crowded_s", int, float), known_number("alone_s", int, float)),
+            known_number("worker_bytes", int),
+        )
 
     def note(self, model: str, **facts: float | None) -> None:
         """Add facts to every file that can be written; who writes at the same moment may win, and that is no harm."""
         for file in self._files:
+            lessons = _read_lessons(file)
             try:
-                _change(file, lambda lessons: lessons.setdefault(self._subject, {}).setdefault(model, {}).update(facts))
+                lessons.setdefault(self._subject, {}).setdefault(model, {}).update(facts)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                _replace(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
             except (OSError, AttributeError) as error:
                 log.debug("what was learned is not kept in %s: %s", file, error)
 
@@ -86,11 +109,10 @@ def subject_of(settings: RunSettings) -> str:
 
 def learned_files(out: Path, environ: Mapping[str, str]) -> list[Path]:
     """Return where lessons are kept: in the run folder, then in the user's cache."""
-    folders = [out, user_cache(environ)]
-    return [folder / "learned.json" for folder in folders if folder is not None]
+    return [folder / "learned.json" for folder in (out, user_cache(environ)) if folder is not None]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_lessons(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         lessons = document["lessons"] if document["version"] == _VERSION else {}
@@ -99,14 +121,13 @@ def _read(file: Path) -> dict[str, Any]:
     return lessons if isinstance(lessons, dict) else {}
 
 
-def _change(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    lessons = _read(file)
-    change(lessons)
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _replace(file: Path, text: str, *, if_there: bool = False) -> None:
+    """Write a file and put it in the place of the old one; ``if_there``: only if there is an old one."""
     temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        temporary.write_text(text, encoding="utf-8")
+        if file.exists() or not if_there:
+            temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -121,41 +142,27 @@ def find_limits(
 
     A file that cannot be read only means that a run learns by itself.
     """
-    probes = [probed for file in files for probed in _read_gently(file)]
+    probes: list[Probed] = []
+    for file in files:
+        try:
+            probes += read_probes(file)
+        except (ValueError, OSError) as error:
+            log.warning("%s cannot be used: %s", file, error)
+    mine = (engine.name, version_of(engine), subject_of(settings))
     limits: dict[str, MemoryLimit] = {}
     for plan in plans:
         beside = sum(other.device_id == plan.device_id for other in plans)
         at_once = lanes_of(engine.name, settings.engine_args, plan) * beside
-        fitting = [
-            probed
-            for probed in probes
-            if _is_by(probed.key, engine, settings)
-            and _is_for(probed.key, plan)
-            and probed.key.chunks_at_once <= at_once  # with more of them at once still less fits
-        ]
-        if fitting:
-            closest = max(fitting, key=lambda probed: probed.key.chunks_at_once)
-            limits[model_of(plan)] = _limit(closest.result)
+        closest = 0
+        for key, result in ((probed.key, probed.result) for probed in probes):
+            is_mine = (key.engine, key.engine_version, key.settings, key.gpu) == (*mine, model_of(plan))
+            same = plan.device is not None and is_same_memory(key.memory_bytes, plan.device.memory_total_bytes)
+            # Of the probes with as many chunks at once, or fewer, the one with the most counts: with more less fits.
+            if result is not None and is_mine and same and closest < key.chunks_at_once <= at_once:
+                closest = key.chunks_at_once
+                crowded_s = _first_too_long(result.safe_s, result.too_long_s)
+                limits[key.gpu] = MemoryLimit(crowded_s, _first_too_long(result.lean_safe_s, result.lean_too_long_s))
     return {model: limit for model, limit in limits.items() if limit != MemoryLimit()}
-
-
-def _read_gently(file: Path) -> list[Probed]:
-    try:
-        return [probed for probed in read_probes(file) if probed.result is not None]
-    except (Damaged, OSError) as error:
-        log.warning("%s cannot be used: %s", file, error)
-        return []
-
-
-def _is_by(key: ProbeKey, engine: Engine, settings: RunSettings) -> bool:
-    mine = (engine.name, version_of(engine), subject_of(settings))
-    return (key.engine, key.engine_version, key.settings) == mine
-
-
-def _is_for(key: ProbeKey, plan: WorkerPlan) -> bool:
-    device = plan.device
-    same = device is not None and is_same_memory(key.memory_bytes, device.memory_total_bytes)
-    return same and key.gpu == model_of(plan)
 
 
 def is_same_memory(one_bytes: int | None, other_bytes: int | None) -> bool:
@@ -165,16 +172,168 @@ def is_same_memory(one_bytes: int | None, other_bytes: int | None) -> bool:
     return abs(one_bytes - other_bytes) <= _SAME_MEMORY * other_bytes
 
 
-def _limit(result: ProbeResult | None) -> MemoryLimit:
-    if result is None:
-        return MemoryLimit()
-    return MemoryLimit(
-        _first_too_long(result.safe_s, result.too_long_s), _first_too_long(result.lean_safe_s, result.lean_too_long_s)
-    )
-
-
 def _first_too_long(safe_s: float | None, too_long_s: float | None) -> float | None:
     """Return the shortest that is not safe; None: nothing was too long."""
-    if too_long_s is None:
-        return None
-    return too_long_s if safe_s is None else safe_s + _JUST_LONGER_S
+    return too_long_s if too_long_s is None or safe_s is None else safe_s + _JUST_LONGER_S
+
+
+def default_store(environ: Mapping[str, str]) -> Path | None:
+    """Return the file in the user's cache; None: there is no home."""
+    cache = user_cache(environ)
+    return cache and cache / STORE
+
+
+def probe_files(out: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Return where a run looks for what probes have found: in its own folder, then in the user's cache."""
+    return [file for file in (out / STORE, default_store(environ)) if file is not None]
+
+
+def readers_of(store: Path, environ: Mapping[str, str]) -> str:
+    """Say who will read a file that a probe has written."""
+    cached = default_store(environ)
+    if cached is not None and os.path.realpath(store) == os.path.realpath(cached):
+        return "later runs read it"
+    if store.name == STORE:
+        return f"runs with --out {shlex.quote(str(store.parent))} read it"
+    return f"badcjobs plan --from FILE reads it; a run looks for OUT/{STORE}, and not for this file"
+
+
+def read_probes(file: Path) -> list[Probed]:
+    """Return all entries of a file, none where there is no file; ValueError: it is damaged; OSError: unreadable."""
+    try:
+        return parse_probes(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+
+
+def parse_probes(text: str) -> list[Probed]:
+    """Understand the text of a file; raise ValueError where it is not as a probe writes it."""
+    document = tomllib.loads(text)
+    if document.get("version") != _VERSION:
+        raise ValueError(f"its version is {document.get('version')!r}, not {_VERSION}")
+    try:
+        return [
+            Probed(
+                _parse(ProbeKey, table),
+                tuple(_parse(Trial, trial) for trial in table.get("trial", [])),
+                _parse(ProbeResult, table["result"]) if "result" in table else None,
+                table.get("finished") is True,
+                table.get("at"),
+            )
+            for table in document.get("gpu", [])
+        ]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _parse(noun: type[Noun], table: Mapping[str, Any]) -> Noun:
+    """Return a noun from a table: what is missing is not known, what is of another kind is damage."""
+    values: dict[str, Any] = {}
+    for one in fields(noun):
+        kinds, value = str(one.type).split(" | "), table.get(one.name)
+        if one.name not in table and one.default is not MISSING:
+            continue
+        if "float" in kinds and type(value) in (int, float) and math.isfinite(value):
+            value = float(value)
+        elif type(value).__name__.replace("NoneType", "None") not in kinds or type(value) is float:
+            raise ValueError(f"{one.name} = {value!r} is not {' or '.join(kinds)}")
+        values[one.name] = value
+    return noun(**values)
+
+
+def to_toml(probes: Iterable[Probed]) -> str:
+    """Return the text of a file; the same entries give the same text."""
+    lines = [_HEAD, *_pairs({"version": _VERSION, "written_by": f"badcjobs {__version__}"})]
+    for probed in sorted(probes, key=lambda one: tuple(map(str, asdict(one.key).values()))):
+        lines += ["", "[[gpu]]", *_pairs({**asdict(probed.key), "finished": probed.finished, "at": probed.at})]
+        if probed.result is not None:
+            lines += ["", "[gpu.result]", *_pairs(asdict(probed.result))]
+        for trial in sorted(probed.trials, key=lambda one: (one.lean, one.length_s)):
+            lines += ["", "[[gpu.trial]]", *_pairs(asdict(trial))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if value is not None:
+            # JSON's texts, numbers, true and false are TOML's too, but for one letter.
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            yield f"{key} = {text}"
+
+
+class ProbeStore:
+    """The file while a probe writes it; others may write it as well, each their own entries."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def open(self) -> Path | None:
+        """Make sure that the file can be read and written; return where a damaged one was put aside, or None.
+
+        Where there is none it comes with its first entry: a probe that finds nothing leaves no file behind.
+        Raise BadInput where no probe has written it, OSError where it cannot be written.
+        """
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            try:
+                self._write(read_probes(self.file))
+                return None
+            except ValueError as error:
+                begin = self.file.read_bytes()[: len(_HEAD)]
+                if self.file.name != STORE and begin and not begin.startswith(_HEAD[:30].encode()):
+                    raise BadInput(
+                        f"--store {self.file} is not written",
+                        why=f"it is there already, and no probe has written it ({error})",
+                        fix=f"the same command with --store {STORE}",
+                    ) from error
+                names = (self.file.with_name(f"{self.file.name}.damaged-{number}") for number in range(1, 1000))
+                aside = next(name for name in names if not name.exists())
+                log.warning("%s is damaged (%s); it is kept as %s", self.file, error, aside.name)
+                self.file.rename(aside)
+                _replace(self.file, to_toml([]))
+                return aside
+
+    def find(self, key: ProbeKey) -> Probed:
+        """Return what is known already."""
+        return next((one for one in read_probes(self.file) if one.key == key), Probed(key))
+
+    def put(self, new: Probed) -> None:
+        """Write an entry in place of the one of the same key; without trials it is none.
+
+        What another probe has finished meanwhile stays as long as this one is not finished.
+        """
+        with self._alone():
+            known = read_probes(self.file)
+            for there in known:
+                # With fewer trials than the new one it was its beginning.
+                others_work = there.key == new.key and there.finished and not set(there.trials) <= set(new.trials)
+                if others_work and new.trials and not new.finished:
+                    return
+            others = [one for one in known if one.key != new.key]
+            self._write([*others, *([new] if new.trials else [])])
+
+    def _write(self, probes: Sequence[Probed]) -> None:
+        _replace(self.file, to_toml(probes), if_there=not probes)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one probe after the other read the file and write it; not where a filesystem has no locks.
+
+        A lock file of its own, for the file that is kept is replaced; and no folder, which NFS does not lock.
+        """
+        lock = self.file.with_name(f".{self.file.name}.lock")
+        while True:
+            with lock.open("a") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                        continue
+                except FileNotFoundError:
+                    continue  # the process that had it before us has removed it
+                except OSError:
+                    pass
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)  # while it is ours: who waits for it finds that it is gone
+                return

@@ -10,23 +10,22 @@ import pytest
 from support.probes import GIB, KEY, trial
 
 from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
 from badcjobs.model import TOO_LONG, Device, Probed, Trial, WorkerPlan
 from badcjobs.planning.probe_search import judge
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.settings import RunSettings
 from badcjobs.workers.engines import DemoEngine
-from badcjobs.workers.learned import find_limits
-from badcjobs.workers.memory_limits import MemoryLimit
-from badcjobs.workers.probe_results import (
-    Damaged,
-    NoStore,
+from badcjobs.workers.learned import (
     ProbeStore,
+    find_limits,
     parse_probes,
     probe_files,
     read_probes,
     readers_of,
     to_toml,
 )
+from badcjobs.workers.memory_limits import MemoryLimit
 
 TRIALS = [
     trial(60, 400, peak_bytes=3 * GIB),
@@ -120,7 +119,7 @@ def test_what_another_probe_has_finished_meanwhile_is_not_replaced_by_half_of_it
 def test_a_damaged_file_is_set_aside_and_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "probe.toml"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(Damaged):
+    with pytest.raises(ValueError):
         read_probes(file)
     first = ProbeStore(file).open()
     assert first is not None and first.read_bytes() == text.encode("latin-1")
@@ -134,7 +133,7 @@ def test_a_damaged_file_is_set_aside_and_named(tmp_path: Path, text: str) -> Non
 def test_a_file_that_no_probe_has_written_is_never_replaced_nor_renamed(tmp_path: Path, text: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(NoStore):
+    with pytest.raises(BadInput):
         ProbeStore(file).open()
     assert [(one, one.read_bytes()) for one in tmp_path.iterdir()] == [(file, text.encode("latin-1"))]
 
