@@ -43,7 +43,7 @@ from badcjobs.task.progress import Heartbeat, count_progress, count_work, heartb
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
-from badcjobs.workers.autoscale import Autoscaler, Terms
+from badcjobs.workers.autoscale import Autoscaler
 from badcjobs.workers.feed import EngineSetup
 from badcjobs.workers.learned import Learned, find_limits, learned_files, probe_files, subject_of
 from badcjobs.workers.retry import RetryPolicy
@@ -212,14 +212,16 @@ def plan_workers(task: Task) -> Autoscaler:
     writer.add_devices(grant.devices)
     log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
     pending = writer.count_by_status().get("pending", 0)
-    terms = Terms(
+    workers = Autoscaler(
         [(writer.device_id(device), device) for device in task.devices if pending],
+        task.learned,
+        task.add_decision,
+        task.world.clock,
         cpus=task.resolved.allocation.cpus or task.world.cores,
         per_gpu=settings.workers_wanted,
         cpu_workers=settings.cpu_workers if pending and not grant.devices else 0,
-        memory_bytes=own_memory_bytes(task.resolved.allocation.facts),
+        granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
     )
-    workers = Autoscaler(terms, task.learned, task.add_decision, task.world.clock)
     writer.set_plan(devices=len(grant.devices), workers=len(workers.plans))
     return workers
 

@@ -91,18 +91,17 @@ def begin(
     room = _MOST if memory_bytes is None else max(1, int(_FULL * memory_bytes / _MEMORY_EACH))
     most = max(1, min(cores, _MOST))
     memory = "GPU memory not known" if memory_bytes is None else f"{memory_bytes / 2**30:.0f} GiB of GPU memory"
-    words = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
+    reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
     wanted = min(max(1, cores // _CORES_EACH), room)
     if known is not None:
-        wanted, words = min(known, most), f"an earlier run came to {known} ({words})"
-    if granted_bytes is None:
-        return Beginning(wanted, most, words)
-    each_bytes = worker_bytes or _EACH_BYTES
-    fitting = count_with_room(granted_bytes, devices, each_bytes)
-    if fitting >= wanted:
-        return Beginning(wanted, most, words)
-    words += f"; {size(granted_bytes)} of main memory were granted, and a worker may take {size(each_bytes)}"
-    return Beginning(fitting, most, words, short_of_memory=True)
+        wanted, reason = min(known, most), f"an earlier run came to {known} ({reason})"
+    if granted_bytes is not None:
+        each_bytes = worker_bytes or _EACH_BYTES
+        fitting = max(1, int(_FULL * granted_bytes / (max(1, devices) * each_bytes)))
+        if fitting < wanted:
+            reason += f"; {size(granted_bytes)} of main memory were granted, and a worker may take {size(each_bytes)}"
+            return Beginning(fitting, most, reason, short_of_memory=True)
+    return Beginning(wanted, most, reason)
 
 
 class Ramp:
@@ -188,21 +187,13 @@ class Ramp:
         return WorkerStep(workers, reason, settled=final)
 
 
-# --- main memory: pure ------------------------------------------------------------------------------------------------
-
-
-def count_with_room(granted_bytes: int, devices: int, each_bytes: int) -> int:
-    """Return how many workers that take so much each device may begin with; one it always may."""
-    return max(1, int(_FULL * granted_bytes / (max(1, devices) * each_bytes)))
-
-
 class MainMemory:
     """What the task's processes have held since their number changed; without a limit, everything fits."""
 
     def __init__(self, granted_bytes: int | None) -> None:
         self._granted_bytes = granted_bytes
         self._since_s = 0.0
-        self._is_read = False  # somebody reads it at all
+        self._is_read = False  # at all
         self._readings: list[MemoryHeld] = []
 
     def start_anew(self, now_s: float) -> None:
@@ -211,14 +202,14 @@ class MainMemory:
         self._readings.clear()
 
     def note(self, held: MemoryHeld | None) -> None:
-        """Take the latest reading; the same one may come many times, and None where nobody reads."""
+        """Take the latest reading; the same one may come many times; None: it is not read."""
         self._is_read = held is not None
         if held is not None and held.at_s >= self._since_s and held not in self._readings[-1:]:
             self._readings.append(held)
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most that was held; None: nobody has read it since."""
+        """The most that was held; None: not read since."""
         return max((held.memory_bytes for held in self._readings), default=None)
 
     @property
@@ -226,22 +217,20 @@ class MainMemory:
         """Whether the readings tell what these workers take: they no longer grow, or they do not matter."""
         if self._granted_bytes is None or not self._is_read:
             return True
-        if not self._readings:
-            return False
-        last = self._readings[-1]
-        before = [held.memory_bytes for held in self._readings if held.at_s <= last.at_s - _APART_S]
-        return bool(before) and last.memory_bytes <= _STEADY * before[-1]
+        last = self._readings[-1] if self._readings else None
+        before = [held.memory_bytes for held in self._readings if last and held.at_s <= last.at_s - _APART_S]
+        return last is not None and bool(before) and last.memory_bytes <= _STEADY * before[-1]
 
     def too_little_for(self, workers: int) -> str | None:
-        """Say why one more than so many on each device might not fit; None: it does, as far as anybody knows."""
-        held_bytes = self.peak_bytes
-        if self._granted_bytes is None or held_bytes is None:
+        """Say why one more than so many on each device might not fit; None: it does, as far as is known."""
+        held_bytes, granted_bytes = self.peak_bytes, self._granted_bytes
+        then_bytes = (held_bytes or 0) * (workers + 1) / workers
+        if granted_bytes is None or held_bytes is None or then_bytes <= _FULL * granted_bytes:
             return None
-        then_bytes = held_bytes * (workers + 1) / workers
-        if then_bytes <= _FULL * self._granted_bytes:
-            return None
-        now, then, granted = size(held_bytes), size(then_bytes), size(self._granted_bytes)
-        return f"one more might raise the main memory in use from {now} to {then}, and {granted} were granted"
+        return (
+            f"one more might raise the main memory in use from {size(held_bytes)} to {size(then_bytes)},"
+            f" and {size(granted_bytes)} were granted"
+        )
 
 
 def size(memory_bytes: float) -> str:
@@ -252,65 +241,64 @@ def size(memory_bytes: float) -> str:
 # --- measured and done ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What workers are planned from: the devices (each with its id), cores, memory, and how many workers are wanted."""
-
-    devices: Sequence[tuple[int, Device]]
-    cpus: int
-    per_gpu: int | None  # None: auto
-    cpu_workers: int = 0
-    memory_bytes: int | None = None  # main memory that was granted; None: no known limit
-
-    @property
-    def model(self) -> str:
-        """The model of the devices, under which lessons are kept."""
-        return next((device.name for _, device in self.devices if device.name), "unknown")
-
-    @property
-    def cores(self) -> int:
-        """Cores per device."""
-        return max(1, self.cpus // max(1, len(self.devices)))
-
-
 class Autoscaler:
-    """Plans the workers, then (with auto) watches what they achieve."""
+    """Plans the workers, then (with auto) watches what they achieve.
 
-    def __init__(self, terms: Terms, learned: Learned, note: Note, clock: Clock) -> None:
-        self._terms = terms
+    Parameters
+    ----------
+    devices: those that work is given to, each with its id.
+    per_gpu: how many workers are wanted on each; None: auto.
+    cpu_workers: how many there are where there is no device.
+    granted_bytes: of main memory; None: no known limit.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[tuple[int, Device]],
+        learned: Learned,
+        note: Note,
+        clock: Clock,
+        *,
+        cpus: int,
+        per_gpu: int | None,
+        cpu_workers: int = 0,
+        granted_bytes: int | None = None,
+    ) -> None:
+        self._devices = devices
         self._learned = learned
         self._note = note
         self._clock = clock
+        self._cpus = cpus
+        self._cores = max(1, cpus // max(1, len(devices)))  # per device
+        self._model = next((device.name for _, device in devices if device.name), "unknown")  # lessons are kept by it
         self._next_s = 0.0
         self._ramp: Ramp | None = None
-        self._slots = 0
         self._worker_bytes = 0  # of main memory, at most; 0: not read
         self._short_since_s: float | None = None  # since when there are fewer workers than there should be
-        per_gpu = terms.per_gpu
-        if per_gpu is None and terms.devices:
-            per_gpu = self._begin().workers
-        elif per_gpu is None and terms.cpu_workers:
-            log.info("workers per device: there is no device; %d workers on the CPU, as asked for", terms.cpu_workers)
-        self.plans = plan_workers(terms.devices, per_gpu=per_gpu or 1, cpu_workers=terms.cpu_workers, cpus=terms.cpus)
+        if per_gpu is None and devices:
+            per_gpu = self._begin(granted_bytes)
+        elif per_gpu is None and cpu_workers:
+            log.info("workers per device: there is no device; %d workers on the CPU, as asked for", cpu_workers)
+        self.plans = plan_workers(devices, per_gpu=per_gpu or 1, cpu_workers=cpu_workers, cpus=cpus)
         self._slots = len(self.plans)
 
-    def _begin(self) -> Beginning:
-        terms, lesson = self._terms, self._learned.about(self._terms.model)
-        like = lesson.cores is not None and abs(lesson.cores - terms.cores) <= _LIKE * terms.cores
-        known = lesson.workers if like else None
-        memories = [device.memory_total_bytes for _, device in terms.devices if device.memory_total_bytes]
+    def _begin(self, granted_bytes: int | None) -> int:
+        lesson = self._learned.about(self._model)
+        is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
+        known = lesson.workers if is_alike else None
+        memories = [device.memory_total_bytes for _, device in self._devices if device.memory_total_bytes]
         beginning = begin(
-            cpus=terms.cpus,
-            devices=len(terms.devices),
+            cpus=self._cpus,
+            devices=len(self._devices),
             memory_bytes=min(memories, default=None),
             known=known,
-            granted_bytes=terms.memory_bytes,
+            granted_bytes=granted_bytes,
             worker_bytes=lesson.worker_bytes,
         )
         settled = known is not None and lesson.settled and not beginning.short_of_memory
-        self._ramp = Ramp(beginning, len(terms.devices), settled=settled, granted_bytes=terms.memory_bytes)
+        self._ramp = Ramp(beginning, len(self._devices), settled=settled, granted_bytes=granted_bytes)
         self._decide(beginning.workers, f"to begin with: {beginning.reason}")
-        return beginning
+        return beginning.workers
 
     def look(
         self,
@@ -321,64 +309,53 @@ class Autoscaler:
         memory_held: Callable[[], MemoryHeld | None],
     ) -> None:
         """Measure, and hire or retire; called all the time, at work once a second."""
-        now_s = self._clock.monotonic_s()
-        if self._ramp is None or self._ramp.settled or supervisor.draining or now_s < self._next_s:
+        now_s, ramp = self._clock.monotonic_s(), self._ramp
+        if ramp is None or ramp.settled or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
         at_work = supervisor.slots_at_work
         on_device = Counter(at_work.values())  # a device that is lost has none, and tells nothing about the others
-        if on_device and min(on_device.values()) < self._ramp.workers:
+        if on_device and min(on_device.values()) < ramp.workers:
             self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
             if now_s - self._short_since_s >= _DYING_S:
-                self._obey(self._ramp.too_much("a worker has ended"), supervisor)
+                self._obey(ramp, ramp.too_much("a worker has ended"), supervisor)
             return
         self._short_since_s = None
-        tally = supervisor.tally
-        step = self._ramp.look(
+        tally, used = supervisor.tally, memory_peaks(30.0)
+        shares = [
+            used[device_id] / device.memory_total_bytes
+            for device_id, device in self._devices
+            if device_id in used and device.memory_total_bytes
+        ]
+        step = ramp.look(
             now_s,
             work_done=supervisor.audio_done_s or float(tally.done),
             chunks_done=tally.done,
             chunks_left=left,
             all_warm=all(supervisor.finished.get(slot) for slot in at_work),
-            memory_share=self._memory_share(memory_peaks(30.0)),
+            memory_share=max(shares, default=None),
             memory_held=memory_held(),
         )
-        self._worker_bytes = max(self._worker_bytes, (self._ramp.main_memory.peak_bytes or 0) // max(1, len(at_work)))
-        self._obey(step, supervisor)
+        self._worker_bytes = max(self._worker_bytes, (ramp.main_memory.peak_bytes or 0) // max(1, len(at_work)))
+        self._obey(ramp, step, supervisor)
 
-    def _obey(self, step: WorkerStep | None, supervisor: Supervisor) -> None:
+    def _obey(self, ramp: Ramp, step: WorkerStep | None, supervisor: Supervisor) -> None:
         if step is None:
             return
         self._decide(step.workers, step.reason)
-        by_device: dict[int | None, list[int]] = {}
-        for slot, device_id in supervisor.slots_at_work.items():
-            by_device.setdefault(device_id, []).append(slot)
-        for device_id, device in self._terms.devices:
-            slots = sorted(by_device.get(device_id, []))
+        at_work = supervisor.slots_at_work
+        for device_id, device in self._devices:
+            slots = sorted(slot for slot, place in at_work.items() if place == device_id)
             for slot in slots[step.workers :]:
                 supervisor.retire(slot)
             if slots and len(slots) < step.workers and not step.settled:
-                supervisor.hire(self._plan_one(device_id, device, step.workers))
-        if self._ramp is not None and self._ramp.settled and step.workers in self._ramp.rates:
-            self._learn(step)
-
-    def _learn(self, step: WorkerStep) -> None:
-        memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
-        self._learned.note(
-            self._terms.model, workers=step.workers, cores=self._terms.cores, settled=step.settled, **memory
-        )
-
-    def _plan_one(self, device_id: int, device: Device, per_gpu: int) -> WorkerPlan:
-        slot, self._slots = self._slots, self._slots + 1
-        threads = max(1, self._terms.cpus // (per_gpu * len(self._terms.devices)))
-        return WorkerPlan(slot, device, device_id, threads)
-
-    def _memory_share(self, peaks: dict[int, int]) -> float | None:
-        """Return how full the fullest device is; None: none says."""
-        totals = {device_id: device.memory_total_bytes for device_id, device in self._terms.devices}
-        shares = [used / total for device_id, used in peaks.items() if (total := totals.get(device_id))]
-        return max(shares, default=None)
+                threads = max(1, self._cpus // (step.workers * len(self._devices)))
+                supervisor.hire(WorkerPlan(self._slots, device, device_id, threads))
+                self._slots += 1
+        if ramp.settled and step.workers in ramp.rates:
+            memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
+            self._learned.note(self._model, workers=step.workers, cores=self._cores, settled=step.settled, **memory)
 
     def _decide(self, workers: int, reason: str) -> None:
         log.info("workers per device: %d; %s", workers, reason)
-        self._note("workers_per_gpu", self._terms.model, workers, reason)
+        self._note("workers_per_gpu", self._model, workers, reason)

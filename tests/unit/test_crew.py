@@ -14,7 +14,7 @@ from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngin
 from badcjobs.model import Chunk, ChunkStarted, Device, MemoryHeld
 from badcjobs.seams import SessionBroken
 from badcjobs.settings import make_settings
-from badcjobs.workers.autoscale import Autoscaler, Terms
+from badcjobs.workers.autoscale import Autoscaler
 from badcjobs.workers.learned import Learned, Lesson, subject_of
 from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.supervise import Supervisor
@@ -30,8 +30,10 @@ class Bench:
         self.learned = Learned("scripted", [tmp_path / "learned.json"])
         self.decisions: list[tuple[float | None, str]] = []
         self.clock = HandClock()
-        terms = Terms(DEVICES, cpus=16, per_gpu=None, memory_bytes=granted_bytes)
-        self.crew = Autoscaler(terms, self.learned, lambda kind, model, value, why: self.note(value, why), self.clock)
+        self.crew = Autoscaler(
+            DEVICES, self.learned, lambda kind, model, value, why: self.note(value, why), self.clock,
+            cpus=16, per_gpu=None, granted_bytes=granted_bytes,
+        )  # fmt: skip
         self.supervisor = Supervisor(
             ScriptedEngine(script),
             self.crew.plans,
