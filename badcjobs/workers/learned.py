@@ -230,7 +230,8 @@ def _parse(noun: type[Noun], table: Mapping[str, Any]) -> Noun:
     """Return a noun from a table: what is missing is not known, what is of another kind is damage."""
     values: dict[str, Any] = {}
     for one in fields(noun):
-        kinds, value = str(one.type).split(" | "), table.get(one.name)
+        kinds = str(one.type).split(" | ")
+        value: Any = table.get(one.name)
         if one.name not in table and one.default is not MISSING:
             continue
         if "float" in kinds and type(value) in (int, float) and math.isfinite(value):
