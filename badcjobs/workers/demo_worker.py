@@ -14,27 +14,28 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from badcjobs.devices.simulated import pretended_bytes
 from badcjobs.errors import BadInput
+from badcjobs.sources.cutter import NoDecoder, load_soundfile
 from badcjobs.sources.wav import read_header
 from badcjobs.workers.hawkears_worker import OrderPipe
 from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
 _WINDOW_S = 0.1
 _MIB = 2**20
-_ARRAY_TYPE = {1: "B", 2: "h", 4: "i"}
-_FLOAT_TYPE = {4: "f", 8: "d"}
 _WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_ARRAY_TYPES = {
+    (_WHOLE, 8): "B",
+    (_WHOLE, 16): "h",
+    (_WHOLE, 24): "h",
+    (_WHOLE, 32): "i",
+    (_FLOAT, 32): "f",
+    (_FLOAT, 64): "d",
+}
 _BLOCK = 1 << 16  # frames
-
-
-class _NoSoundfile(Exception):
-    """The package that reads such audio is not here."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,20 +58,9 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(args)
 
 
-def memory_of(options: argparse.Namespace) -> PretendedMemory | None:
-    """Return the memory that is pretended; None: it is not asked for."""
-    if options.room_s is not None:
-        return PretendedMemory(_MIB, options.lean, device_bytes=round(options.room_s * _MIB))
-    if options.memory_per_s is None:
-        return None
-    per_s = options.memory_per_s * _MIB
-    return PretendedMemory(per_s, options.lean, options.device, options.device_bytes, options.ledger)
-
-
 def main(args: Sequence[str]) -> None:
     """Answer orders until the input ends."""
     options = parse_arguments(args)
-    memory = memory_of(options)
     talk = OrderPipe()
     talk.say("ready", threads=1, holds=2)
     for order in talk.orders():
@@ -78,10 +68,11 @@ def main(args: Sequence[str]) -> None:
         talk.say("started", id=order["id"])
         try:
             answer = analyse(path, options.threshold)
-            if memory is not None and (refusal := memory.take(answer["audio_s"])):
+            if refusal := take_memory(options, answer["audio_s"]):
                 answer = {"error": refusal}
-        except _NoSoundfile as error:
-            answer = {"error_class": NO_PROGRAM, "error": f"{path}: {error}"}
+        except NoDecoder as error:
+            install = "pip install 'badcjobs[audio]'   (where badcjobs is: it has no soundfile)"
+            answer = {"error_class": NO_PROGRAM, "error": f"{path}: it is FLAC, and {error}\n{install}"}
         except (OSError, ValueError) as error:
             what = f"{error} (this engine reads WAV, PCM and float, and FLAC)"
             answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
@@ -91,113 +82,72 @@ def main(args: Sequence[str]) -> None:
 
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:
-    """Return the length of an audio file and its loud stretches as (start_ms, end_ms, label, score, name)."""
+    """Return the length of an audio file and its loud stretches as [start_ms, end_ms, label, score, name]."""
     with Path(path).open("rb") as file:
-        audio_s, levels = loudness(file)
-    return {"audio_s": audio_s, "detections": list(_stretches(levels, threshold, round(_WINDOW_S * 1000)))}
+        head = file.read(12)
+        if head.startswith((b"fLaC", b"ID3")):  # some programs put tags before the stream
+            kind, channels, rate, bits, raw = read_flac(path)
+        elif head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
+            kind, channels, rate, bits, raw = read_wav(file)
+        else:
+            raise ValueError("it is empty" if not head else "it is neither WAV nor FLAC")
+    audio_s = len(raw) * 8 / bits / channels / rate
+    window = max(1, int(_WINDOW_S * rate)) * channels
+    levels = [*peaks(kind, bits, raw, window), 0.0]
+    found: list[list[int | str | float]] = []
+    window_ms, start = round(_WINDOW_S * 1000), None
+    for number, level in enumerate(levels):
+        if level >= threshold:
+            start = number if start is None else start
+        elif start is not None:
+            score = round(max(levels[start:number]), 3)
+            found.append([start * window_ms, number * window_ms, "LOUD", score, "Loud sound"])
+            start = None
+    return {"audio_s": audio_s, "detections": found}
 
 
-def loudness(file: BinaryIO) -> tuple[float, list[float]]:
-    """Return the length of audio in seconds and the peak of each tenth of a second."""
-    head = file.read(12)
-    if head.startswith((b"fLaC", b"ID3")):  # some programs put tags before the stream
-        form, raw = read_flac(file)
-    elif head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
-        form, raw = read_wav(file)
-    else:
-        raise ValueError("it is empty" if not head else "it is neither WAV nor FLAC")
-    levels = _float_levels if form.is_float else _levels
-    return len(raw) / form.frame_bytes / form.rate, list(levels(raw, form.width, form.window))
-
-
-class SampleFormat(NamedTuple):
-    """How samples are written."""
-
-    is_float: bool
-    channels: int
-    rate: int
-    width: int  # bytes a sample
-
-    @property
-    def frame_bytes(self) -> int:
-        return self.channels * self.width
-
-    @property
-    def window(self) -> int:
-        """Samples, of all channels, in a tenth of a second."""
-        return max(1, int(_WINDOW_S * self.rate)) * self.channels
-
-
-def read_wav(file: BinaryIO) -> tuple[SampleFormat, bytes]:
-    """Return the whole frames of a WAV file of whole numbers or floats; ``wave`` knows too few of its forms."""
+def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
+    """Return kind, channels, rate, bits a sample and whole frames of a WAV file; ``wave`` knows too few forms of it."""
     header = read_header(file)
     if header.missing_frames:
         raise ValueError("the audio ends before its header says")
-    file.seek(header.data_start)
-    return _wav_form(header.format_chunk), file.read(header.frames * header.frame_bytes)
-
-
-def _wav_form(chunk: bytes) -> SampleFormat:
+    chunk = header.format_chunk
     kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
     kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
-    widths = {_FLOAT: _FLOAT_TYPE, _WHOLE: {**_ARRAY_TYPE, 3: ""}}.get(kind, {})
-    if not (channels and rate) or bits // 8 not in widths:
+    if not (channels and rate) or (kind, bits) not in _ARRAY_TYPES:
         raise ValueError(f"audio of kind {kind} with {bits} bits a sample at {rate} Hz is not understood")
-    return SampleFormat(kind == _FLOAT, channels, rate, bits // 8)
+    file.seek(header.data_start)
+    return kind, channels, rate, bits, file.read(header.frames * header.frame_bytes)
 
 
-def read_flac(file: BinaryIO) -> tuple[SampleFormat, bytes]:
-    """Return the same of a FLAC file, in 16 bits. Raise _NoSoundfile where nobody can read it."""
+def read_flac(path: str) -> tuple[int, int, int, int, bytes]:
+    """Return the same of a FLAC file, in 16 bits; raise NoDecoder where soundfile is not installed."""
+    soundfile = load_soundfile()
     try:
-        import soundfile
-    except (ImportError, OSError) as error:
-        why = f"it is FLAC, and the package soundfile is not here ({error})"
-        raise _NoSoundfile(
-            f"{why}\npip install 'badcjobs[audio]'   (where badcjobs is: it has no soundfile)"
-        ) from error
-    try:
-        with soundfile.SoundFile(file.name) as audio:
+        with soundfile.SoundFile(path) as audio:
             blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
             rate, channels, frames, raw = audio.samplerate, audio.channels, audio.frames, b"".join(blocks)
     except soundfile.SoundFileError as error:
         raise ValueError(str(error)) from error
     if len(raw) < 2 * channels * frames:
         raise ValueError("the audio ends before its header says")
-    return SampleFormat(False, channels, rate, 2), raw
+    return _WHOLE, channels, rate, 16, raw
 
 
-def _float_levels(raw: bytes, width: int, window: int) -> Iterator[float]:
-    """Yield the peak of each window; floats beyond full scale count as full scale, and what is no number as silence."""
-    samples = array(_FLOAT_TYPE[width], raw)
-    for start in range(0, len(samples), window):
-        part = [sample if sample == sample else 0.0 for sample in samples[start : start + window]]
-        yield min(1.0, max(max(part), -min(part)))
-
-
-def _levels(raw: bytes, width: int, window: int) -> Iterator[float]:
-    """Yield the peak of each window, 0 to 1 of full scale."""
-    if width == 3:
-        # Drop the lowest byte of each 24-bit sample: 16 bits tell loud from quiet.
+def peaks(kind: int, bits: int, raw: bytes, window: int) -> Iterator[float]:
+    """Yield the peak of each window, 0 to 1 of full scale; a float that is not a number is silence."""
+    if bits == 24:
+        # Drop the lowest byte of each sample: 16 bits tell loud from quiet.
         high = bytearray(len(raw) // 3 * 2)
         high[0::2], high[1::2] = raw[1::3], raw[2::3]
-        raw, width = bytes(high), 2
-    samples = array(_ARRAY_TYPE[width])
-    samples.frombytes(raw)
-    middle, full = (128, 128) if width == 1 else (0, 1 << (8 * width - 1))
+        raw = bytes(high)
+    samples = array(_ARRAY_TYPES[kind, bits], raw)
+    middle, full = (128, 128) if samples.typecode == "B" else (0, 1 << (8 * samples.itemsize - 1))
     for start in range(0, len(samples), window):
-        part = samples[start : start + window]
-        yield max(max(part) - middle, middle - min(part)) / full
-
-
-def _stretches(levels: Sequence[float], threshold: float, window_ms: int) -> Iterator[list[int | str | float]]:
-    start = None
-    for number, level in enumerate([*levels, 0.0]):
-        if level >= threshold:
-            start = number if start is None else start
-        elif start is not None:
-            score = round(max(levels[start:number]), 3)
-            yield [start * window_ms, number * window_ms, "LOUD", score, "Loud sound"]
-            start = None
+        part: Sequence[float] = samples[start : start + window]
+        if kind == _FLOAT:
+            part, full = [sample if sample == sample else 0.0 for sample in part], 1
+        yield min(1.0, max(max(part) - middle, middle - min(part)) / full)
 
 
 def burn(seconds: float) -> None:
@@ -208,61 +158,40 @@ def burn(seconds: float) -> None:
     time.sleep(max(0.0, end_s - time.monotonic()))
 
 
-# --- the memory that it pretends to take ------------------------------------------------------------------------------
-# Of a device that all its processes share, by the length of audio. Which process has how much of it is in a folder that
-# all of them see, a file ``<device>.<pid>`` for each; the simulated devices show what is written there. Without a
-# folder each process has the whole device for itself.
+def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
+    """Pretend to take device memory for audio, until this process ends; return PyTorch's error where it is not there.
 
-
-@dataclass(frozen=True, slots=True)
-class PretendedMemory:
-    """The place of one process on its device."""
-
-    bytes_per_s: float  # of audio, lean; as usual twice that
-    lean: bool
-    device: str = ""
-    device_bytes: int | None = None  # None: there is no end of it
-    folder: Path | None = None
-
-    def take(self, audio_s: float) -> str | None:
-        """Take as much as audio needs, until this process ends; return what PyTorch would say where it is not there."""
-        wanted = round(fill(audio_s, lean=self.lean) * self.bytes_per_s)
-        if self.folder is None:
-            return self._refusal(wanted, 0)
-        with _alone_in(self.folder):
-            others = pretended_bytes(self.folder, self.device, besides=os.getpid())
-            refusal = self._refusal(wanted, others)
-            if refusal is None:
-                (self.folder / f"{self.device}.{os.getpid()}").write_text(str(wanted), encoding="ascii")
-            return refusal
-
-    def _refusal(self, wanted: int, others: int) -> str | None:
-        if self.device_bytes is None or wanted + others <= self.device_bytes:
-            return None
-        free = max(0, self.device_bytes - others)
-        return (
-            f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB. GPU 0 has a total capacity of"
-            f" {self.device_bytes / _MIB:.0f} MiB of which {free / _MIB:.0f} MiB is free"
-        )
-
-
-def fill(audio_s: float, *, lean: bool) -> float:
-    """Return how much memory audio is made to take, in seconds: as usual twice its length."""
-    return audio_s if lean else 2 * audio_s
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Let one process after the other look how much there is, and take it."""
-    fd = os.open(folder, os.O_RDONLY)
+    Audio takes memory by its length, as usual twice as much as lean. All processes of a device share it: how much each
+    has is in a folder that all of them see, in a file ``<device>.<pid>``, and the simulated devices show it. Without a
+    folder each process has the whole device for itself.
+    """
+    per_s, device_bytes, folder = options.memory_per_s, options.device_bytes, options.ledger
+    if options.room_s is not None:
+        per_s, device_bytes, folder = 1.0, round(options.room_s * _MIB), None
+    if per_s is None:
+        return None
+    wanted = round((audio_s if options.lean else 2 * audio_s) * per_s * _MIB)
+    lock = None if folder is None else os.open(folder, os.O_RDONLY)
+    others = 0
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError:
-            pass  # this filesystem has no locks
-        yield
+        if folder is not None and lock is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:
+                pass  # this filesystem has no locks
+            others = pretended_bytes(folder, options.device, besides=os.getpid())
+        if device_bytes is not None and wanted + others > device_bytes:
+            free = max(0, device_bytes - others) / _MIB
+            tried = f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB."
+            return (
+                f"{tried} GPU 0 has a total capacity of {device_bytes / _MIB:.0f} MiB of which {free:.0f} MiB is free"
+            )
+        if folder is not None:
+            (folder / f"{options.device}.{os.getpid()}").write_text(str(wanted), encoding="ascii")
+        return None
     finally:
-        os.close(fd)
+        if lock is not None:
+            os.close(lock)
 
 
 if __name__ == "__main__":

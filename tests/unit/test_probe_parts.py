@@ -21,7 +21,7 @@ from badcjobs.planning.probe_search import judge
 from badcjobs.planning.probe_trial import TrialEvents
 from badcjobs.seams import SessionBroken
 from badcjobs.task.stop import StopRequest
-from badcjobs.workers.demo_worker import PretendedMemory, memory_of, parse_arguments
+from badcjobs.workers.demo_worker import parse_arguments, take_memory
 from badcjobs.workers.retry import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, RetryPolicy
 from badcjobs.workers.supervise import Supervisor
 
@@ -46,18 +46,18 @@ def test_a_simulated_device_shows_what_living_processes_pretend_to_have(tmp_path
 
 def test_the_demo_engine_takes_memory_by_the_second_and_runs_out_of_it_as_pytorch_does(tmp_path: Path) -> None:
     place = ["--memory-per-s=4", "--device=GPU-x", f"--device-bytes={100 * MIB}", f"--ledger={tmp_path}"]
-    usual, lean = memory_of(parse_arguments(place)), memory_of(parse_arguments([*place, "--lean"]))
-    assert usual is not None and lean is not None
-    assert usual.take(12.5) is None
+    usual, lean = parse_arguments(place), parse_arguments([*place, "--lean"])
+    assert take_memory(usual, 12.5) is None
     assert (tmp_path / f"GPU-x.{os.getpid()}").read_text() == str(100 * MIB)
-    refusal = usual.take(12.6)
+    refusal = take_memory(usual, 12.6)
     assert refusal is not None and refusal.startswith("CUDA out of memory. Tried to allocate 101 MiB.")
-    assert lean.take(25) is None
-    assert lean.take(25.5) is not None
+    assert take_memory(lean, 25) is None
+    assert take_memory(lean, 25.5) is not None
 
 
 def test_workers_of_one_pretended_device_share_its_memory_as_long_as_they_live(tmp_path: Path) -> None:
-    memory = PretendedMemory(MIB, True, "GPU-x", 100 * MIB, tmp_path)
+    place = ["--memory-per-s=1", "--lean", "--device=GPU-x", f"--device-bytes={100 * MIB}", f"--ledger={tmp_path}"]
+    memory = parse_arguments(place)
     (tmp_path / f"GPU-x.{os.getppid()}").write_text(str(60 * MIB))
     (tmp_path / f"GPU-y.{os.getppid()}").write_text(str(60 * MIB))
     (tmp_path / "GPU-x.999999999").write_text(str(60 * MIB))
@@ -67,10 +67,10 @@ def test_workers_of_one_pretended_device_share_its_memory_as_long_as_they_live(t
     os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)  # nobody has taken leave of it yet
     (tmp_path / f"GPU-x.{ended}").write_text(str(60 * MIB))
     try:
-        assert "of which 40 MiB is free" in (memory.take(41) or "")
-        assert memory.take(40) is None
+        assert "of which 40 MiB is free" in (take_memory(memory, 41) or "")
+        assert take_memory(memory, 40) is None
         assert (tmp_path / f"GPU-x.{os.getpid()}").read_text() == str(40 * MIB)
-        assert memory.take(40) is None  # it has it already
+        assert take_memory(memory, 40) is None  # it has it already
     finally:
         os.waitpid(ended, 0)
 
