@@ -21,10 +21,9 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
 from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import cut_words, there_s
+from badcjobs.workers.chunk_audio import PieceRun, cut_words, there_s
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
-from badcjobs.workers.piece_overlap import PieceRun
 from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from badcjobs.model import WorkerPlan
-from badcjobs.workers.piece_overlap import longest_piece_s, pieces_shorter_than
+from badcjobs.workers.chunk_audio import longest_piece_s, pieces_shorter_than
 
 ChunkKey: TypeAlias = tuple[str, str]
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.workers.learned import read_probes
-from badcjobs.workers.learned import to_toml
-
 import os
 import signal
 import sys
@@ -18,6 +15,7 @@ from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
 
+from badcjobs.workers.learned import read_probes, to_toml
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
 CARDS = """

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from badcjobs.model import Detection
-from badcjobs.workers.piece_overlap import (
+from badcjobs.workers.chunk_audio import (
     GRID_S,
     OVERLAP_S,
     SHORTEST_S,

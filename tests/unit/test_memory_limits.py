@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from badcjobs.workers.chunk_audio import longest_piece_s
 from badcjobs.workers.memory_limits import LEAN, USUAL, MemoryLimit, MemoryLimits, Way
-from badcjobs.workers.piece_overlap import longest_piece_s
 
 V100, A, B = "Tesla V100", ("r", "a"), ("r", "b")
 HALVES = Way(True, 2)

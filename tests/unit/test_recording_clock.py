@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from badcjobs.model import Detection
 from badcjobs.store.job_schema import JOB_TABLES, ORDERED_BY, VIEWS, create_indexes
 from badcjobs.store.schema import ddl_script
-from badcjobs.workers.piece_overlap import Stretch, join_detections
+from badcjobs.workers.chunk_audio import Stretch, join_detections
 
 Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
 every_example_alone = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
