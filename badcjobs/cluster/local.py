@@ -1,7 +1,7 @@
 """A job on a machine without Slurm, from a script or an order to the verdict: array → merge → exit code.
 
-The array is run to its end by the process that submits it. ``local_array.py`` drives its tasks, ``local_task.py``
-starts and ends one, ``local_devices.py`` shares the devices out.
+The array is run to its end by the process that submits it. ``local_array.py`` drives its tasks and shares
+the devices out, ``local_task.py`` starts and ends one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,8 +19,7 @@ from pathlib import Path
 
 from badcjobs.cluster.array_options import extra_options
 from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
-from badcjobs.cluster.local_array import LocalArray, LocalSettings, TaskRow
-from badcjobs.cluster.local_devices import DevicePool, open_pool
+from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.slurm import Drafts
@@ -103,18 +101,12 @@ def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, te
     request, world, out = _read_order(order, text, world)
     world = _with_devices(text, request, settings.stand_in, order.script, world)
     if (line := find_srun(text)) is not None:
-        lacking = shutil.which("srun", path=world.environ.get("PATH")) is None
-        why = "there is no srun here" if lacking else "srun knows nothing of an emulated job"
+        why = "srun, if it is there at all, knows nothing of an emulated job"
         tell(f"line {line} of the script calls srun, and {why}: expect it to fail (badcjobs guide local)")
     scheduler = LocalScheduler(settings, world, tell, out or world.cwd / order.script)
     with nullcontext() if out is None else only_here(out, command, again=settings.again) as lock:
-        done = scheduler.run(
-            text,
-            order.script.name,
-            order.options,
-            state_folder=None if out is None else out / "logs",
-            keep=() if lock is None else (lock,),
-        )
+        logs, keep = (None, ()) if out is None or lock is None else (out / "logs", (lock,))
+        done = scheduler.run(text, order.script.name, order.options, state_folder=logs, keep=keep)
         return conclude(*done, out, world, tell)
 
 
@@ -128,10 +120,7 @@ class LocalScheduler:
     poll_s = 0.5
 
     def __init__(self, settings: LocalSettings, world: World, tell: Tell, run: Path) -> None:
-        self._settings = settings
-        self._world = world
-        self._tell = tell
-        self._run = run
+        self._settings, self._world, self._tell, self._run = settings, world, tell, run
         self.rows: tuple[TaskRow, ...] = ()
 
     def script(self, order: ArrayOrder) -> str:
@@ -145,8 +134,8 @@ class LocalScheduler:
         order.logs.mkdir(parents=True, exist_ok=True)
         asked_mem = order.mem not in (None, usual_mem(order.gpus_per_task))
         done = self.run(self.script(order), order.name, state_folder=order.logs, keep=keep, tell_mem=asked_mem)
-        job_id, self.rows = done
-        return Submitted(job_id, None, order.indices)
+        self.rows = done[1]
+        return Submitted(done[0], None, order.indices)
 
     def states(self, job: Submitted) -> JobStates:
         """Return how the tasks of an array stand; of one that is not known here, nothing."""
@@ -199,22 +188,15 @@ class LocalScheduler:
         tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
         if request.cores > cores:
             tell(f"each task asks for {request.cores} CPUs, this machine has {cores}: that is what it gets")
-        if pool.share or not request.gpus:
-            self._tell_of_cores(job, pool)
+        most = request.array.parallel if request.array and request.array.parallel else many if pool.share else 1
+        wanted, room = min(many, most), cores // job.cores
+        if (pool.share or not request.gpus) and wanted > room:
+            fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
+            tell(f"no more than {room} at a time, for want of cores: each task asks for {job.cores} of {cores}{fewer}")
         if request.warning is not None and not request.warning.to_script:
             tell("--signal without B: reaches srun steps only; the script hears nothing (write --signal=B:USR1@180)")
         if ignored := [f"--{name}" for name in request.ignored if tell_mem or name != "mem"]:
             tell("left to Slurm, without effect here: " + ", ".join(ignored))
-
-    def _tell_of_cores(self, job: LocalJob, pool: DevicePool) -> None:
-        """Say where the cores let fewer tasks run at a time than were asked for."""
-        array, cores, many = job.request.array, self._world.cores, len(job.request.indices)
-        wanted = min(many, array.parallel if array and array.parallel else many if pool.share else 1)
-        if wanted > (room := cores // job.cores):
-            fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
-            self._tell(
-                f"no more than {room} at a time, for want of cores: each task asks for {job.cores} of {cores}{fewer}"
-            )
 
 
 def _claim_number(world: World, state_folder: Path | None) -> tuple[int, Path]:

@@ -6,21 +6,28 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from badcjobs.cluster.local_devices import DevicePool
-from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, AttemptEnd, LocalJob
+from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
 from badcjobs.cluster.local_watch import MARK, Watcher
 from badcjobs.cluster.wait_for_job import made_progress
-from badcjobs.errors import ExitCode
+from badcjobs.devices.allocation import parse_allocation
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
+from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
 from badcjobs.store.submission_record import PENDING, RUNNING
+from badcjobs.task.startup import World
 
 _TICK_S = 0.05
-_TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0
+_TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # where other runs have the devices
 _WRITE_EVERY_S = 0.5  # the file of states
 
 
@@ -55,7 +62,7 @@ class TaskRow:
     note: str = ""
     devices: tuple[Device, ...] = ()
     attempt: Attempt | None = field(default=None, repr=False)
-    ends: list[AttemptEnd] = field(default_factory=list)  # of all its attempts that are over
+    ends: list[dict[str, Any]] = field(default_factory=list)  # of all its attempts that are over
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as ``--json`` shows it."""
@@ -64,10 +71,98 @@ class TaskRow:
             "state": self.state,
             "exit_code": self.exit_code,
             "restarts": self.restarts,
-            "attempts": [asdict(end) for end in self.ends],
+            "attempts": self.ends,
             "log": str(self.log),
             "note": self.note or None,
         }
+
+
+class DevicePool:
+    """Lends the devices of this machine, the least used first, and none twice unless tasks share them.
+
+    Other runs of this machine respect the same locks (``run --free``, another emulation); ``refusals`` says who has
+    what cannot be had. Without ``new_locks`` the devices are ours alone.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], new_locks: Callable[[], DeviceLocks] | None = None, *, share: bool = False
+    ) -> None:
+        self._users = dict.fromkeys(devices, 0)
+        self._locks: dict[Device, DeviceLocks] = {}
+        self._new_locks = new_locks
+        self.share = share
+        self.refusals: list[str] = []  # of the last try to take some
+
+    @property
+    def lock_files(self) -> tuple[int, ...]:
+        """The open files that hold the locks of all that is lent."""
+        return tuple(file for locks in self._locks.values() for file in locks.files)
+
+    def check(self, count: int, why: str) -> None:
+        """Refuse what this pool can never lend; ``why`` says where the pool is from."""
+        if count > (most := len(self._users)):
+            fewer = f"--gpus-per-task {most} (with --script: --sbatch=--gpus-per-node={most})"
+            if not most:
+                fewer = "--gpus-per-task 0 --cpu-workers 2 (with --script: write --cpu-workers 2 into it)"
+            raise NotHere(
+                f"each task asks for {count} GPU{'s' * (count > 1)}, but this machine has {most or 'none'}",
+                why=why,
+                fix=f"the same command with {fewer}, or --simulate {count} to try it out",
+            )
+
+    def take(self, count: int) -> tuple[Device, ...] | None:
+        """Lend so many devices; None: not now."""
+        fit = sorted(
+            (one for one, users in self._users.items() if self.share or not users), key=self._users.__getitem__
+        )
+        self.refusals = []
+        if count == 0 or len(fit) < count:
+            return None if count else ()
+        chosen: list[Device] = []
+        with nullcontext() if self._new_locks is None else self._new_locks().alone():  # else two would each get some
+            for device in fit:
+                if len(chosen) < count and self._lock(device):
+                    self._users[device] += 1
+                    chosen.append(device)
+        if len(chosen) < count:
+            self.give_back(chosen)
+            return None
+        return tuple(sorted(chosen, key=lambda device: device.index or 0))
+
+    def _lock(self, device: Device) -> bool:
+        if self._users[device] or device.uuid is None or self._new_locks is None:
+            return True
+        locks = self._new_locks()
+        holder = locks.claim(device.uuid)
+        if holder is None:
+            self._locks[device] = locks
+        else:
+            self.refusals.append(f"GPU {device.index} {holder}")
+        return holder is None
+
+    def give_back(self, devices: Iterable[Device]) -> None:
+        """Take devices back; the last user of one unlocks it."""
+        for device in devices:
+            self._users[device] -= 1
+            if not self._users[device] and device in self._locks:
+                self._locks.pop(device).release()
+
+
+def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: bool, lock: bool) -> DevicePool:
+    """Return the devices that this process may use, for tasks that ask for ``count`` each."""
+    if count == 0:
+        return DevicePool((), share=share)
+    in_job = parse_allocation(world.environ, hostname="", pid=0, started_at_ms=0).in_slurm
+    with open_devices(world.environ, world.clock, stand_in, in_slurm=in_job) as sight:
+        devices, why = sight.grant.devices, "\n".join(filter(None, [sight.grant.why, sight.trouble]))
+    folder = lock_folder(world.environ)
+    if in_job:  # other jobs are kept off its devices by the scheduler that granted them
+        private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
+        folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
+    new_locks = partial(DeviceLocks, folder, world.clock, holder_words(world.pid, run))
+    pool = DevicePool(devices, new_locks if lock else None, share=share)
+    pool.check(count, why)
+    return pool
 
 
 class LocalArray:
@@ -134,9 +229,13 @@ class LocalArray:
 
     def _start_what_fits(self) -> None:
         while self._waiting and not self._heard and self._has_room():
-            devices = self._pool.take(self.job.request.gpus)
+            devices, now_s = self._pool.take(self.job.request.gpus), self._clock.monotonic_s()
+            if devices is None and self._pool.refusals:
+                self._next_lock_s = now_s + _TRY_LOCKED_S
+                if now_s >= self._next_words_s:
+                    self._next_words_s = now_s + _TELL_WAITING_S
+                    self._tell(f"waiting for GPUs that other runs have: {'; '.join(self._pool.refusals)}")
             if devices is None:
-                self._wait_for_others()
                 return
             self._watch.keep((*self.job.keep, *self._pool.lock_files))
             row = self._waiting.pop(0)
@@ -149,19 +248,9 @@ class LocalArray:
             return False
         if request.gpus and self._clock.monotonic_s() < self._next_lock_s:
             return False
-        if request.gpus and not self._pool.share:
-            return True  # there are never more tasks than devices: cores that are too few make them slow, no more
-        return len(self._running) < self.job.world.cores // self.job.cores
-
-    def _wait_for_others(self) -> None:
-        """Do not ask for locks twenty times a second; say who has what we wait for."""
-        if not self._pool.refusals:
-            return
-        now_s = self._clock.monotonic_s()
-        self._next_lock_s = now_s + _TRY_LOCKED_S
-        if now_s >= self._next_words_s:
-            self._next_words_s = now_s + _TELL_WAITING_S
-            self._tell(f"waiting for GPUs that other runs have: {'; '.join(self._pool.refusals)}")
+        # With devices of their own there are never more tasks than devices: too few cores make them slow, no more.
+        alone = request.gpus and not self._pool.share
+        return bool(alone) or len(self._running) < self.job.world.cores // self.job.cores
 
     def _start(self, row: TaskRow) -> None:
         request, mark = self.job.request, f"{self._mark}/{self.job.task_name(row.index)}.r{row.restarts}"
@@ -171,18 +260,11 @@ class LocalArray:
             self._give_back(row)
             self._change(row, FAILED, f"it cannot be started: {problem}")
             return
-        row.attempt = Attempt(
-            process,
-            mark,
-            self._clock,
-            time_s=request.time_s,
-            warning=request.warning,
-            kill_wait_s=self._settings.kill_wait_s,
-        )
+        row.attempt = Attempt(process, mark, self._clock, request, self._settings.kill_wait_s)
         self._running.append(row)
-        on = ", ".join(f"GPU {device.token}" for device in row.devices)
-        again = f"for the {row.restarts + 1}. time" if row.restarts else ""
-        self._change(row, RUNNING, " ".join(filter(None, [again, f"on {on}" if on else ""])))
+        on = "on " + ", ".join(f"GPU {device.token}" for device in row.devices) if row.devices else ""
+        again = f"for the {row.restarts + 1}. time " if row.restarts else ""
+        self._change(row, RUNNING, (again + on).strip())
 
     # --- from RUNNING to an end ---------------------------------------------------------------------------------------
 
@@ -225,10 +307,16 @@ class LocalArray:
     def _write_down(self, row: TaskRow, attempt: Attempt, state: str) -> None:
         """Keep how an attempt has ended, also where merge finds it; then its folder can go."""
         now_s = self._clock.now_ms() // 1000
-        lasted_s = round(self._clock.monotonic_s() - attempt.started_s)
-        codes = attempt.exit_code, attempt.slurm_exit_code
-        row.ends.append(AttemptEnd(row.restarts, state, *codes, now_s - lasted_s, now_s))
-        self.job.write_end(row.index, row.ends[-1])
+        end = {
+            "restart": row.restarts,
+            "state": state,  # REQUEUED of one that was started again
+            "exit_code": attempt.exit_code,
+            "slurm_exit_code": attempt.slurm_exit_code,
+            "started_at_s": now_s - round(self._clock.monotonic_s() - attempt.started_s),
+            "ended_at_s": now_s,
+        }
+        row.ends.append(end)
+        self.job.write_end(row.index, end)
         shutil.rmtree(self.job.attempt_folder(row.index, row.restarts), ignore_errors=True)
 
     def _give_back(self, row: TaskRow) -> None:
@@ -240,7 +328,12 @@ class LocalArray:
 
     def _change(self, row: TaskRow, state: str, note: str) -> None:
         row.state, row.note, self._stale = state, note, True
-        self._tell(f"{self.job.task_name(row.index)} {state}{' ' + note if note else ''}; {count_words(self.rows)}")
+        counts = Counter(row.state for row in self.rows)
+        waiting, running = counts.pop(PENDING, 0), counts.pop(RUNNING, 0)
+        ends = ", ".join(f"{many} {state.lower()}" for state, many in sorted(counts.items()))
+        ended = f"{sum(counts.values())} of {len(self.rows)} ended{f' ({ends})' if ends else ''}"
+        name = " ".join(filter(None, [self.job.task_name(row.index), state, note]))
+        self._tell(f"{name}; {ended}, {running} running, {waiting} waiting")
 
     def _write_states(self, *, last: bool = False) -> None:
         """Write the states to their file, not more often than is worth reading; the last time in any case."""
@@ -255,12 +348,3 @@ class LocalArray:
             draft.replace(path)
         except OSError:
             pass  # a full disk under it must not stop the work
-
-
-def count_words(rows: Sequence[TaskRow]) -> str:
-    """Return how far an array is, in words."""
-    counts = Counter(row.state for row in rows)
-    waiting, running = counts.pop(PENDING, 0), counts.pop(RUNNING, 0)
-    ended = ", ".join(f"{many} {state.lower()}" for state, many in sorted(counts.items()))
-    words = f" ({ended})" if ended else ""
-    return f"{sum(counts.values())} of {len(rows)} ended{words}, {running} running, {waiting} waiting"

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import pwd
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from badcjobs.cluster.job_script import JobRequest
-from badcjobs.cluster.local_devices import visible_lists
 from badcjobs.cluster.local_watch import MARK, processes_of, send
-from badcjobs.cluster.sbatch_options import EarlySignal
 from badcjobs.model import Device
 from badcjobs.seams import Clock, Process
 from badcjobs.task.startup import World
@@ -148,29 +148,26 @@ class LocalJob:
             found.update(SLURM_NTASKS=str(request.ntasks), SLURM_NPROCS=str(request.ntasks))
         if restart:
             found["SLURM_RESTART_COUNT"] = str(restart)
-        return inherited | dict(request.exports) | found | self._array_variables(index) | _device_variables(devices)
-
-    def _array_variables(self, index: int | None) -> dict[str, str]:
-        if self.request.array is None:
-            return {}
-        indices = self.request.array.indices
-        return {
-            "SLURM_ARRAY_JOB_ID": str(self.job_id),
-            "SLURM_ARRAY_TASK_ID": str(index),
-            "SLURM_ARRAY_TASK_MIN": str(indices[0]),
-            "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
-            "SLURM_ARRAY_TASK_STEP": str(self.request.array.step),
-            "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
-        }
+        if request.array is not None:
+            indices = request.array.indices
+            found |= {
+                "SLURM_ARRAY_JOB_ID": str(self.job_id), "SLURM_ARRAY_TASK_ID": str(index),
+                "SLURM_ARRAY_TASK_MIN": str(indices[0]), "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
+                "SLURM_ARRAY_TASK_STEP": str(request.array.step), "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+            }  # fmt: skip
+        if devices:
+            physical = (device.token if device.index is None else str(device.index) for device in devices)
+            found |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": str(len(devices))}
+        return inherited | dict(request.exports) | found | visible_lists(devices)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def write_end(self, index: int | None, end: AttemptEnd) -> None:
+    def write_end(self, index: int | None, end: Mapping[str, Any]) -> None:
         """Write an end beside the databases of an attempt, as the scripts in slurm/ do; merge can do without."""
         task = {"job_id": str(self.job_id), "array_index": index, "node": self.node}
-        told = {**task, **asdict(end), "exit_code": end.slurm_exit_code, "written_by": "emulation"}
+        told = {**task, **end, "exit_code": end["slurm_exit_code"], "written_by": "emulation"}
         try:
-            for database in map(Path, self._notes(index, end.restart).read_text().splitlines()):
+            for database in map(Path, self._notes(index, end["restart"]).read_text().splitlines()):
                 if database.suffix == ".sqlite" and database.parent.name == "tasks":
                     draft = database.with_suffix(".slurm.json.part")
                     draft.write_text(json.dumps(told) + "\n")
@@ -187,45 +184,29 @@ def _user_name() -> str:
         return str(os.getuid())
 
 
-def _device_variables(devices: Sequence[Device]) -> dict[str, str]:
-    lists = visible_lists(devices)
+def visible_lists(devices: Sequence[Device]) -> dict[str, str]:
+    """Return the variables that show these devices alone; for none, that hide all."""
     if not devices:
-        return lists
-    physical = ",".join(device.token if device.index is None else str(device.index) for device in devices)
-    return {**lists, "SLURM_JOB_GPUS": physical, "SLURM_GPUS_ON_NODE": str(len(devices))}
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
-    """One attempt of a task, over."""
-
-    restart: int
-    state: str  # REQUEUED of one that was started again
-    exit_code: int | None
-    slurm_exit_code: str  # the same as Slurm writes it: code and signal, 75:0 or 0:9
-    started_at_s: int
-    ended_at_s: int
+        # HIP takes an empty CUDA_VISIBLE_DEVICES for none and shows everything; ROCR does as it is told.
+        return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    if devices[0].vendor == "amd":
+        return {"ROCR_VISIBLE_DEVICES": ",".join(device.pin for device in devices)}
+    tokens = [device.token for device in devices]
+    if not all(token.isdecimal() for token in tokens):  # a list holds numbers or UUIDs, never both
+        tokens = [device.pin for device in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(tokens), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 class Attempt:
     """A script that runs; ``look`` drives it and says when all of it is over."""
 
-    def __init__(
-        self,
-        process: Process,
-        mark: str,
-        clock: Clock,
-        *,
-        time_s: float | None = None,  # None: as long as it likes
-        warning: EarlySignal | None = None,
-        kill_wait_s: float = 30.0,
-    ) -> None:
+    def __init__(self, process: Process, mark: str, clock: Clock, request: JobRequest, kill_wait_s: float) -> None:
         self.process = process
         self.started_s = clock.monotonic_s()
         self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: it ended by itself
         self._mark = mark
-        self._time_s = time_s
-        self._warning = warning
+        self._time_s = request.time_s
+        self._warning = request.warning
         self._kill_wait_s = kill_wait_s
         self._clock = clock
         self._kill_at_s: float | None = None
@@ -247,8 +228,13 @@ class Attempt:
         """Do what the time asks for; return True when the script and everything it has started is gone."""
         now_s = self._clock.monotonic_s()
         runs = self.process.poll() is None
-        if runs:
-            self._obey_time(now_s - self.started_s)
+        left_s = math.inf if self._time_s is None else self._time_s - (now_s - self.started_s)
+        if runs and self._warning is not None and left_s <= self._warning.lead_s:
+            if self._warning.to_script:
+                self.warn(self._warning.signum)
+            self._warning = None
+        if runs and left_s <= 0:
+            self.end(TIMEOUT)
         if (runs and self._kill_at_s is None) or now_s < self._next_scan_s:
             return False
         self._next_scan_s = now_s + _SCAN_EVERY_S
@@ -275,16 +261,6 @@ class Attempt:
         self.ended_by = self.ended_by or why
         self._kill_at_s = self._clock.monotonic_s()
         send(self._everybody(), signal.SIGKILL)
-
-    def _obey_time(self, age_s: float) -> None:
-        if self._time_s is None:
-            return
-        if self._warning is not None and age_s >= self._time_s - self._warning.lead_s:
-            if self._warning.to_script:
-                self.warn(self._warning.signum)
-            self._warning = None
-        if age_s >= self._time_s:
-            self.end(TIMEOUT)
 
     def _terminate(self, processes: Sequence[psutil.Process]) -> None:
         self._kill_at_s = self._clock.monotonic_s() + self._kill_wait_s

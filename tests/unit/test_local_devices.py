@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.local_devices import DevicePool, visible_lists
+from badcjobs.cluster.local_array import DevicePool
+from badcjobs.cluster.local_task import visible_lists
 from badcjobs.devices.locks import DeviceLocks
 from badcjobs.errors import NotHere
 from badcjobs.model import Device
