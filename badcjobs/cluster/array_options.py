@@ -16,6 +16,7 @@ _WARNING_S = 180
 _SHORTEST_WARNING_S = 30  # Slurm looks at its clock every 30 seconds only
 _OURS = ("array", "output", "error", "signal", "open-mode", "requeue", "job-name", "dependency")
 _OF_ONE_NODE = ("nodes", "ntasks", "ntasks-per-node")
+Wrong = list[tuple[str, str | None]]  # mistakes, each with the option as it should be, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,30 @@ def make_order(
     options: ArrayOptions, known: Known, *, out: Path, run_arguments: Sequence[str], mistakes: Sequence[str] = ()
 ) -> ArrayOrder:
     """Return the order; ``mistakes`` are those that somebody else has found in the same command."""
-    found, right = list(mistakes), list[str]()
-    spec = _parse_spec(options, found)
-    shape, only = _choose_array(options, spec, known, found, right)
-    time_min = _minutes("--time", options.time, "12:00:00", found)
-    merge_time_min = _minutes("--merge-time", options.merge_time, "1:00:00", found)
-    found += _problems(options)
+    wrong: Wrong = [(one, None) for one in mistakes]
+    spec, shape, only = _choose_array(options, known, wrong)
+    times = {"--time": (options.time, "12:00:00"), "--merge-time": (options.merge_time, "1:00:00")}
+    minutes = {}
+    for name, (text, usual) in times.items():
+        try:
+            minutes[name] = parse_minutes(usual if text is None else text)
+        except ValueError:
+            wrong.append((f"{name} {text} is no time; write minutes, H:M:S or D-H:M:S, such as 12:00:00", None))
+    _check_options(options, wrong)
     if "\n" in str(out):
-        found.append(f"--out {str(out)!r} has a line break in its name, which no line of a script can hold")
-    if _lacks_gpus(options, run_arguments):
-        found.append("--gpus-per-task 0: no task could begin, for without a GPU it needs --cpu-workers")
-        right.append("--cpu-workers 2")
-    if found:
-        more = len(found) > 1
+        wrong.append((f"--out {str(out)!r} has a line break in its name, which no line of a script can hold", None))
+    words = dict(word.partition("=")[::2] for word in run_arguments)
+    on_cpu = "--config" in words or words.get("--cpu-workers", "0") != "0"  # a file may say it, too
+    if options.gpus_per_task == 0 and not on_cpu and not any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
+        # --simulate stands in for GPUs that are granted, and none would be.
+        lacking = "--gpus-per-task 0: no task could begin, for without a GPU it needs --cpu-workers"
+        wrong.append((lacking, "--cpu-workers 2"))
+    if wrong:
+        right = [option for _, option in wrong if option is not None]
         raise BadInput(
-            "these options cannot be used" if more else found[0],
-            why="\n".join(found) if more else None,
-            fix=f"the same command with {' '.join(right)}" if len(right) == len(found) else "badcjobs submit --help",
+            "these options cannot be used" if len(wrong) > 1 else wrong[0][0],
+            why="\n".join(text for text, _ in wrong) if len(wrong) > 1 else None,
+            fix=f"the same command with {' '.join(right)}" if len(right) == len(wrong) else "badcjobs submit --help",
         )
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     return ArrayOrder(
@@ -84,8 +92,8 @@ def make_order(
         gpus_per_task=gpus,
         cpus=options.cpus or usual_cpus(gpus),
         mem=_memory(options.mem) or usual_mem(gpus),
-        time_min=time_min,
-        warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, time_min * 60 // 4)),
+        time_min=minutes["--time"],
+        warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, minutes["--time"] * 60 // 4)),
         requeues=options.requeues,
         account=options.account,
         partition=options.partition,
@@ -95,7 +103,7 @@ def make_order(
         setup=options.setup,
         merge_account=options.merge_account,
         merge_mem=_memory(options.merge_mem) or "4G",
-        merge_time_min=merge_time_min,
+        merge_time_min=minutes["--merge-time"],
     )
 
 
@@ -104,97 +112,63 @@ def _memory(text: str | None) -> str | None:
     return text and text.upper().removesuffix("B")
 
 
-def _minutes(option: str, text: str | None, usual: str, mistakes: list[str]) -> int:
-    try:
-        return parse_minutes(usual if text is None else text)
-    except ValueError:
-        mistakes.append(f"{option} {text} is no time; write minutes, H:M:S or D-H:M:S, such as 12:00:00")
-        return 1
-
-
-def _parse_spec(options: ArrayOptions, mistakes: list[str]) -> ArraySpec | None:
-    if options.array is None:
-        return None
-    if options.tasks is not None:
-        mistakes.append("--tasks and --array say the same thing twice")
-    try:
-        spec = parse_array(options.array)
-    except ValueError as error:
-        mistakes.append(str(error))
-        return None
-    if spec.parallel and options.parallel and spec.parallel != options.parallel:
-        mistakes.append(f"--array={options.array} and --parallel {options.parallel} differ")
-    return spec
-
-
 def _choose_array(
-    options: ArrayOptions, spec: ArraySpec | None, known: Known, mistakes: list[str], right: list[str]
-) -> tuple[ArrayShape, tuple[int, ...]]:
-    """Return the array's shape and, where only a part of it is wanted, the indices of that part.
-
-    ``right`` gets the option as it should be, for each mistake of which that is known.
-    """
+    options: ArrayOptions, known: Known, wrong: Wrong
+) -> tuple[ArraySpec | None, ArrayShape, tuple[int, ...]]:
+    """Return what --array says, the array's shape and, where only a part of it is wanted, the indices of that part."""
     shape = known.shape or ArrayShape(0, 1, max(options.tasks or known.listed or 1, 1))
+    spec: ArraySpec | None = None
     only: tuple[int, ...] = ()
+    try:
+        spec = None if options.array is None else parse_array(options.array)
+    except ValueError as error:
+        wrong.append((str(error), None))
+    if options.array is not None and options.tasks is not None:
+        wrong.append(("--tasks and --array say the same thing twice", None))
     if spec is not None:
-        shape, only = _from_spec(spec, known, mistakes, right)
+        if spec.parallel and options.parallel and spec.parallel != options.parallel:
+            wrong.append((f"--array={options.array} and --parallel {options.parallel} differ", None))
+        shape = known.shape or ArrayShape(spec.indices[0], spec.step, len(spec.indices))
+        only = () if len(spec.indices) == shape.count else spec.indices
+        if any(shape.position_of(index) is None for index in spec.indices):
+            new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {range_instead(spec)}"
+            said = f"not in this run's array {shape}" if known.shape else new
+            wrong.append((f"--array={spec}: {said}", None if known.shape else f"--array={range_instead(spec)}"))
     if options.tasks is not None and options.tasks < 1:
-        mistakes.append(f"--tasks {options.tasks} must be at least 1")
+        wrong.append((f"--tasks {options.tasks} must be at least 1", None))
     elif options.tasks is not None and options.tasks != shape.count:
-        mistakes.append(f"--tasks {options.tasks}, but this run began as an array of {shape.count} ({shape})")
-        right.append(f"--tasks {shape.count}")
+        began = f"this run began as an array of {shape.count} ({shape})"
+        wrong.append((f"--tasks {options.tasks}, but {began}", f"--tasks {shape.count}"))
     if known.began and known.shape is None:
-        mistakes.append("this run began without an array; use another --out, or badcjobs run without Slurm")
+        wrong.append(("this run began without an array; use another --out, or badcjobs run without Slurm", None))
     if known.listed is not None and shape.count != known.listed:
-        mistakes.append(f"the list names {known.listed} manifests, one for each task: --tasks {known.listed}")
-        right.append(f"--tasks {known.listed}")
-    return shape, only
+        right = f"--tasks {known.listed}"
+        wrong.append((f"the list names {known.listed} manifests, one for each task: {right}", right))
+    return spec, shape, only
 
 
-def _from_spec(
-    spec: ArraySpec, known: Known, mistakes: list[str], right: list[str]
-) -> tuple[ArrayShape, tuple[int, ...]]:
-    own = ArrayShape(spec.indices[0], spec.step, len(spec.indices))
-    shape = known.shape or own
-    positions = [shape.position_of(index) for index in spec.indices]
-    if None in positions:
-        new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {range_instead(spec)}"
-        mistakes.append(f"--array={spec}: " + (f"not in this run's array {shape}" if known.shape else new))
-        right += [] if known.shape else [f"--array={range_instead(spec)}"]
-    return shape, () if len(positions) == shape.count else spec.indices
-
-
-def _lacks_gpus(options: ArrayOptions, run_arguments: Sequence[str]) -> bool:
-    """Say whether all tasks would end at once; --simulate stands in for GPUs that are granted, and none would be."""
-    if options.gpus_per_task != 0 or any(_ASKS_FOR_GPUS.match(option) for option in options.sbatch):
-        return False
-    named = dict(word.partition("=")[::2] for word in run_arguments)
-    return "--config" not in named and named.get("--cpu-workers", "0") == "0"  # a file may say it, too
-
-
-def _problems(options: ArrayOptions) -> list[str]:
-    """Return what is wrong with single options."""
-    smallest = {"parallel": 1, "gpus_per_task": 0, "cpus": 1, "requeues": 0}
-    found = []
-    for name, least in smallest.items():
+def _check_options(options: ArrayOptions, wrong: Wrong) -> None:
+    """Add what is wrong with single options."""
+    for name, least in (("parallel", 1), ("gpus_per_task", 0), ("cpus", 1), ("requeues", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
-            found.append(f"--{name.replace('_', '-')} {value} must be at least {least}")
+            wrong.append((f"--{name.replace('_', '-')} {value} must be at least {least}", None))
     for name in ("mem", "merge_mem"):
         value = getattr(options, name)
         try:
             parse_memory("0" if value is None else value)
         except ValueError:
-            found.append(f"--{name.replace('_', '-')} {value} is no amount of memory; write 16G or 16000M")
+            said = f"--{name.replace('_', '-')} {value} is no amount of memory; write 16G or 16000M"
+            wrong.append((said, None))
     for name in ("account", "partition", "constraint", "job_name", "merge_account"):
         value = getattr(options, name)
         if value is not None and (not value or not value.isprintable()):
-            found.append(f"--{name.replace('_', '-')} {value!r} is nothing that a line of a script can hold")
+            said = f"--{name.replace('_', '-')} {value!r} is nothing that a line of a script can hold"
+            wrong.append((said, None))
     try:
         extra_options(options.sbatch)
     except ValueError as error:
-        found.append(f"--sbatch: {error}")
-    return found
+        wrong.append((f"--sbatch: {error}", None))
 
 
 def extra_options(given: Sequence[str]) -> dict[str, str | bool]:

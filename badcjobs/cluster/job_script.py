@@ -13,8 +13,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from badcjobs.cluster.sbatch_options import (
     FLAGS,
@@ -32,12 +33,11 @@ from badcjobs.cluster.sbatch_options import (
     parse_signal,
     read_asked,
     read_options,
+    tried,
     whole,
 )
 from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
-
-T = TypeVar("T")
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
@@ -208,7 +208,7 @@ def read_script(
     given = read_options(words, said)  # sbatch's own variables go before what the script says
     given |= {option: environ[name] for name, option in _INPUT_VARIABLES.items() if environ.get(name)}
     given |= read_options(options, said)
-    signal = _tried(said, lambda: parse_signal(given["signal"])) if "signal" in given else None
+    signal = tried(said, lambda: parse_signal(given["signal"])) if "signal" in given else None
     asked = read_asked(given, said)
     is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
     plain = _HERE_DOCUMENT.sub(lambda one: "<<_\n" + "\n" * one[2].count("\n"), text)
@@ -281,15 +281,6 @@ def _split(line: str) -> list[str]:
         return shlex.split(line, comments=True)
     except ValueError:  # a quotation mark that is not closed
         return []
-
-
-def _tried(mistakes: list[str], read: Callable[[], T]) -> T | None:
-    """Return what is read; None, and one mistake more, where it cannot be."""
-    try:
-        return read()
-    except ValueError as error:
-        mistakes.extend([] if str(error) in mistakes else [str(error)])
-        return None
 
 
 def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
@@ -479,6 +470,9 @@ _REFUSED = {
     "tres-per-task": "use --gpus-per-node",
     "wrap": "write the command into the script",
 }
+_READERS: dict[str, Callable[[str], Any]] = {
+    "array": parse_array, "time": parse_limit, "signal": parse_signal, "mem": parse_memory, "export": parse_export,
+}  # fmt: skip
 _WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 
 
@@ -520,25 +514,26 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
     mistakes: list[str] = []
     words = [word for _, line in _option_lines(script) for word in _split(line)]
     given = read_options(words, mistakes) | read_options(options, mistakes)
+    read = {name: tried(mistakes, partial(_READERS[name], given[name])) for name in _READERS if name in given}
     request = JobRequest(
         name=given.get("job-name"),
-        array=_tried(mistakes, lambda: parse_array(given["array"])) if given.get("array") else None,
-        time_s=_tried(mistakes, lambda: parse_limit(given["time"])) if "time" in given else None,
-        warning=_tried(mistakes, lambda: parse_signal(given["signal"])) if "signal" in given else None,
+        array=read.get("array"),
+        time_s=read.get("time"),
+        warning=read.get("signal"),
         output=given.get("output"),
         error=given.get("error"),
         append=given.get("open-mode", "").startswith("a"),
-        gpus=_tried(mistakes, lambda: count_gpus(given)) or 0,
-        cpus=_tried(mistakes, lambda: whole(given, "cpus-per-task")),
-        ntasks=_tried(mistakes, lambda: count_tasks(given)),
-        mem_mib=_tried(mistakes, lambda: parse_memory(given["mem"]) or None) if "mem" in given else None,
+        gpus=tried(mistakes, lambda: count_gpus(given)) or 0,
+        cpus=tried(mistakes, lambda: whole(given, "cpus-per-task")),
+        ntasks=tried(mistakes, lambda: count_tasks(given)),
+        mem_mib=read.get("mem") or None,
         chdir=given.get("chdir"),
-        exports=_tried(mistakes, lambda: parse_export(given.get("export", "ALL"))) or {},
+        exports=read.get("export") or {},
         requeue="no-requeue" not in given,
         ignored=tuple(sorted(given.keys() - _UNDERSTOOD)),
     )
     mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
-    mistakes += filter(None, [_tried(mistakes, lambda: _differing_gpus(given))])
+    mistakes += filter(None, [tried(mistakes, lambda: _differing_gpus(given))])
     if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":
         mistakes.append(f"--nodes={nodes}: the emulation is one machine")
     if mistakes:

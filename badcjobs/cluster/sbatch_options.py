@@ -9,11 +9,13 @@ import math
 import re
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from badcjobs.model import ArrayShape
+
+T = TypeVar("T")
 
 SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -133,16 +135,12 @@ def range_instead(spec: ArraySpec) -> str | None:
     the indices are evenly spaced the range has the same ones, otherwise as many.
     """
     first, count = spec.indices[0], len(spec.indices)
-    if _is_shape(spec, spec.step):
+    steps = [spec.step, *(spec.indices[1:2] and [spec.indices[1] - first])]
+    fitting = [step for step in steps if spec.indices == tuple(range(first, first + count * step, step))]
+    if spec.step in fitting:
         return None
-    step = spec.indices[1] - first
-    shape = ArrayShape(first, step, count) if _is_shape(spec, step) else ArrayShape(0, 1, count)
+    shape = ArrayShape(first, fitting[0], count) if fitting else ArrayShape(0, 1, count)
     return f"{shape}%{spec.parallel}" if spec.parallel else str(shape)
-
-
-def _is_shape(spec: ArraySpec, step: int) -> bool:
-    first = spec.indices[0]
-    return list(spec.indices) == list(range(first, first + len(spec.indices) * step, step))
 
 
 # --- single values ----------------------------------------------------------------------------------------------------
@@ -239,6 +237,15 @@ class Asked:
     node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, where they stand there one by one
 
 
+def tried(mistakes: list[str], read: Callable[[], T]) -> T | None:
+    """Return what is read; None, and one mistake more, where it cannot be."""
+    try:
+        return read()
+    except ValueError as error:
+        mistakes.extend([] if str(error) in mistakes else [str(error)])
+        return None
+
+
 def read_asked(given: Mapping[str, str], mistakes: list[str]) -> Asked:
     """Return what sbatch options ask for, each under its long name; wrong values are added to ``mistakes``."""
     asked: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
@@ -250,34 +257,29 @@ def read_asked(given: Mapping[str, str], mistakes: list[str]) -> Asked:
             "gpu_options": tuple(f"--{name}={given[name]}" for name in GPU_OPTIONS if given.get(name)),
             "node_names": tuple(one for text in lists if not set("[/") & {*text} for one in text.split(",") if one),
         }
-    for part in (_array, _time, _size):
-        try:
-            asked |= part(given)
-        except ValueError as error:
-            mistakes.append(str(error))
-    return Asked(**asked)
-
-
-def _array(given: Mapping[str, str]) -> dict[str, Any]:
-    if not given.get("array"):
-        return {}
-    array = parse_array(given["array"])
-    last, instead = array.indices[-1], range_instead(array)
-    return {"tasks": len(array.indices), "last_index": last, "array": given["array"], "array_range": instead}
-
-
-def _time(given: Mapping[str, str]) -> dict[str, Any]:
-    if "time" not in given:
-        return {}
-    time_s = parse_limit(given["time"])
-    return {"time_s": time_s, "no_time_limit": time_s is None}
+    array = tried(mistakes, lambda: parse_array(given["array"])) if given.get("array") else None
+    if array is not None:
+        asked |= {"tasks": len(array.indices), "last_index": array.indices[-1], "array": given["array"]}
+        asked["array_range"] = range_instead(array)
+    limit = tried(mistakes, lambda: (parse_limit(given["time"]),)) if "time" in given else None
+    if limit is not None:
+        asked |= {"time_s": limit[0], "no_time_limit": limit[0] is None}
+    return Asked(**asked, **(tried(mistakes, lambda: _size(given)) or {}))
 
 
 def _size(given: Mapping[str, str]) -> dict[str, Any]:
     """Return nodes, GPUs, cores and memory."""
     nodes = _nodes(given) if "nodes" in given else None
     processes = count_tasks(given) or 1  # that srun would start
-    gpus, on_a_node = _gpus_in_all(given, nodes, processes)
+    gpus: int | None = count_gpus(given)
+    on_a_node: int | None = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+    if not gpus and {"tres-per-task", "exclusive"} & given.keys():  # a whole node comes with its GPUs
+        gpus = on_a_node = None
+    elif gpus and not {"gpus", "gpus-per-task"} & given.keys():
+        gpus, on_a_node = gpus * (nodes or 1), gpus
+    elif gpus and not on_a_node:
+        alone = "gpus-per-task" in given and processes == 1
+        on_a_node = gpus if alone else -(-gpus // nodes) if nodes else None
     each = whole(given, "cpus-per-task")
     cpus = None if each is None else each * processes
     if "cpus-per-gpu" in given and gpus:
@@ -298,20 +300,6 @@ def _size(given: Mapping[str, str]) -> dict[str, Any]:
         "cpus_per_node": cpus_on_a_node,
         "memory_gb_per_node": None if memory_mib is None else memory_mib / 1024,
     }
-
-
-def _gpus_in_all(given: Mapping[str, str], nodes: int | None, processes: int) -> tuple[int | None, int | None]:
-    """Return how many GPUs there are in all and on one node, as far as the options say it."""
-    asked = count_gpus(given)
-    if not asked:
-        unsaid = {"tres-per-task", "exclusive"} & given.keys()  # a whole node comes with its GPUs
-        return (None, None) if unsaid else (0, 0)
-    by_node = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
-    if not {"gpus", "gpus-per-task"} & given.keys():
-        return asked * (nodes or 1), asked
-    if by_node or ("gpus-per-task" in given and processes == 1):
-        return asked, by_node or asked
-    return asked, -(-asked // nodes) if nodes else None
 
 
 def count_gpus(given: Mapping[str, str]) -> int:
