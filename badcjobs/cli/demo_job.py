@@ -42,7 +42,7 @@ def run_demo(out: Path, world: World, tell: Callable[[str], None] = lambda line:
     RunFolder(out).create()
     manifest = make_audio(out / "audio")
     arguments = (
-        "run", str(manifest), "--out", str(out), "--engine", "demo", f"--engine-arg=--burn-s={_BURN_S}",
+        "run", str(manifest), f"--out={out}", "--engine", "demo", f"--engine-arg=--burn-s={_BURN_S}",
         "--simulate", str(_GPUS), "--interval", "0.5",
     )  # fmt: skip
     order = ArrayOrder(out, arguments, _TASKS, gpus_per_task=_GPUS_PER_TASK, time_min=10, name="demo")

@@ -22,7 +22,6 @@ from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, rea
 from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm import Drafts
 from badcjobs.cluster.slurm_commands import has_ended, query_number, query_states
 from badcjobs.cluster.wait_for_job import TaskOutcome, has_worked, nobody_began, verdict_code, verdict_of
 from badcjobs.errors import BadInput, NotHere
@@ -328,8 +327,7 @@ def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int
             intent = read_intent(out)
             if sure and intent is not None and not intent.is_of(read_record(out)):
                 # What is left of a submit whose array Slurm has not, as it has just said.
-                if intent.script.parent.is_dir():
-                    Drafts(intent.script).remove()
+                intent.script.unlink(missing_ok=True)
                 forget_intent(out)
         yield lock.fileno()
 

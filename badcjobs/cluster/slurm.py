@@ -1,19 +1,18 @@
 """Slurm as a scheduler: the array goes in through submitit, the merge job behind it with sbatch.
 
-submitit writes the batch script, keeps what a task is to do in a file beside it, and requeues a task that runs out of
-time; what runs in the job is the caller's (``task``), and so is the environment that sbatch passes on.
+submitit writes the batch script and requeues a task that runs out of time; what runs in the job is the caller's
+(``task``), and so is the environment that sbatch passes on. What a task is to do submitit reads from a file with the
+task's number in its name. It is the same for all, so one file is written, and each task links its own name to it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import re
 import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,13 @@ from badcjobs.cluster.array_options import extra_options
 from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.slurm_commands import Answer, call_sbatch, query_number, query_states
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted
+from badcjobs.model import ArrayOrder, JobStates, Submitted, stable_id
 from badcjobs.seams import Unanswered
 
 log = logging.getLogger(__name__)
 
 POLL_S = 30.0  # squeue is everybody's: one question per half minute for a whole array is what a site can bear
 _ENDLESS = 1_000_000  # submitit's own count of time-outs; ours is ArrayOrder.requeues
-_BEFORE, _AFTER = ".submission_file_", ".sh"
-_DRAFT = re.compile(r"[0-9a-f]{32}-[0-9]+\.pkl(\.save_tmp)?|\.submission_file_[0-9a-f]{32}\.sh")
 
 
 class SlurmRefused(BadcjobsError):
@@ -62,7 +59,12 @@ class SlurmScheduler:
 
     def script(self, order: ArrayOrder) -> str:
         """Return the batch script of the array, as submitit writes it."""
-        return array_script(order, self._program[0])
+        return array_script(order, self._program[0], self._work_file(order).name)
+
+    def _work_file(self, order: ArrayOrder) -> Path:
+        """Return where it is written what each task is to do; another command has another name."""
+        work = stable_id(*self._program, *order.run_arguments, order.requeues, order.time_min)
+        return order.logs / f"array_{work:012x}.pkl"
 
     def merge_script(self, order: ArrayOrder) -> str:
         """Return the batch script that merges; sbatch gets the array's number on its command line."""
@@ -97,17 +99,38 @@ class SlurmScheduler:
                 why="a job is submitted from a login node of the cluster",
                 fix="the same command with --cluster local, to run the array on this machine",
             )
-        order.logs.mkdir(parents=True, exist_ok=True)
-        drafts = self._draft(order)
-        try:
-            about_to(drafts.script)
-        except BaseException:
-            drafts.remove()
-            raise
-        job = Submitted(_taken(drafts, call_sbatch(drafts.script)), None, order.indices)
-        note(job)  # before a file is named: there may be thousands
-        drafts.name(job.job_id, order.indices)
+        script = self._write(order)
+        about_to(script)
+        answer = call_sbatch(script)
+        if answer.job_id is None and answer.sure:
+            script.unlink()
+            self._work_file(order).unlink()
+            raise SlurmRefused("Slurm did not take the array", why=answer.said, fix="the same command with --dry-run")
+        job_id = answer.job_id or (_look_for(script) or answer).job_id
+        if job_id is None:
+            raise SlurmSilent(
+                "nobody knows whether Slurm has taken the array",
+                why=answer.said,
+                fix="the same command, in a minute: it looks for that job first",
+            )
+        job = Submitted(job_id, None, order.indices)
+        note(job)
+        keep_script(script, job_id)
         return self.submit_merge(order, job)
+
+    def _write(self, order: ArrayOrder) -> Path:
+        """Write what each task is to do, and the script, which it returns; its name is that of no other submission."""
+        from submitit.helpers import DelayedSubmission
+
+        order.logs.mkdir(parents=True, exist_ok=True)
+        file = self._work_file(order)
+        work = DelayedSubmission(self._task((*self._program, *order.run_arguments), order.requeues))
+        work.set_timeout(order.time_min, _ENDLESS)
+        work.dump(file.with_suffix(".tmp"))
+        file.with_suffix(".tmp").replace(file)
+        script = order.logs / f".submission_file_{uuid.uuid4().hex}.sh"
+        script.write_text(self.script(order), encoding="utf-8")
+        return script
 
     def find_array(self, script: Path) -> str | None:
         """Return the number of an array that nobody has written down; None: Slurm never took it, or it is over."""
@@ -119,11 +142,6 @@ class SlurmScheduler:
                 why=f"that submit was killed, or its answer was lost, and now Slurm does not answer: {error}",
                 fix="squeue   (and, once it answers, the same command)",
             ) from error
-
-    def tidy(self, script: Path, job: Submitted | None) -> None:
-        """Name the files of the array that was found by its script; None: there is none, take them away."""
-        if script.parent.is_dir():
-            Drafts(script).remove() if job is None else Drafts(script).name(job.job_id, job.indices)
 
     def submit_merge(self, order: ArrayOrder, job: Submitted) -> Submitted:
         """Hand in the job that merges what this array does; where somebody may have done so before, look for it."""
@@ -155,14 +173,6 @@ class SlurmScheduler:
         logs = f"{shlex.quote(str(order.logs))}/{job.job_id}_*_log.out"
         return f"squeue -j {ids}", f"tail -F {logs}", f"badcjobs merge {shlex.quote(str(order.out))}"
 
-    def _draft(self, order: ArrayOrder) -> Drafts:
-        """Write what submitit would; its own submit_array names thousands of files before it tells a job's number."""
-        from submitit.helpers import DelayedSubmission
-
-        work = DelayedSubmission(self._task((*self._program, *order.run_arguments), order.requeues))
-        work.set_timeout(order.time_min, _ENDLESS)
-        return Drafts.write(order.logs, self.script(order), work.dump, len(order.indices))
-
 
 def _look_for(script: Path) -> Answer | None:
     """Return what squeue says of a script; None: it has none of this name."""
@@ -173,28 +183,17 @@ def _look_for(script: Path) -> Answer | None:
     return None if job_id is None else Answer(job_id, "")
 
 
-def _taken(drafts: Drafts, answer: Answer) -> str:
-    """Return the number of the array; raise what Slurm says where it has none."""
-    if answer.job_id is not None:
-        return answer.job_id
-    if answer.sure:
-        drafts.remove()
-        raise SlurmRefused("Slurm did not take the array", why=answer.said, fix="the same command with --dry-run")
-    found = _look_for(drafts.script)
-    if found is None or found.job_id is None:
-        raise SlurmSilent(
-            "nobody knows whether Slurm has taken the array",
-            why=answer.said,
-            fix="the same command, in a minute: it looks for that job first",
-        )
-    return found.job_id
+def keep_script(script: Path, job_id: str) -> None:
+    """Name the script of an array after its job; before, its own name is what Slurm knows the job by."""
+    if script.exists():
+        script.rename(script.with_name(f"{job_id}_submission.sh"))
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------
 
 
-def array_script(order: ArrayOrder, python: str) -> str:
-    """Return the batch script of an array, as submitit writes it."""
+def array_script(order: ArrayOrder, python: str, work: str) -> str:
+    """Return the batch script of an array, as submitit writes it; ``work``: the file that says what to do."""
     from submitit import SlurmExecutor
 
     class ArrayExecutor(SlurmExecutor):
@@ -215,12 +214,13 @@ def array_script(order: ArrayOrder, python: str) -> str:
             fix="badcjobs submit … --out DIR   (a name without %)",
         )
     executor = ArrayExecutor(order.logs, python=shlex.quote(python))
-    executor.update_parameters(**_parameters(order))
+    executor.update_parameters(**_parameters(order, work))
     return executor.array_script()
 
 
-def _parameters(order: ArrayOrder) -> dict[str, Any]:
+def _parameters(order: ArrayOrder, work: str) -> dict[str, Any]:
     """Return the order in submitit's words."""
+    own = shlex.quote(str(order.logs)) + '/"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_submitted.pkl"'
     return {
         "job_name": order.name,
         "time": order.time_min,
@@ -235,69 +235,12 @@ def _parameters(order: ArrayOrder) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "wckey": None,
         # A shell that dies of TERM takes the step with it before badcjobs has stopped in order; this one waits.
-        "setup": ["trap : TERM  # cancelled or out of time: wait until badcjobs has stopped in order", *order.setup],
+        "setup": [
+            "trap : TERM  # cancelled or out of time: wait until badcjobs has stopped in order",
+            f"ln -s {work} {own} 2>/dev/null  # what to do; after a requeue it is there already",
+            *order.setup,
+        ],
         # Since Slurm 22.05 a step does not inherit this from sbatch, and would get a single core.
         "srun_args": None if order.cpus is None else [f"--cpus-per-task={order.cpus}"],
         "additional_parameters": {"array": order.spec, "requeue": True, **extra_options(order.extra_sbatch)},
     }
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-# The files of an array in its logs folder are drafts while it has no number, then named after that, as submitit wants.
-# All drafts of one submission carry the name of its script, by which Slurm knows the job, too.
-
-
-def remove_left(logs: Path, before_ms: int) -> None:
-    """Take away what submits that were killed over their drafts have left; what is younger may still be written."""
-    for name in filter(_DRAFT.fullmatch, os.listdir(logs) if logs.is_dir() else ()):  # noqa: PTH208
-        if (logs / name).stat().st_mtime * 1000 < before_ms:
-            (logs / name).unlink()
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """What was written for one submission."""
-
-    script: Path
-
-    @classmethod
-    def write(cls, logs: Path, text: str, dump: Callable[[Path], None], count: int) -> Drafts:
-        """Write the script, and for each of so many tasks what it is to do; ``dump`` writes that once."""
-        drafts = cls(logs / f"{_BEFORE}{uuid.uuid4().hex}{_AFTER}")
-        try:
-            first = logs / f"{drafts._prefix}0.pkl"
-            dump(first)
-            content = first.read_bytes()
-            for number in range(1, count):
-                (logs / f"{drafts._prefix}{number}.pkl").write_bytes(content)
-            drafts.script.write_text(text, encoding="utf-8")
-        except BaseException:
-            drafts.remove()
-            raise
-        return drafts
-
-    def name(self, job_id: str, indices: Sequence[int]) -> None:
-        """Give each array index its file, and the script its name at last; what is named already stays."""
-        logs, names = self.script.parent, set(os.listdir(self.script.parent))  # noqa: PTH208 - 10,000 paths are slow
-        wanted = (f"{job_id}_{index}_submitted.pkl" for index in indices)
-        lacking = [name for name in wanted if name not in names]
-        for mine, yours in zip(self._pickles(names), lacking, strict=False):
-            os.rename(logs / mine, logs / yours)  # noqa: PTH104 - as above, and tasks are waiting for their file
-        if self.script.exists():
-            self.script.rename(logs / f"{job_id}_submission.sh")
-
-    def remove(self) -> None:
-        """Take them away again."""
-        for name in os.listdir(self.script.parent):  # noqa: PTH208
-            if name.startswith(self._prefix):  # also what submitit has not written to its end, .save_tmp
-                (self.script.parent / name).unlink()
-        self.script.unlink(missing_ok=True)
-
-    @property
-    def _prefix(self) -> str:
-        return self.script.name.removeprefix(_BEFORE).removesuffix(_AFTER) + "-"
-
-    def _pickles(self, names: Sequence[str] | set[str]) -> list[str]:
-        return sorted(name for name in names if name.startswith(self._prefix) and name.endswith(".pkl"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster.array_options import ArrayOptions, Known, make_order
-from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, remove_left
+from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, keep_script
 from badcjobs.cluster.slurm_commands import has_ended
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.model import ArrayOrder, Submitted
@@ -42,7 +42,6 @@ from badcjobs.store.submission_record import (
     write_record,
 )
 
-_STALE_MS = 600_000  # drafts of 10,000 tasks are written in a minute or two, where the filesystem is slow
 Progress = Callable[[int], None]
 
 _LOOKED_AT = 2000  # audio files; a look at each of twenty million would take Lustre an hour
@@ -218,7 +217,6 @@ def hand_in(
         record = find_record(plan, scheduler, again=again)
         if record is None:
             check_writable(out)
-            remove_left(plan.order.logs, clock.now_ms() - _STALE_MS)
             return Handed(_submit(plan, scheduler, clock, hold), plan, found=False)
         if cut_short and record.job.merge_job_id is None:
             hold()
@@ -284,11 +282,11 @@ def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
         return False
     record = last_submission(out, scheduler.find_array)
     if record is None or not intent.is_of(record):
-        scheduler.tidy(intent.script, None)
+        intent.script.unlink(missing_ok=True)
         forget_intent(out)
         return False
     write_record(out, record)
-    scheduler.tidy(intent.script, record.job)
+    keep_script(intent.script, record.job.job_id)
     return True
 
 

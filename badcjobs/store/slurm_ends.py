@@ -11,7 +11,6 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,7 @@ _UNTOLD = f"""
     LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = '{SPOOL_KEY}' WHERE t.slurm_state IS NULL"""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmEnd:
-    """What a row of ``task`` says of it."""
-
-    task_id: int
-    state: str
-    exit_code: str | None = None
-    reason: str | None = None
+SlurmEnd = tuple[str, str | None, str | None, int]  # state, exit code, who says so; and the id of the task
 
 
 def wanted_file(spool: Path, job_id: str) -> Path:
@@ -58,21 +50,22 @@ def find_ends(db: sqlite3.Connection, files: Sequence[SourceFile], folder: Path)
     databases = {file.task_id: folder / file.path for file in files if file.status in HOLDING}
     listing, ends_of = cache(_records_in), cache(_read_ends)
     for task_id, job_id, array_index, started_at_ms, spool in db.execute(_UNTOLD).fetchall():
-        told = None
+        told: dict[str, Any] = {}  # by the controller
         if spool is not None and str(job_id).isdecimal():
             ends = ends_of(Path(spool), job_id)
             told = _nearest([*ends.get(array_index, []), *ends.get(None, [])], started_at_ms / 1000)
-        database, seen = databases.get(task_id), None
-        if database is not None and f"{database.stem}.slurm.json" in listing(database.parent):
-            seen = next(_read_lines(end_beside(database)), None)
-        if told is not None or seen is not None:
-            yield _put_together(task_id, told or {}, seen or {})
+        database, seen = databases.get(task_id), dict[str, Any]()  # by the node, or the emulation
+        if database is not None and end_beside(database).name in listing(database.parent):
+            seen = next(_read_lines(end_beside(database)), {})
+        if told or seen:
+            state, code, who = (_text(told, name) or _text(seen, name) for name in ("state", "exit_code", "written_by"))
+            yield state or SEEN_TO_END, code, who, task_id
 
 
 def read_end_beside(database: Path) -> str | None:
     """Return the word of the record beside a task database: FAILED, …; None: there is none, or it says nothing."""
     seen = next(_read_lines(end_beside(database)), None)
-    return None if seen is None else _text(seen.get("state")) or SEEN_TO_END
+    return None if seen is None else _text(seen, "state") or SEEN_TO_END
 
 
 def end_beside(database: Path) -> Path:
@@ -82,44 +75,31 @@ def end_beside(database: Path) -> Path:
 
 def read_ends(db: sqlite3.Connection) -> list[SlurmEnd]:
     """Return what a job database knows already."""
-    return [SlurmEnd(*row) for row in db.execute(f"SELECT task_id, {_COLUMNS} FROM task WHERE slurm_state IS NOT NULL")]
+    return db.execute(f"SELECT {_COLUMNS}, task_id FROM task WHERE slurm_state IS NOT NULL").fetchall()
 
 
 def write_ends(db: sqlite3.Connection, ends: Iterable[SlurmEnd]) -> None:
     """Write ends into the rows that know none."""
-    db.executemany(
-        f"UPDATE task SET ({_COLUMNS}) = (?, ?, ?) WHERE task_id = ? AND slurm_state IS NULL",
-        [(end.state, end.exit_code, end.reason, end.task_id) for end in ends],
-    )
+    db.executemany(f"UPDATE task SET ({_COLUMNS}) = (?, ?, ?) WHERE task_id = ? AND slurm_state IS NULL", ends)
 
 
-def _put_together(task_id: int, told: dict[str, Any], seen: dict[str, Any]) -> SlurmEnd:
-    """Make one of what the controller told and what the node, or the emulation, has seen."""
-    state, code, who = (_text(told.get(name)) or _text(seen.get(name)) for name in ("state", "exit_code", "written_by"))
-    return SlurmEnd(task_id, state or SEEN_TO_END, code, who)
+def _text(record: dict[str, Any], name: str) -> str | None:
+    return value if isinstance(value := record.get(name), str) and value else None
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _nearest(ends: Iterable[dict[str, Any]], started_at_s: float) -> dict[str, Any] | None:
+def _nearest(ends: Iterable[dict[str, Any]], started_at_s: float) -> dict[str, Any]:
     """Return the end of the run in which a task was started; a requeued job has several, one after the other."""
     fits = [end for end in ends if end["start_s"] - _CLOCKS_APART_S <= started_at_s <= end["end_s"] + _CLOCKS_APART_S]
     # Of two runs in quick succession both may fit: the nearer begin is its own.
-    return min(fits, key=lambda end: abs(float(end["start_s"]) - started_at_s), default=None)
+    return min(fits, key=lambda end: abs(float(end["start_s"]) - started_at_s), default={})
 
 
 def _read_ends(spool: Path, job_id: str) -> dict[int | None, list[dict[str, Any]]]:
     """Return the ends of a job by array index; None: it is no array."""
     ends: dict[int | None, list[dict[str, Any]]] = {}
     for line in _read_lines(spool / "ends" / f"{job_id}.jsonl"):
-        index = line.get("array_index")
-        if (
-            isinstance(line.get("start_s"), int)
-            and isinstance(line.get("end_s"), int)
-            and (index is None or type(index) is int)
-        ):
+        times = isinstance(line.get("start_s"), int) and isinstance(line.get("end_s"), int)
+        if times and isinstance(index := line.get("array_index"), int | None):
             ends.setdefault(index, []).append(line)
     return ends
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,7 +21,7 @@ from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
 NO_NOTE = "nothing is known of it"
-_OUT = "--out"
+_OUT = "--out="
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,13 @@ def submit_words(cluster: str, run_arguments: Sequence[str], asked: Mapping[str,
     usual = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=usual_cpus(gpus), mem=usual_mem(gpus)))
     return (
         *("badcjobs", "submit", *run_arguments[1:], f"--cluster={cluster}"),
-        *(word for option, value in asked.items() if value != usual.get(option) for word in _option(option, value)),
+        *(
+            f"{option}={one}"
+            for option, value in asked.items()
+            if value is not None and value != usual.get(option)
+            for one in (value if isinstance(value, list) else [value])
+        ),
     )
-
-
-def _option(option: str, value: Any) -> Iterator[str]:
-    for one in value if isinstance(value, list) else [value]:
-        if one is not None:
-            yield f"{option}={one}"
 
 
 def _words(value: Any) -> str:
@@ -202,19 +201,16 @@ def find_trace(out: Path, job_id: str) -> Trace:
         rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
         logs, goes_on = {row["index"]: _log_here(Path(row["log"]), out) for row in rows}, is_emulated_now(out)
         notes = {row["index"]: _note(row, goes_on=goes_on) for row in rows}
-        return replace(_emulation_in(out), emulated=True, logs=logs, notes=notes)
+        return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
     except (OSError, ValueError, TypeError, KeyError):
         pass  # no emulation has written it
-    record = _record_in(out)
+    record, emulated = _record_in(out), _for_folder(emulated_command(out), out)
     if record is None and not job_id:
-        return _emulation_in(out)
-    return Trace() if record is None or record.job.job_id != job_id else _trace_of(record, out)
-
-
-def _emulation_in(out: Path) -> Trace:
-    """Return what is known of the last emulation in a run folder, without its tasks."""
-    command = _for_folder(emulated_command(out), out)
-    return Trace(bool(command), command)
+        return Trace(bool(emulated), emulated)
+    if record is None or record.job.job_id != job_id:
+        return Trace()
+    logs = {index: out / "logs" / f"{job_id}_{index}_0_log.out" for index in record.job.indices}
+    return Trace(False, _command_of(record, out), logs)
 
 
 def is_emulation_over(out: Path, job_id: str) -> bool:
@@ -274,9 +270,8 @@ def find_cut_short(out: Path) -> CutShort | None:
     record = _record_in(out)
     what = "a submit was cut short here, or is not over yet; the same command finds its job"
     if record is not None and intent.is_of(record):
-        what = (
-            f"the submit of job {record.job.job_id} was cut short, or is not over yet; the same command does the rest"
-        )
+        cut = f"the submit of job {record.job.job_id} was cut short, or is not over yet"
+        what = f"{cut}; the same command does the rest"
     return CutShort(what, shlex.join(_command_of(intent.record, out)) or "the same badcjobs submit")
 
 
@@ -286,24 +281,13 @@ def _command_of(record: Record, out: Path) -> tuple[str, ...]:
     return _for_folder(submit_words(record.cluster, record.run_arguments, record.asked), out)
 
 
-def _trace_of(record: Record, out: Path) -> Trace:
-    names = {index: f"{record.job.job_id}_{index}_0_log.out" for index in record.job.indices}
-    return Trace(False, _command_of(record, out), {index: out / "logs" / name for index, name in names.items()})
-
-
 # --- a run folder that was moved or copied since ----------------------------------------------------------------------
 
 
 def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
     """Return a command that works on the folder in which it was found, whatever that was called before."""
-    words = list(command)
-    for at, word in enumerate(command):
-        option, equals, value = word.partition("=")
-        if option == _OUT and equals and not _is_same(value, out):
-            words[at] = f"{_OUT}={out.absolute()}"
-        elif at and command[at - 1] == _OUT and not _is_same(word, out):
-            words[at] = str(out.absolute())
-    return tuple(words)
+    moved = [word for word in command if word.startswith(_OUT) and not _is_same(word.removeprefix(_OUT), out)]
+    return tuple(f"{_OUT}{out.absolute()}" if word in moved else word for word in command)
 
 
 def _is_same(recorded: str, out: Path) -> bool:

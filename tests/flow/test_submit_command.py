@@ -29,9 +29,9 @@ def test_the_array_and_then_its_merge_job_are_handed_to_sbatch_and_the_ids_read_
     array, merge = login.calls
     assert array.startswith(str(site.out / "logs"))
     assert merge == f"--parsable --dependency=afterany:4821 {site.out}/logs/4821_merge.sh"
-    assert {path.name for path in (site.out / "logs").glob("*_submitted.pkl")} == {
-        f"4821_{index}_submitted.pkl" for index in range(3)
-    }
+    [work] = (site.out / "logs").glob("*.pkl")
+    [link] = [line for line in (site.out / "logs" / "4821_submission.sh").read_text().splitlines() if "ln -s" in line]
+    assert link.startswith(f"ln -s {work.name} {site.out}/logs/"), "each task finds there what it is to do"
 
 
 def test_the_step_of_an_array_task_is_given_the_cores_that_the_job_has(site: Site, login: LoginNode) -> None:
@@ -42,15 +42,6 @@ def test_the_step_of_an_array_task_is_given_the_cores_that_the_job_has(site: Sit
     assert "#SBATCH --cpus-per-task=7" in lines
     [step] = [line for line in lines if line.startswith("srun ")]
     assert "--cpus-per-task=7" in step.split()
-
-
-@pytest.mark.parametrize(("array", "indices"), [("5", [5]), ("3-9:3", [3, 6, 9]), ("1-2%1", [1, 2])])
-def test_every_array_index_finds_its_file_whatever_the_array_looks_like(
-    site: Site, login: LoginNode, array: str, indices: list[int]
-) -> None:
-    assert login.submit(site.manifest(3), "--array", array, *RUN).exit_code == 0
-    names = sorted(path.name for path in (site.out / "logs").glob("*.pkl"))
-    assert names == [f"4821_{index}_submitted.pkl" for index in indices]
 
 
 def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(site: Site, login: LoginNode) -> None:

@@ -7,10 +7,7 @@ so that all commands of all stories can follow one another in no time.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +116,8 @@ class Told:
 
     @property
     def names(self) -> set[str]:
-        return {path.name for path in (self.out / "logs").iterdir()}
+        names = {path.name for path in (self.out / "logs").iterdir()}
+        return {"array.pkl" if name.startswith("array_") else name for name in names}
 
 
 def _command(manifest: str, out: Path, words: str) -> list[str]:
@@ -161,8 +159,7 @@ def test_interrupted_right_after_sbatch_it_says_its_job_and_the_same_command_fin
     assert f"SIG{name}: job 4821 goes on; the same command finds it again" in cut.stderr
     assert "job 4821 is there already: 3 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array and its merge job, once"
-    pickles = {f"4821_{index}_submitted.pkl" for index in (1, 3, 5)}
-    assert story.names == {*pickles, "4821_submission.sh", "4821_merge.sh"}
+    assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
     assert {path.name for path in story.out.iterdir()} == {"logs", "tasks", "submitted.json"}
 
 
@@ -176,14 +173,14 @@ def test_killed_right_after_sbatch_slurm_is_asked_for_the_job_by_its_script(told
     assert_refused(other, 2, "has a job already, 4821", "--array was 0-1, now 0-2")
     assert "job 4821 is there already: 2 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array, and at last its merge job"
-    assert story.names == {"4821_0_submitted.pkl", "4821_1_submitted.pkl", "4821_submission.sh", "4821_merge.sh"}
+    assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
 
 
 def test_where_the_killed_submit_came_to_nothing_the_same_command_submits(told: dict[str, Told]) -> None:
     killed, done = told["for-nothing"].ends
     assert killed.exit_code == -signal.SIGKILL
     assert "job 4821 is submitted" in done.stdout, done.stderr
-    assert told["for-nothing"].names == {"4821_0_submitted.pkl", "4821_submission.sh", "4821_merge.sh"}
+    assert told["for-nothing"].names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
 
 
 def test_an_answer_of_sbatch_that_was_lost_is_looked_for_and_the_job_gets_its_merge_job(told: dict[str, Told]) -> None:
@@ -198,7 +195,7 @@ def test_an_sbatch_that_outlives_its_submit_is_waited_for_and_its_job_found(told
     killed, found = told["late"].ends
     assert killed.exit_code == -signal.SIGKILL
     assert "job 4821 is there already: 1 array task for 6 chunks, merge job 4822" in found.stdout, found.stderr
-    assert told["late"].names == {"4821_0_submitted.pkl", "4821_submission.sh", "4821_merge.sh"}
+    assert told["late"].names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
 
 
 def test_a_job_that_is_found_again_keeps_its_wishes_and_gets_its_merge_job_whoever_was_refused_before(
@@ -246,7 +243,7 @@ def test_an_emulation_is_refused_where_slurm_may_have_an_array_that_nobody_has_w
     assert (has_not.exit_code, has_not.json["idle_tasks"]) == (0, 0), has_not.stderr
     # Slurm has said that there is no such array: nobody need be told of it for ever.
     assert not (told["emulated"].out / ".submitting.json").exists()
-    assert not [name for name in told["emulated"].names if name.endswith(".pkl") or name.startswith(".submission")]
+    assert not [name for name in told["emulated"].names if name.startswith(".submission")]
 
 
 def test_who_looks_at_a_run_is_told_of_a_submit_that_was_cut_short_and_of_the_command_that_finds_its_job(
@@ -265,43 +262,6 @@ def test_who_looks_at_a_run_is_told_of_a_submit_that_was_cut_short_and_of_the_co
     assert whole.json["total"]["go_on"] == []
     assert whole.json["remarks"] == ["no task has published anything yet"]
     assert "submit" not in [one["subject"] for one in fine.json["findings"]]
-
-
-@pytest.mark.parametrize("name", ["TERM", "HUP"])
-def test_a_submit_that_is_told_to_end_while_it_writes_its_drafts_leaves_none(tmp_path: Path, name: str) -> None:
-    program = """
-import os, signal, sys
-from pathlib import Path
-from badcjobs.cli.job_signals import HeldSignals
-from badcjobs.cluster.slurm import Drafts
-
-def dump(path):
-    path.with_suffix(".pkl.save_tmp").touch()
-    path.touch()
-    os.kill(os.getpid(), signal.Signals["SIG" + sys.argv[2]])
-
-with HeldSignals("") as held:
-    Drafts.write(Path(sys.argv[1]), "", dump, 3)
-"""
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path), name], timeout=60, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (-signal.Signals[f"SIG{name}"], b"")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_drafts_of_a_submit_that_was_killed_over_them_are_taken_away_by_the_next_unless_they_are_young(
-    site: Site,
-) -> None:
-    login, logs = LoginNode(site), site.out / "logs"
-    logs.mkdir(parents=True)
-    old, young = f"{'a' * 32}-0.pkl", f"{'b' * 32}-0.pkl.save_tmp"
-    others = {"4820_0_submitted.pkl", f"{'c' * 32}.pkl"}
-    for name in (old, f".submission_file_{'a' * 32}.sh", young, *others):
-        (logs / name).touch()
-    for name in (old, f".submission_file_{'a' * 32}.sh", *others):
-        os.utime(logs / name, (1e9, 1e9))
-    assert login.submit(site.manifest(2), *RUN).exit_code == 0
-    new = {"4821_0_submitted.pkl", "4821_submission.sh", "4821_merge.sh"}
-    assert {path.name for path in logs.iterdir()} == {young, *others, *new}
 
 
 def test_of_an_sbatch_that_does_not_answer_its_own_words_are_told_and_kept(
