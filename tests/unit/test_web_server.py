@@ -18,8 +18,7 @@ from support.waiting import wait_for
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.live.answers import Item, Look, json_text
-from badcjobs.live.app import make_app
-from badcjobs.live.connections import Connection, Guard, Server
+from badcjobs.live.app import Connection, Guard, Server, make_app
 from badcjobs.live.hub import Background, Hub
 from badcjobs.live.snapshot import Snapshot
 
@@ -78,7 +77,7 @@ class Running:
 
     def close(self) -> None:
         self.client.close()
-        self._server.stop()
+        self._server.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()
 
