@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from badcjobs import __version__
 from badcjobs.live.run_files import Mark, leads_out, mark_at
-from badcjobs.live.run_view import Accounts, View, open_run_view
+from badcjobs.live.run_view import RunView, View, open_run_view, summarize_run
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.report.prometheus import (
     Sample,
@@ -98,7 +98,7 @@ def open_run(target: Path, clock: Clock) -> LiveSource:
     view = open_run_view(named, clock, confined=True)
     folder = view.files.folder.path.absolute()
     run = folder.parent if folder.name == "tasks" else folder
-    return LiveSource(view, Accounts(view.files), home=run, folders=(run / "tasks", folder))
+    return LiveSource(view, home=run, folders=(run / "tasks", folder))
 
 
 @dataclass(slots=True)
@@ -106,7 +106,6 @@ class LiveSource:
     """What is behind the answers: the view, and the files of the run folder that it looks at."""
 
     view: View
-    accounts: Accounts | None = None  # None: a machine
     home: Path | None = None  # the run folder, out of which no link is followed; None: a machine
     folders: Sequence[Path] = ()  # where the databases and logs of tasks lie; none: a machine
     _documents: Documents = field(default_factory=Documents)
@@ -118,7 +117,7 @@ class LiveSource:
 
     def prometheus(self, look: Look) -> str:
         """Return a look, and for a run its accounts, in Prometheus' words."""
-        summary = None if self.accounts is None else self.accounts.summarize(look.snapshot)
+        summary = summarize_run(self.view.files, look.snapshot) if isinstance(self.view, RunView) else None
         return prometheus_text(_samples(look.snapshot, self.home.name if self.home else "", summary))
 
     def processes(self, look: Look) -> Mapping[str, Sequence[Document]]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
 
 from badcjobs.devices.allocation import parse_allocation
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
@@ -19,7 +17,6 @@ from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.recorder import Followed
 
 _MOST_READINGS = 240  # per device
-_SHOWN = ("kind", "severity", "message", "started_at_ms", "peak", "threshold")
 
 
 def open_machine_view(
@@ -46,44 +43,54 @@ class MachineView:
         self._held = held
         self._clock = clock
         self._hostname = hostname
-        self._past = {device.uuid: _Past() for device in sight.inventory}
-        self._alerts = _OpenAlerts()
+        self._readings: list[deque[tuple[int, Reading]]] = [deque(maxlen=_MOST_READINGS) for _ in sight.inventory]
+        self._processes: dict[int, tuple[ProcessFacts, ...]] = {}  # when they were last given
         followed = [
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for n, d in enumerate(sight.inventory)
         ]
-        self._book = AlertBook(self._alerts, followed, AlertLimits())
+        self._book = AlertBook(None, followed, AlertLimits())
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return what is known now."""
-        now_ms = self._clock.now_ms()
-        devices = [self._read(device, now_ms) for device in self._sight.inventory]
+        now_ms, node = self._clock.now_ms(), self._hostname
+        devices = [self._read(number, device, now_ms) for number, device in enumerate(self._sight.inventory)]
         good = [(number, device.reading) for number, device in enumerate(devices) if device.trouble is None]
         bad = {number: device.trouble for number, device in enumerate(devices) if device.trouble is not None}
         self._book.write(now_ms, good, bad)
         self._book.written()
         return Snapshot(
             at_ms=now_ms,
-            title=self._hostname,
+            title=node,
             of_run=False,
             devices=tuple(devices),
-            alerts=tuple(self._alerts.facts(self._sight.inventory, self._hostname)),
+            alerts=tuple(
+                TaskAlert(
+                    a.kind, a.severity, a.message, node, a.started_at_ms, None, a.device_index, a.device_uuid,
+                    a.peak, a.threshold,
+                )
+                for a in self._book.open_alerts
+            ),
             total=Total(
                 devices=len(devices), utilization_percent=mean_utilization(devices), power_w=total_power_w(devices)
             ),
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Give the reader back."""
         self._held.close()
 
-    def _read(self, device: InventoryDevice, now_ms: int) -> DeviceFacts:
-        past, reading, trouble = self._past[device.uuid], Reading(), None
+    def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
+        reading, trouble = Reading(), None
         try:
             reading = self._sight.reader.read(device.uuid)
         except DeviceUnreadable as error:
             trouble = str(error)
-        past.take(now_ms, reading)
+        if reading.processes is not None:
+            self._processes[number] = tuple(
+                ProcessFacts(p.pid, p.program, p.user, p.memory_used_bytes) for p in name_processes(reading.processes)
+            )
+        self._readings[number].append((now_ms, reading))
         return DeviceFacts(
             task="",
             node=self._hostname,
@@ -96,58 +103,19 @@ class MachineView:
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,
             reading=reading,
-            trail=past.trail,
-            processes=past.processes,
+            trail=_trail(self._readings[number]),
+            processes=self._processes.get(number),
             trouble=trouble,
         )
 
 
-@dataclass(slots=True)
-class _Past:
-    """The readings of one device so far, and its processes when they were last told."""
-
-    readings: deque[tuple[int, Reading]] = field(default_factory=lambda: deque(maxlen=_MOST_READINGS))
-    processes: tuple[ProcessFacts, ...] | None = None
-
-    def take(self, at_ms: int, reading: Reading) -> None:
-        self.readings.append((at_ms, reading))
-        if reading.processes is not None:
-            self.processes = tuple(
-                ProcessFacts(p.pid, p.program, p.user, p.memory_used_bytes) for p in name_processes(reading.processes)
-            )
-
-    @property
-    def trail(self) -> Trail:
-        first_ms, last_ms = self.readings[0][0], self.readings[-1][0]
-        readings = [reading for _, reading in self.readings]
-        return Trail(
-            first_ms,
-            (last_ms - first_ms) // max(1, len(readings) - 1),
-            tuple(reading.utilization_percent for reading in readings),
-            tuple(reading.memory_used_bytes for reading in readings),
-            tuple(reading.temperature_c for reading in readings),
-            tuple(None if reading.power_w is None else round(reading.power_w) for reading in readings),
-        )
-
-
-class _OpenAlerts:
-    """Keeps the alerts that go on, instead of writing them down."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[object, ...], Mapping[str, object]] = {}
-
-    def write_alert(self, values: Mapping[str, object]) -> None:
-        place = (values["device_id"], values["kind"], values["started_at_ms"])
-        if values["ended_at_ms"] is None:
-            self._open[place] = values
-        else:
-            self._open.pop(place, None)
-
-    def open_alerts(self) -> Sequence[Mapping[str, object]]:
-        return list(self._open.values())
-
-    def facts(self, inventory: Sequence[InventoryDevice], node: str) -> Iterator[TaskAlert]:
-        for values in self._open.values():
-            device = inventory[int(str(values["device_id"]))]
-            shown: dict[str, Any] = {name: values[name] for name in _SHOWN}
-            yield TaskAlert(**shown, node=node, device_index=device.index, device_uuid=device.uuid)
+def _trail(past: Sequence[tuple[int, Reading]]) -> Trail:
+    first_ms, last_ms = past[0][0], past[-1][0]
+    return Trail(
+        first_ms,
+        (last_ms - first_ms) // max(1, len(past) - 1),
+        tuple(reading.utilization_percent for _, reading in past),
+        tuple(reading.memory_used_bytes for _, reading in past),
+        tuple(reading.temperature_c for _, reading in past),
+        tuple(None if reading.power_w is None else round(reading.power_w) for _, reading in past),
+    )

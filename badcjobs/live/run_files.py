@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from badcjobs.paths import RunFolder
 from badcjobs.report.progress import tells_of_a_kill
 from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
+from badcjobs.store.read_job import read_accounts
 from badcjobs.store.read_model import TaskFacts
 from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import lock_in
@@ -58,10 +59,12 @@ def leads_out(path: Path, folder: Path) -> bool:
 class _Seen:
     """What a file said when it was last read."""
 
+    path: Path
     mark: Mark
     tasks: tuple[TaskFacts, ...]
     looked_at_ms: int
     end_mark: Mark | None = None  # of the record of its end that was read
+    accounts: tuple[TaskFacts, ...] | None = None  # None: not asked for yet
 
     @property
     def ended(self) -> bool:
@@ -81,11 +84,11 @@ class RunFiles:
     confined: bool = False
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _troubles: dict[str, str] = field(default_factory=dict)
-    _records: set[str] = field(default_factory=set)  # names of files in which somebody says how a task ended
+    _records: set[str] = field(default_factory=set)  # names of files that say how a task ended
 
     @property
     def tasks(self) -> list[TaskFacts]:
-        """Every attempt that any file told of."""
+        """Every attempt that any file has."""
         return [task for seen in self._seen.values() for task in seen.tasks]
 
     @property
@@ -94,60 +97,65 @@ class RunFiles:
         outside = [_not_followed("tasks")] if self.only is None and self.strays(self.folder.tasks) else []
         return outside + [self._troubles[name] for name in sorted(self._troubles)]
 
+    def accounts(self) -> list[TaskFacts]:
+        """Return every attempt with what its devices have done, used and cost; a file is read once for each change."""
+        for seen in self._seen.values():
+            if seen.accounts is None:
+                with suppress(OSError, BadcjobsError):  # the look has a remark on it
+                    self.check_inside(seen.path)
+                    seen.accounts = read_accounts(seen.path, self._names_known(seen.path, self._seen))
+        return [task for seen in self._seen.values() for task in seen.accounts or ()]
+
     def read_changes(self, now_ms: int, until_s: float) -> int:
-        """Read what has changed, as far as there is time; return how many files were never read yet."""
-        found = self.find()
-        for name in self._seen.keys() - found.keys():
-            del self._seen[name]
+        """Read what has changed, as far as there is time; return how many files were never read yet.
+
+        Raise DatabaseProblem where the run is gone or closed.
+        """
+        try:
+            found = dict(self._find())
+        except OSError as error:
+            line = shlex.join(["ls", "-ld", str(error.filename)])
+            what = f"{error.filename} cannot be looked into: {error.strerror}"  # all that a remark or an answer shows
+            raise DatabaseProblem(what, why="how the tasks are is written there", fix=line) from error
+        self._seen = {name: seen for name, seen in self._seen.items() if name in found}
         self._troubles = {name: words for name, words in self._troubles.items() if name in found}
-        for number, name in enumerate(sorted(found, key=self._looked_at_ms)):  # so that each has its turn
+        order = sorted(found, key=lambda name: self._seen[name].looked_at_ms if name in self._seen else 0)
+        for number, name in enumerate(order):  # so that each has its turn
             if number and self.clock.monotonic_s() >= until_s:
                 break
-            seen, path = self._seen.get(name), found[name]
+            seen = self._seen.get(name)
             if seen and seen.ended and now_ms - seen.looked_at_ms < _ENDED_IS_LOOKED_AT_EVERY_MS:
                 continue
             try:
-                self._read(name, path, now_ms, found)
+                self._read(name, found[name], now_ms, found)
             except FileNotFoundError:
                 continue  # gone since the folder was listed: the next look knows
             except (OSError, BadcjobsError) as error:
                 self._troubles[name] = error.what if isinstance(error, BadcjobsError) else f"{name}: {error}"
         return len(found.keys() - self._seen.keys() - self._troubles.keys())
 
-    def find(self) -> dict[str, Path]:
-        """Return the databases that there are now, by name; raise DatabaseProblem where the run is gone or closed."""
-        try:
-            return dict(self._find())
-        except OSError as error:
-            line = shlex.join(["ls", "-ld", str(error.filename)])
-            what = f"{error.filename} cannot be looked into: {error.strerror}"  # all that a remark or an answer shows
-            raise DatabaseProblem(what, why="how the tasks are is written there", fix=line) from error
-
     def _find(self) -> Iterator[tuple[str, Path]]:
+        """Yield the databases that there are now."""
         whole = self.only or self.folder.path
         if not whole.exists():
-            raise DatabaseProblem(f"{whole} is gone", why="it was there before: somebody has moved or removed it")
+            raise DatabaseProblem(f"{whole} is gone", why="it was there before, and was moved or removed")
         if self.only is not None:
             yield self.only.name, self.only
             return
         if not self.strays(self.folder.tasks):
-            yield from self._find_tasks()
+            with suppress(FileNotFoundError), os.scandir(self.folder.tasks) as entries:  # no task has begun
+                for entry in entries:
+                    if entry.name.endswith(".slurm.json"):
+                        self._records.add(entry.name)
+                    elif entry.name.endswith(".sqlite") and not entry.name.startswith("."):
+                        path = Path(entry.path)
+                        if entry.is_file() or not path.is_fifo():  # reading a pipe would never end
+                            yield entry.name, path
         if self.folder.job_database.exists():
             yield self.folder.job_database.name, self.folder.job_database
 
-    def _find_tasks(self) -> Iterator[tuple[str, Path]]:
-        try:
-            with os.scandir(self.folder.tasks) as entries:
-                for entry in entries:
-                    if entry.name.endswith(".sqlite") and not entry.name.startswith(".") and not _is_pipe(entry):
-                        yield entry.name, Path(entry.path)
-                    elif entry.name.endswith(".slurm.json"):
-                        self._records.add(entry.name)
-        except FileNotFoundError:
-            pass  # no task has begun
-
     def strays(self, path: Path) -> bool:
-        """Whether something in the run folder is a link that nobody may follow."""
+        """Whether something in the run folder is a link that may not be followed."""
         return self.confined and path.is_symlink() and leads_out(path, self.folder.path)
 
     def check_inside(self, *paths: Path) -> None:
@@ -156,45 +164,26 @@ class RunFiles:
             if path != self.only and self.strays(path):
                 raise DatabaseProblem(_not_followed(path.name))
 
-    def names_known(self, path: Path, found: Iterable[str]) -> set[str]:
-        """Return the tasks that a job database need not tell of: they have a file of their own."""
+    def _names_known(self, path: Path, found: Iterable[str]) -> set[str]:
+        """Return the tasks that need not be read from a job database: they have a file of their own."""
         if self.only or path != self.folder.job_database:
             return set()
         return {name.removesuffix(".sqlite") for name in found if not self.strays(self.folder.tasks / name)}
 
-    def _looked_at_ms(self, name: str) -> int:
-        return self._seen[name].looked_at_ms if name in self._seen else 0
-
     def _read(self, name: str, path: Path, now_ms: int, found: Iterable[str]) -> None:
         self.check_inside(path)
-        mark = mark_of(path.stat())
-        seen = self._seen.get(name)
+        mark, seen = mark_of(path.stat()), self._seen.get(name)
         if seen is None or seen.mark != mark:
-            self._seen[name] = seen = _Seen(mark, read_tasks(path, self.names_known(path, found)), now_ms)
-        if not seen.ended and path != self.folder.job_database:
-            self._read_end(seen, path)
+            self._seen[name] = seen = _Seen(path, mark, read_tasks(path, self._names_known(path, found)), now_ms)
+        record = end_beside(path)  # how a task ended that could not say so itself
+        if not seen.ended and (record.name in self._records or path == self.only):
+            end_mark = mark_at(record)
+            if end_mark not in (None, seen.end_mark) and not self.strays(record):
+                seen.end_mark = end_mark
+                if tells_of_a_kill(read_end_beside(path)):
+                    seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
         seen.looked_at_ms = now_ms
         self._troubles.pop(name, None)
-
-    def _read_end(self, seen: _Seen, path: Path) -> None:
-        """Read how a task ended that has not said so itself, where somebody has written it beside its database."""
-        record = end_beside(path)
-        if record.name not in self._records and path != self.only:
-            return
-        mark = mark_at(record)
-        if mark is None or mark == seen.end_mark or self.strays(record):
-            return
-        seen.end_mark = mark
-        if tells_of_a_kill(read_end_beside(path)):
-            seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
-
-
-def _is_pipe(entry: os.DirEntry[str]) -> bool:
-    """Say whether nobody ever comes to the end of something: a pipe, a socket, a device."""
-    try:
-        return not entry.is_file() and not entry.is_dir() and not stat.S_ISREG(entry.stat().st_mode)
-    except OSError:
-        return False  # a link to nowhere: who reads it is told
 
 
 def _not_followed(name: str) -> str:
@@ -206,13 +195,13 @@ def _not_followed(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOfRun:
-    """Which array tasks there should be, and how many chunks they have together; None: nobody knows."""
+    """Which array tasks there should be, and how many chunks they have together; None: not known."""
 
     job_id: str = ""
     indices: Sequence[int] = ()
     submitted_at_ms: int | None = None
     chunks: int | None = None
-    count: int = 0  # tasks of the array, also of those that were not handed in again; 0: there is none
+    count: int = 0  # tasks of the array, also of those that were not submitted again; 0: there is none
     trouble: str | None = None
     cut_short: CutShort | None = None
 
@@ -233,14 +222,19 @@ class ArrayOfRun:
                 yield TaskFacts(f"{job_id}_{index}", job_id, index, state=state)
 
 
+def files_of_array(folder: RunFolder) -> tuple[Path, ...]:
+    """Return the files that ``read_array`` reads."""
+    return file_in(folder.path), intent_in(folder.path), folder.run_toml
+
+
 def read_array(files: RunFiles) -> ArrayOfRun:
     """Return what the files of a run folder say; what is wrong with them is its ``trouble``."""
     folder = files.folder
     try:
-        files.check_inside(*_files_of_array(folder))
+        files.check_inside(*files_of_array(folder))
         record, frozen = read_record(folder.path), FrozenRun.read(folder.run_toml)
         cut_short = find_cut_short(folder.path)
-    except BadcjobsError as error:  # a run is looked at even if somebody has edited its files
+    except BadcjobsError as error:  # a run is looked at even if its files were edited
         return ArrayOfRun(trouble=error.what)
     shape = frozen.array if frozen else None
     if record is not None:
@@ -252,22 +246,12 @@ def read_array(files: RunFiles) -> ArrayOfRun:
     return ArrayOfRun(indices=indices, count=shape.count, cut_short=cut_short)
 
 
-def mark_of_array(folder: RunFolder) -> object:
-    """Return what is another thing once one of the files has changed that ``read_array`` reads."""
-    return tuple(map(mark_at, _files_of_array(folder)))
-
-
-def _files_of_array(folder: RunFolder) -> tuple[Path, ...]:
-    return file_in(folder.path), intent_in(folder.path), folder.run_toml
-
-
 def is_given_up(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:
     """Say whether an emulation was to start the tasks that have not begun, and is over; not while one is running."""
     if not array.indices or any(task.state == "running" for task in tasks):
         return False
     begun_at_ms = max((task.started_at_ms for task in tasks), default=0)
-    submitted = array.submitted_at_ms is not None and array.submitted_at_ms > begun_at_ms
-    if submitted or array.cut_short is not None:
+    if (array.submitted_at_ms or 0) > begun_at_ms or array.cut_short is not None:
         return False  # Slurm has them since, or may have
     job_id, run = last_job_of(tasks), files.folder.path
     try:
@@ -280,4 +264,5 @@ def is_given_up(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) 
 
 def last_job_of(tasks: Sequence[TaskFacts]) -> str:
     """Return the job of the task that began last; empty: none has begun."""
-    return max(tasks, key=lambda task: task.started_at_ms).job_id if any(task.started_at_ms for task in tasks) else ""
+    begun = [task for task in tasks if task.started_at_ms]
+    return max(begun, key=lambda task: task.started_at_ms).job_id if begun else ""

@@ -10,7 +10,7 @@ import math
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -18,12 +18,11 @@ from typing import Protocol
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.live.run_files import (
     ArrayOfRun,
-    Mark,
     RunFiles,
+    files_of_array,
     is_given_up,
     last_job_of,
-    mark_of,
-    mark_of_array,
+    mark_at,
     read_array,
 )
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, standstill
@@ -32,13 +31,13 @@ from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
-from badcjobs.store.read_job import read_accounts
 from badcjobs.store.read_model import AlertFacts, Completeness, JobFacts, TaskAlert, TaskFacts
 from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
 
 _SIGNS_OF_A_RUN = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
+_WANTED = "give the run folder: what run or submit got as --out"
 
 
 class View(Protocol):
@@ -57,21 +56,14 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False) -> RunVie
     ``confined``: follow no link out of the folder.
     """
     if not is_there(path):
-        raise DatabaseProblem(
-            f"{path} does not exist",
-            why="a run folder is made by the first task that starts, or by badcjobs submit",
-            fix="give the run folder: what run or submit got as --out",
-        )
+        why = "a run folder is made by the first task that starts, or by badcjobs submit"
+        raise DatabaseProblem(f"{path} does not exist", why=why, fix=_WANTED)
     if path.is_dir():
         return RunView(RunFiles(_folder_of(path), None, clock, confined), clock, title=str(path))
     try:
         read_tasks(path)
     except DatabaseProblem as error:
-        raise DatabaseProblem(
-            error.what,
-            why="a task database or a job database is wanted",
-            fix="give the run folder: what run or submit got as --out",
-        ) from error
+        raise DatabaseProblem(error.what, why="a task database or a job database is wanted", fix=_WANTED) from error
     return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, title=str(path))
 
 
@@ -84,11 +76,8 @@ def _folder_of(path: Path) -> RunFolder:
     if path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names):
         return RunFolder(path.absolute().parent)
     if names and not names & set(_SIGNS_OF_A_RUN):
-        raise DatabaseProblem(
-            f"{path} is no run folder",
-            why=f"it holds none of {', '.join(_SIGNS_OF_A_RUN)}",
-            fix="give the run folder: what run or submit got as --out",
-        )
+        why = f"it holds none of {', '.join(_SIGNS_OF_A_RUN)}"
+        raise DatabaseProblem(f"{path} is no run folder", why=why, fix=_WANTED)
     return RunFolder(path)
 
 
@@ -105,26 +94,32 @@ class RunView:
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read what has changed and return what is known now; raise DatabaseProblem where the run is gone."""
-        now_ms = self.clock.now_ms()
+        files, now_ms = self.files, self.clock.now_ms()
         until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s
-        unread = self.files.read_changes(now_ms, until_s)
-        self._read_array()
-        every = self.files.tasks
-        lines = sorted((task.at(now_ms) for task in _newest(every)), key=_in_order)
-        tasks = list(self._array.as_submitted(lines))
+        unread = files.read_changes(now_ms, until_s)
+        mark = tuple(map(mark_at, files_of_array(files.folder)))
+        if files.only is None and mark != self._array_mark:
+            self._array, self._array_mark = read_array(files), mark
+        every, array = files.tasks, self._array
+        newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
+        lines = sorted((task.at(now_ms) for task in newest), key=_in_order)
+        tasks = list(array.as_submitted(lines))
         if not unread:
-            state = "unbegun" if is_given_up(self._array, self.files, lines) else "waiting"
-            tasks = sorted([*tasks, *self._array.waiting(lines, state)], key=_in_order)
+            state = "unbegun" if is_given_up(array, files, lines) else "waiting"
+            tasks = sorted([*tasks, *array.waiting(lines, state)], key=_in_order)
         devices = tuple(device for task in lines for device in task.its_devices)
         total = add_up(
             tasks,
             devices,
             every,
-            source_chunks=self._array.chunks,
-            array_count=self._array.count,
-            alone=self.files.only is not None,
-            all_listed=bool(self._array.indices) and not unread and all(_has_listed(task) for task in tasks),
+            source_chunks=array.chunks,
+            array_count=array.count,
+            alone=files.only is not None,
+            all_listed=bool(array.indices) and not unread and all(map(_has_listed, tasks)),
         )
+        remarks = [*files.troubles, array.trouble, array.cut_short and array.cut_short.what]
+        if not every and not files.troubles:
+            remarks.append("no task has published anything yet")
         return Snapshot(
             at_ms=now_ms,
             title=self.title,
@@ -133,49 +128,28 @@ class RunView:
             devices=devices,
             alerts=tuple(alert for task in lines if task.state == "running" for alert in task.alerts),
             total=total if unread else self._with_way_on(total, tasks, every),
-            remarks=tuple(self._remarks(every)),
+            remarks=tuple(remark for remark in remarks if remark),
             unread=unread,
         )
 
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
-    def _read_array(self) -> None:
-        """Read which tasks there should be, where that is written down and has changed."""
-        if self.files.only is not None:
-            return
-        mark = mark_of_array(self.files.folder)
-        if mark != self._array_mark:
-            self._array, self._array_mark = read_array(self.files), mark
-
-    def _remarks(self, every: Sequence[TaskFacts]) -> Iterator[str]:
-        yield from self.files.troubles
-        if self._array.trouble:
-            yield self._array.trouble
-        if self._array.cut_short:
-            yield self._array.cut_short.what
-        if not every and not self.files.troubles:
-            yield "no task has published anything yet"
-
     def _with_way_on(self, total: Total, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> Total:
         """Say where no task is at work though some is left, and how to go on with it."""
-        said, run = standstill(total), self.files.folder.path
-        if (cut_short := self._array.cut_short) is not None and not total.states.get("running") and not is_done(total):
+        said, run, cut_short = standstill(total), self.files.folder.path, self._array.cut_short
+        if cut_short is not None and not total.states.get("running") and not is_done(total):
             return replace(total, standstill=said or "no task is running", go_on=(cut_short.command,))
+        lock = lock_in(run)
+        readable = self.files.only is None and not any(map(self.files.strays, (lock.parent, lock, file_in(run))))
         if not tasks and self.files.only is None:
-            over = find_idle_emulation(run.absolute()) if self._may_read_lock() else None
+            over = find_idle_emulation(run.absolute()) if readable else None
             return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
-        if said is None:
-            return total
-        if not total.states.get("silent") and self._may_read_lock() and is_emulated_now(run):
-            return total  # also between two tasks of an emulation: it starts the next one
+        if said is None or (not total.states.get("silent") and readable and is_emulated_now(run)):
+            return total  # nor between two tasks of an emulation: it starts the next one
         if self._go_on[0] != (said, self._array_mark):
             self._go_on = (said, self._array_mark), self._commands(tasks, every)
         return replace(total, standstill=said, go_on=self._go_on[1])
-
-    def _may_read_lock(self) -> bool:
-        lock, submitted = lock_in(self.files.folder.path), file_in(self.files.folder.path)
-        return self.files.only is None and not any(map(self.files.strays, (lock.parent, lock, submitted)))
 
     def _commands(self, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
         """Return lines to paste that go on with the run, the last one without Slurm; none without a run.toml."""
@@ -195,11 +169,6 @@ class RunView:
         return finish_lines(frozen, run.path, settings, find_trace(run.path, last_job_of(tasks)), indices)
 
 
-def _newest(every: Sequence[TaskFacts]) -> Iterable[TaskFacts]:
-    """Return the newest attempt of each array task."""
-    return {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
-
-
 def _has_listed(task: TaskFacts) -> bool:
     return task.begun and (task.shard_count is not None or task.chunks > 0)
 
@@ -211,63 +180,25 @@ def _in_order(line: TaskFacts) -> tuple[int, str, int, int]:
 # --- accounts ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Accounts:
-    """The accounts in the files of a run; a file is read again only when it has changed."""
-
-    files: RunFiles
-    _known: dict[str, tuple[Mark, tuple[TaskFacts, ...]]] = field(default_factory=dict)
-
-    def summarize(self, snapshot: Snapshot) -> Summary:
-        """Return the summary of the run at this moment; it has no findings, which need the merged job."""
-        heard = {task.name: task for task in self.files.tasks}
-        facts = _facts([_with_word(task, heard) for task in self._read()], snapshot)
-        missing = [task.array_index for task in snapshot.tasks if not task.started_at_ms]
-        return summarize(facts, missing, _completeness(snapshot.total, facts), now_ms=snapshot.at_ms)
-
-    def _read(self) -> list[TaskFacts]:
-        found = self.files.find()
-        self._known = {name: known for name, known in self._known.items() if name in found}
-        for name, path in found.items():
-            try:
-                self.files.check_inside(path)
-                mark, known = mark_of(path.stat()), self._known.get(name)
-                if known is None or known[0] != mark:
-                    self._known[name] = mark, read_accounts(path, self.files.names_known(path, found))
-            except (OSError, BadcjobsError):
-                continue  # the look has a remark on it; what it said before still counts
-        return [task for _, tasks in self._known.values() for task in tasks]
-
-
-def _with_word(task: TaskFacts, heard: Mapping[str, TaskFacts]) -> TaskFacts:
-    """Return the accounts of a task with when it was last heard of, as the snapshot knows it."""
-    now = heard.get(task.name)
-    if now is None or task.verdict is not None:
-        return task
-    if now.state == "killed":
-        return replace(task, verdict=now.state)  # as the record beside its database says
-    return replace(task, heard_at_ms=now.heard_at_ms, silent_after_s=now.silent_after_s)
-
-
-def _open_alerts(tasks: Sequence[TaskFacts]) -> dict[str, tuple[str, ...]]:
-    """Return the task of each alert that goes on, by kind."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for task in tasks:
-        for alert in (alert for alert in task.alerts if alert.is_open):
-            found[alert.kind].append(task.name)
-    return {kind: tuple(names) for kind, names in found.items()}
-
-
-def _facts(tasks: Sequence[TaskFacts], snapshot: Snapshot) -> JobFacts:
-    total, newest = snapshot.total, {task.name for task in snapshot.tasks}
+def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
+    """Return the summary of a run at the moment of a snapshot; it has no findings, which need the merged job."""
+    now = {task.name: task for task in files.tasks}
+    tasks = [_as_seen(task, now[task.name]) for task in files.accounts() if task.name in now]
+    total = snapshot.total
+    newest = {task.name for task in snapshot.tasks}
     latest = [task for task in tasks if task.name in newest]
-    left = min(_left(total), sum(task.pending for task in latest))  # the others are in no task yet
-    about_left = left if total.chunks_known else max(left, (total.source_chunks or 0) - total.settled)
-    said = sum(task.pending - task.left_of_unknown_length for task in latest)
-    return JobFacts(
+    left = max(0, (total.chunks or 0) - total.settled)
+    pending = min(left, sum(task.pending for task in latest))  # the others are in no task yet
+    about_left = pending if total.chunks_known else max(pending, (total.source_chunks or 0) - total.settled)
+    alerts = [(task.name, alert) for task in tasks for alert in task.alerts]
+    open_alerts: dict[str, list[str]] = defaultdict(list)
+    for name, alert in alerts:
+        if alert.is_open:
+            open_alerts[alert.kind].append(name)
+    facts = JobFacts(
         tasks=tuple(tasks),
         devices=tuple(device for task in tasks for device in task.its_devices),
-        chunks={"done": total.done, "failed": total.failed, "pending": left},
+        chunks={"done": total.done, "failed": total.failed, "pending": pending},
         audio_done_s=total.audio_done_s,
         done_of_unknown_length=sum(task.done_of_unknown_length for task in tasks),
         tries=sum(task.tries for task in tasks),
@@ -277,38 +208,38 @@ def _facts(tasks: Sequence[TaskFacts], snapshot: Snapshot) -> JobFacts:
         file_remarks=(),
         audio_left_s=sum(task.audio_left_s for task in latest),
         # Also those that no task has listed yet, while it is not known how many these are.
-        left_of_unknown_length=max(0, about_left - said),
-        alerts=tuple(_alerts(alert for task in tasks for alert in task.alerts)),
-        open_alerts=_open_alerts(tasks),
+        left_of_unknown_length=max(0, about_left - sum(task.pending - task.left_of_unknown_length for task in latest)),
+        alerts=tuple(_by_kind([alert for _, alert in alerts])),
+        open_alerts={kind: tuple(names) for kind, names in open_alerts.items()},
     )
-
-
-def _left(total: Total) -> int:
-    return max(0, (total.chunks or 0) - total.settled)
-
-
-def _alerts(alerts: Iterable[TaskAlert]) -> Iterator[AlertFacts]:
-    """Yield the alerts kind by kind, each kind as severe as its worst, as in a merged job."""
-    by_kind: dict[str, list[TaskAlert]] = defaultdict(list)
-    for alert in alerts:
-        by_kind[alert.kind].append(alert)
-    for kind, these in sorted(by_kind.items()):
-        severities = {alert.severity for alert in these}
-        worst = "critical" if "critical" in severities else max(severities)
-        open_now = sum(alert.is_open for alert in these)
-        yield AlertFacts(kind, worst, len(these), 0, 0.0, None, None, "", open_now)
-
-
-def _completeness(total: Total, facts: JobFacts) -> Completeness:
     known = total.chunks_known and total.chunks is not None
-    return Completeness(
+    completeness = Completeness(
         expected=total.chunks if known else None,
         why_unknown=None if known else "not every task has listed its chunks yet",
-        listed=sum(facts.chunks.values()),
+        listed=total.done + total.failed + pending,
         done=total.done,
         failed=total.failed,
         poison=0,
-        pending=facts.chunks["pending"],
+        pending=pending,
         elsewhere=0,
-        not_listed=_left(total) - facts.chunks["pending"] if known else None,
+        not_listed=left - pending if known else None,
     )
+    missing = [task.array_index for task in snapshot.tasks if not task.started_at_ms]
+    return summarize(facts, missing, completeness, now_ms=snapshot.at_ms)
+
+
+def _as_seen(task: TaskFacts, now: TaskFacts) -> TaskFacts:
+    """Return the accounts of a task with when it last published, as the snapshot knows it."""
+    if task.verdict is not None:
+        return task
+    if now.state == "killed":
+        return replace(task, verdict=now.state)  # as the record beside its database says
+    return replace(task, heard_at_ms=now.heard_at_ms, silent_after_s=now.silent_after_s)
+
+
+def _by_kind(alerts: Sequence[TaskAlert]) -> Iterator[AlertFacts]:
+    """Yield the alerts kind by kind, each kind as severe as its worst, as in a merged job."""
+    for kind in sorted({alert.kind for alert in alerts}):
+        these = [alert for alert in alerts if alert.kind == kind]
+        worst = min(alert.severity for alert in these)  # critical comes before warning
+        yield AlertFacts(kind, worst, len(these), 0, 0.0, None, None, "", sum(alert.is_open for alert in these))

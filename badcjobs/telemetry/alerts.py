@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Protocol
 
 from badcjobs.model import AlertLimits, Reading
+from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.recorder import Book, Followed
 
 WARNING, CRITICAL = "warning", "critical"
@@ -82,20 +82,12 @@ class Alert:
         return cls(**json.loads(text))
 
 
-class AlertWriter(Protocol):
-    """Where alerts are written."""
-
-    def write_alert(self, values: Mapping[str, object]) -> None: ...
-
-    def open_alerts(self) -> Sequence[Mapping[str, object]]: ...
-
-
 class AlertBook(Book):
     """Follows every trouble of a task's devices, and writes alerts with the instant they belong to."""
 
     def __init__(
         self,
-        writer: AlertWriter,
+        writer: TelemetryWriter | None,  # None: nothing is written
         devices: Sequence[Followed],
         limits: AlertLimits,
         tell: Callable[[Alert], None] = lambda alert: None,
@@ -108,9 +100,14 @@ class AlertBook(Book):
         self._tell = tell  # called at each begin and each end
         self._unwritten: dict[tuple[tuple[int, str, str], int], Alert] = {}
 
+    @property
+    def open_alerts(self) -> list[Alert]:
+        """The alerts that go on."""
+        return [state.alert for state in self._states.values() if state.alert is not None]
+
     def resume(self) -> None:
         """Go on with what a recorder that died has left open."""
-        for values in self._writer.open_alerts():
+        for values in self._writer.open_alerts() if self._writer else ():
             device = self._devices.get(int(str(values["device_id"])))
             if device is not None:
                 alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)  # type: ignore[arg-type]
@@ -123,9 +120,8 @@ class AlertBook(Book):
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
         """Judge one instant and write what has changed."""
         for device_id, reading in readings:
-            self._judge(
-                at_ms, device_id, self._conditions[device_id].of_reading(at_ms, reading, work_waits=self.work_waits)
-            )
+            of_reading = self._conditions[device_id].of_reading(at_ms, reading, work_waits=self.work_waits)
+            self._judge(at_ms, device_id, of_reading)
         for device_id, reason in unreadable.items():
             self._judge(at_ms, device_id, self._conditions[device_id].of_silence(reason))
         self._write_changes()
@@ -133,7 +129,7 @@ class AlertBook(Book):
     def finish(self) -> None:
         """End what was over already; the rest has not ended."""
         for state in self._states.values():
-            self._note(state.finish(), news=True)
+            self._note(state.end(), news=True)
         self._write_changes()
 
     def written(self) -> None:
@@ -151,17 +147,16 @@ class AlertBook(Book):
             self._note(changed, news=not was_on or state.alert is None)
 
     def _note(self, alert: Alert | None, *, news: bool) -> None:
-        if alert is None:
-            return
-        self._unwritten[_place(alert.device_id, alert.kind, alert.message), alert.started_at_ms] = alert
-        if news:
-            self._tell(alert)
+        if alert is not None:
+            self._unwritten[_place(alert.device_id, alert.kind, alert.message), alert.started_at_ms] = alert
+            if news:
+                self._tell(alert)
 
     def _write_changes(self) -> None:
-        for alert in self._unwritten.values():
+        for alert in self._unwritten.values() if self._writer else ():
             values = asdict(alert)
             del values["device_index"], values["device_uuid"]  # the device's own row has them
-            self._writer.write_alert(values)
+            self._writer.write_alert(values)  # type: ignore[union-attr]
 
 
 def _place(device_id: int, kind: str, message: str) -> tuple[int, str, str]:
@@ -183,46 +178,36 @@ class AlertState:
         if condition.on is None:
             return None
         if not condition.on:
-            return self._fade(at_ms, condition.quiet_s)
+            self._since_ms = None
+            self._off_since_ms = self._off_since_ms or at_ms
+            return self.end() if at_ms - self._off_since_ms >= 1000 * condition.quiet_s else None
         self._off_since_ms = None
         self._since_ms = self._since_ms or condition.since_ms or at_ms
-        if self.alert is not None:
-            return self._worsen(self.alert, condition)
-        if at_ms - self._since_ms < 1000 * condition.after_s:
-            return None
-        self.alert = Alert(
-            kind=condition.kind,
-            severity=condition.severity,
-            device_id=self._device.device_id,
-            device_index=self._device.device_index,
-            device_uuid=self._device.uuid,
-            started_at_ms=self._since_ms,
-            ended_at_ms=None,
-            peak=condition.value,
-            threshold=condition.threshold,
-            message=condition.message[:_LONGEST_MESSAGE],
-        )
+        before, value = self.alert, condition.value
+        if before is not None:
+            is_higher = value is not None and (before.peak is None or value > before.peak)
+            if not is_higher and not condition.severity == CRITICAL != before.severity:
+                return None
+            severity = CRITICAL if condition.severity == CRITICAL else before.severity
+            self.alert = replace(before, peak=value if is_higher else before.peak, severity=severity)
+        elif at_ms - self._since_ms >= 1000 * condition.after_s:
+            self.alert = Alert(
+                kind=condition.kind,
+                severity=condition.severity,
+                device_id=self._device.device_id,
+                device_index=self._device.device_index,
+                device_uuid=self._device.uuid,
+                started_at_ms=self._since_ms,
+                ended_at_ms=None,
+                peak=value,
+                threshold=condition.threshold,
+                message=condition.message[:_LONGEST_MESSAGE],
+            )
         return self.alert
 
-    def finish(self) -> Alert | None:
-        """Return the alert if it was over already, and only waited to be sure."""
-        return None if self._off_since_ms is None else self._fade(self._off_since_ms, 0.0)
-
-    def _worsen(self, alert: Alert, condition: Condition) -> Alert | None:
-        worse = alert
-        if condition.value is not None and (alert.peak is None or condition.value > alert.peak):
-            worse = replace(worse, peak=condition.value)
-        if condition.severity == CRITICAL != alert.severity:
-            worse = replace(worse, severity=CRITICAL)
-        if worse is alert:
-            return None
-        self.alert = worse
-        return worse
-
-    def _fade(self, at_ms: int, quiet_s: float) -> Alert | None:
-        self._since_ms = None
-        self._off_since_ms = self._off_since_ms or at_ms
-        if self.alert is None or at_ms - self._off_since_ms < 1000 * quiet_s:
+    def end(self) -> Alert | None:
+        """End the alert if the trouble is over, and return it."""
+        if self.alert is None or self._off_since_ms is None:
             return None
         ended = replace(self.alert, ended_at_ms=max(self._off_since_ms, self.alert.started_at_ms))
         self.alert = self._off_since_ms = None
@@ -354,23 +339,27 @@ def _throttling(label: str, mask: int | None) -> list[Condition]:
     hot = mask & (HW_THERMAL | SW_THERMAL)
     # HW_SLOWDOWN stands beside the reason that it has; alone it is a board that protects its power supply.
     hungry = mask & (HW_POWER_BRAKE | SW_POWER_CAP | (0 if mask & HW_THERMAL else HW_SLOWDOWN))
-    at_once = hungry & ~SW_POWER_CAP
-    return [
-        _lowered("throttle_thermal", label, hot, CRITICAL if hot & HW_THERMAL else WARNING),
-        _lowered("throttle_power", label, hungry, CRITICAL if at_once else WARNING, 0.0 if at_once else _CAPPED_S),
-    ]
-
-
-def _lowered(kind: str, label: str, mask: int, severity: str, after_s: float = 0.0) -> Condition:
-    if not mask:
-        return _off(kind, _FLICKER_S)
-    reasons = ", ".join(words for bit, words in _REASONS.items() if mask & bit)
-    words = f"{label} has lowered its clock: {reasons}"
-    return Condition(kind, True, words, float(mask), None, severity, after_s=after_s, quiet_s=_FLICKER_S)
+    found = []
+    for kind, bits, critical in (
+        ("throttle_thermal", hot, hot & HW_THERMAL),
+        ("throttle_power", hungry, hungry & ~SW_POWER_CAP),
+    ):
+        reasons = ", ".join(words for bit, words in _REASONS.items() if bits & bit)
+        lowered = Condition(
+            kind,
+            True,
+            f"{label} has lowered its clock: {reasons}",
+            float(bits),
+            severity=CRITICAL if critical else WARNING,
+            after_s=_CAPPED_S if bits == SW_POWER_CAP else 0.0,
+            quiet_s=_FLICKER_S,
+        )
+        found.append(lowered if bits else _off(kind, _FLICKER_S))
+    return found
 
 
 class EnergyCheck:
-    """Both since the last hole, so that chance evens out the longer it lasts."""
+    """The energy counter against the power added up: both since the last hole, so that chance evens out."""
 
     def __init__(self) -> None:
         self._counter: tuple[int, float] | None = None  # where the comparison starts
@@ -381,7 +370,12 @@ class EnergyCheck:
         """Take a reading; return the difference in percent of the counter, None where that cannot be told now."""
         if power_w is None:
             return None
-        self._add_up(at_ms, power_w)
+        before_ms, before_w = self._power or (at_ms, power_w)
+        self._power = (at_ms, power_w)
+        if at_ms - before_ms > _LONGEST_STEP_MS:
+            self._counter = None
+        else:
+            self._joules += (power_w + before_w) * (at_ms - before_ms) / 2000
         if energy_j is None:
             return None
         if self._counter is None or energy_j < self._counter[1]:  # the driver was loaded anew
@@ -393,12 +387,3 @@ class EnergyCheck:
         if counted > 0:
             return round(100 * abs(counted - self._joules) / counted, 1)
         return 100.0 if self._joules > 0 else None  # a counter that stands still, under a device that draws power
-
-    def _add_up(self, at_ms: int, power_w: float) -> None:
-        if self._power is not None:
-            before_ms, before_w = self._power
-            if at_ms - before_ms > _LONGEST_STEP_MS:
-                self._counter = None
-            else:
-                self._joules += (power_w + before_w) * (at_ms - before_ms) / 2000
-        self._power = (at_ms, power_w)
