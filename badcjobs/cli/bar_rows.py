@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from badcjobs.live.text_fit import in_ascii, plain, rate, span
-from badcjobs.report.words import count
+from badcjobs.live.text_fit import in_ascii, rate, span
+from badcjobs.report.words import count, plain
 from badcjobs.task.progress import DeviceWorkNow, WorkNow
 
 _WIDEST = 100  # what is shorter than the window does not break when the window shrinks

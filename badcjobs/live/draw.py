@@ -6,23 +6,61 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from badcjobs.live import text_fit as words
-from badcjobs.live.snapshot import STATES, Snapshot, Total
-from badcjobs.live.tables import STYLES, alert_line, device_rows, task_lines, task_rows
-from badcjobs.live.text_fit import Paper, Part, bar_line, described, fit, flowing, joined, shorten, tail, width_of, wrap
-from badcjobs.live.ui_state import DEVICES, HELP, TASK, UiState, arrange_devices, arrange_tasks, devices_by_task
+from badcjobs.live import text_fit as fitting
+from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
+from badcjobs.live.text_fit import (
+    GAP,
+    Column,
+    Line,
+    Part,
+    bar,
+    bar_line,
+    described,
+    fit,
+    flowing,
+    joined,
+    rate,
+    shorten,
+    span,
+    sparkline,
+    table_rows,
+    tail,
+    to_text,
+    whole,
+    width_of,
+    wrap,
+)
+from badcjobs.live.ui_state import (
+    DEVICES,
+    HELP,
+    TASK,
+    DevicesOf,
+    UiState,
+    arrange_devices,
+    arrange_tasks,
+    devices_by_task,
+)
+from badcjobs.report.words import UNKNOWN, count, duration
+from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
+STYLES = {
+    "running": "green", "done": "cyan", "waiting": "dim", "stopped": "yellow", "unbegun": "yellow",
+    "silent": "bold yellow", "failed": "bold red", "killed": "bold red",
+}  # fmt: skip
 _BAR = 46  # at most
 _BESIDE_BAR = 9  # columns that a bar shall have, with the blank after it
 _LOW = 16  # on fewer lines than this only what matters most is said
 _MOST_ALERTS = 20
 _DOT = " · "
+_LONGEST_NAME = 18
+_NAMES, _VALUES = 10, 15  # widths of two columns on the page of a task
 _HELP_INDENT = 16
 _HELP = (
     ("up down j k", "go from line to line; page up, page down, home, end"),
@@ -35,7 +73,7 @@ _HELP = (
     ("running", "its database was published in time"),
     ("silent", "it should have been by now: a dead node, or a disk that hangs"),
     ("stopped", "it ended in order with work left: run it again"),
-    ("waiting", "of the array, and nothing was heard of it yet"),
+    ("waiting", "of the array, and has not published anything yet"),
     ("unbegun", "never begun: the emulation that was to start it is over"),
     ("rate", "seconds of audio per second since the task began"),
     ("ETA", "until the last chunk, at the pace so far"),
@@ -56,17 +94,15 @@ class Page:
 
 def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = None, ascii_only: bool = False) -> Page:
     """Return one page; ``height`` None: as long as it takes, without keys."""
-    paper = Paper(max(20, width), ascii_only)
-    top = [] if ui.page == HELP else _head(snapshot, paper, height, whole=ui.page != TASK)
+    width = max(20, width)
+    top = [] if ui.page == HELP else _head(snapshot, width, height, whole=ui.page != TASK)
     room = None if height is None else max(1, height - len(top) - 1)
-    body, names, rows = _body(snapshot, ui, paper, room)
-    lines = [*top, *body]
+    body, names, rows = _body(snapshot, ui, width, room)
+    lines: list[Line] = [*top, *body]
     if height is not None:
-        lines = [*lines, *[Text("", end="")] * (height - len(lines) - 1)][: height - 1]
-        lines.append(_foot(ui, paper, more=len(names) > 1))
-    for line in lines:
-        line.truncate(paper.width, overflow="ellipsis" if not ascii_only else "crop")
-    return Page(tuple(lines), tuple(names), rows)
+        empty: list[Line] = [[]] * (height - len(lines) - 1)
+        lines = [*[*lines, *empty][: height - 1], _foot(ui, width, more=len(names) > 1)]
+    return Page(tuple(to_text(line, width, ascii_only=ascii_only) for line in lines), tuple(names), rows)
 
 
 def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int = 100, ascii_only: bool = False) -> str:
@@ -75,10 +111,10 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
     return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
 
 
-def _body(snapshot: Snapshot, ui: UiState, paper: Paper, room: int | None) -> tuple[list[Text], list[str | None], int]:
+def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tuple[list[Line], list[str | None], int]:
     """Return the lines below the head, the task of each line that can be chosen, and how many such lines fit."""
     if ui.page in (HELP, TASK):
-        lines = help_lines(paper) if ui.page == HELP else task_lines(snapshot, ui.opened or "", paper)
+        lines = help_lines(width) if ui.page == HELP else _task_page(snapshot, ui.opened or "", width)
         hidden = 0 if room is None else max(0, len(lines) - room)
         return lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines)
     by_task, names = devices_by_task(snapshot.devices), list[str | None]()
@@ -93,58 +129,65 @@ def _body(snapshot: Snapshot, ui: UiState, paper: Paper, room: int | None) -> tu
     # The chosen one is in the middle of the screen where that is possible.
     first = 0 if chosen is None else max(0, min(chosen - rows // 2, len(names) - rows))
     if ui.page == DEVICES:
-        lines = device_rows(snapshot, devices[first : first + rows], chosen, first, paper)
+        devices = devices[first : first + rows]
+        lines = table_rows(devices, _device_columns(snapshot, devices), chosen, first, width)
     else:
-        lines = task_rows(snapshot, tasks[first : first + rows], by_task, chosen, first, paper)
+        tasks = tasks[first : first + rows]
+        lines = table_rows(tasks, _task_columns(snapshot, tasks, by_task), chosen, first, width)
     if not names and ui.wanted:
-        lines.append(Text(paper.text(f"  nothing matches '{ui.wanted}'"), style="dim", end=""))
+        lines.append([Part(f"  nothing matches '{ui.wanted}'", "dim")])
     return lines, names, rows
 
 
-def help_lines(paper: Paper) -> list[Text]:
+def help_lines(width: int) -> list[Line]:
     """Return the lines of the page of help, as many as it takes; none is too long."""
-    return [line for name, meaning in _HELP for line in described(name, meaning, _HELP_INDENT, paper, "bold")]
+    return [line for name, meaning in _HELP for line in described(name, meaning, _HELP_INDENT, width, "bold")]
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------
 
 
-def _head(snapshot: Snapshot, paper: Paper, height: int | None, *, whole: bool) -> list[Text]:
+def _head(snapshot: Snapshot, width: int, height: int | None, *, whole: bool) -> list[Line]:
     """Return the head of a page; ``height`` None: there is room for all of it. Not ``whole``: of the run alone."""
     low = height is not None and height < _LOW
-    lines = _title(snapshot, paper)
+    lines = _title(snapshot, width)
     if low and not whole:
         return lines[:1]
     if snapshot.total.chunks is not None:
-        parts = fit(_progress(snapshot), paper.width - _BESIDE_BAR, "  ", keep=1)
-        lines.append(bar_line(snapshot.total.share, parts, paper, most=_BAR, style="green", words="bold"))
+        parts = fit(_progress(snapshot), width - _BESIDE_BAR, GAP, keep=1)
+        lines.append(bar_line(snapshot.total.share, parts, width, most=_BAR, style="green", words="bold"))
     if not low:
-        lines += flowing(_facts(snapshot), _DOT, paper, "dim")
+        lines += flowing(_facts(snapshot), _DOT, width, "dim")
     if whole:
-        lines += _standstill(snapshot, paper, height)
-        lines += [
-            Text(shorten(paper.text(f"! {remark}"), paper.width, paper).rstrip(), "yellow", end="")
-            for remark in snapshot.remarks[: 1 if low else 3]
-        ]
-    lines += [] if low else [Text("", end="")]
-    return lines + (_alerts(snapshot, paper, height) if whole else [])
+        lines += _standstill(snapshot, width, height)
+        remarks = snapshot.remarks[: 1 if low else 3]
+        lines += [[Part(shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
+    lines += [] if low else [[]]
+    if not whole or not snapshot.alerts:
+        return lines
+    most = _MOST_ALERTS if height is None else max(1, height // 8)
+    worst = sorted(snapshot.alerts, key=lambda alert: (alert.severity != "critical", alert.started_at_ms))
+    shown = worst if len(worst) <= most else worst[: max(1, most - 1)]
+    lines += [_alert_line(snapshot, alert, width) for alert in shown]
+    if len(worst) > len(shown):
+        lines.append([Part(f"! and {len(worst) - len(shown):,} more alerts", "yellow")])
+    return lines if low else [*lines, []]
 
 
-def _title(snapshot: Snapshot, paper: Paper) -> list[Text]:
+def _title(snapshot: Snapshot, width: int) -> list[Line]:
     """Return the title with the states beside it or, where that is too much for a line, below it."""
     states = snapshot.total.states
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at_ms / 1000))
     order = sorted(STATES, key=lambda state: state not in ("running", "waiting", "done"))
     parts = [Part(f"{states[state]:,} {state}", STYLES[state]) for state in order if states.get(state)]
-    name, room = paper.text(snapshot.title), paper.width - len(clock) - 2
+    name, room = snapshot.title, width - len(clock) - 2
     beside = width_of(parts, _DOT)
     together = beside > 0 and room - beside - 2 >= min(12, cell_len(name))
     room -= beside + 2 if together else 0
     name = f"badcjobs  {name}" if cell_len(name) + 10 <= room else name
-    first = Text(end="").append(set_cell_size(tail(name, room, paper), room), "bold").append("  ")
-    if together:
-        first.append_text(joined(parts, _DOT, paper)).append("  ")
-    return [first.append(clock, "dim"), *([] if together else flowing(parts, _DOT, paper))]
+    beside_it = [*joined(parts, _DOT), Part(GAP)] if together else []
+    first = [Part(set_cell_size(tail(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
+    return [first, *([] if together else flowing(parts, _DOT, width))]
 
 
 def _progress(snapshot: Snapshot) -> list[Part]:
@@ -158,72 +201,62 @@ def _progress(snapshot: Snapshot) -> list[Part]:
     parts = [Part(f"{about}{shown}%"), Part(f"{total.settled:,}/{chunks} chunks", rank=1)]
     parts += [Part(f"{total.parts_listed:,} of {total.parts:,} parts", rank=4)] if total.parts else []
     parts += [Part(f"{total.failed:,} failed", rank=2)] if total.failed else []
-    rate = total.speed if total.rate is None else total.rate
-    parts += [Part(words.rate(rate), rank=3)] if rate is not None else []
+    speed = total.speed if total.rate is None else total.rate
+    parts += [Part(rate(speed), rank=3)] if speed is not None else []
     eta_s = snapshot.eta_s(total.ends_at_ms)
-    return parts + ([Part(f"ETA {about}{words.span(eta_s)}")] if eta_s is not None else [])
+    return parts + ([Part(f"ETA {about}{span(eta_s)}")] if eta_s is not None else [])
 
 
 def _facts(snapshot: Snapshot) -> list[Part]:
-    total, unread = snapshot.total, snapshot.unread
-    facts = [_at_work(total)]
+    total = snapshot.total
+    facts = [count(total.devices, "GPU") if total.devices else "no GPU at work"]
+    if not total.devices and total.ended_at_ms is not None:
+        ended = time.strftime("%d %b %H:%M", time.localtime(total.ended_at_ms / 1000))
+        facts = [f"ended {ended} after {span(total.ran_s)}"]
     if total.utilization_percent is not None:
         facts.append(f"{total.utilization_percent:.0f}% busy")
     if total.power_w is not None:
         facts.append(f"{total.power_w / 1000:.1f} kW" if total.power_w >= 10_000 else f"{total.power_w:,.0f} W")
     if total.chunks is not None:
-        facts.append(f"{words.hours(total.audio_done_s)} of audio done")
-    if unread:
-        facts.append(f"{unread:,} database{'' if unread == 1 else 's'} still to be read")
+        facts.append(f"{duration(total.audio_done_s)} of audio done")
+    if snapshot.unread:
+        facts.append(f"{count(snapshot.unread, 'database')} still to be read")
     return [Part(fact) for fact in facts]
 
 
-def _at_work(total: Total) -> str:
-    if total.devices:
-        return f"{total.devices:,} GPU{'' if total.devices == 1 else 's'}"
-    if total.ended_at_ms is None:
-        return "no GPU at work"
-    ended = time.strftime("%d %b %H:%M", time.localtime(total.ended_at_ms / 1000))
-    return f"ended {ended} after {words.span(total.ran_s)}"
-
-
-def _standstill(snapshot: Snapshot, paper: Paper, height: int | None) -> list[Text]:
+def _standstill(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
     """Say that work is left and how to go on; where the command is too long for this screen, what else says it."""
     if snapshot.total.standstill is None:
         return []
-    lines = [Text(paper.text(line), "yellow", end="") for line in wrap(f"! {snapshot.total.standstill}", paper.width)]
+    lines = [[Part(line, "yellow")] for line in wrap(f"! {snapshot.total.standstill}", width)]
     for command in snapshot.total.go_on[:1]:
-        wrapped = words.wrap_command(paper.text(command), paper.width - 2)
+        wrapped = fitting.wrap_command(command, width - 2)
         if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
-            wrapped = words.wrap_command(f"badcjobs merge {shlex.quote(snapshot.title)}", paper.width - 2)
-        lines += [Text(f"  {line}", end="") for line in wrapped or [paper.text("badcjobs merge says how to go on")]]
+            wrapped = fitting.wrap_command(f"badcjobs merge {shlex.quote(snapshot.title)}", width - 2)
+        lines += [[Part(f"  {line}")] for line in wrapped or ["badcjobs merge says how to go on"]]
     return lines
 
 
-def _alerts(snapshot: Snapshot, paper: Paper, height: int | None) -> list[Text]:
-    if not snapshot.alerts:
-        return []
-    most = _MOST_ALERTS if height is None else max(1, height // 8)
-    worst = sorted(snapshot.alerts, key=lambda alert: (alert.severity != "critical", alert.started_at_ms))
-    shown = worst if len(worst) <= most else worst[: max(1, most - 1)]
-    lines = [alert_line(snapshot, alert, paper) for alert in shown]
-    if len(worst) > len(shown):
-        lines.append(Text(paper.text(f"! and {len(worst) - len(shown):,} more alerts"), "yellow", end=""))
-    return lines if height is not None and height < _LOW else [*lines, Text("", end="")]
+def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
+    """Return what is wrong, where, and for how long."""
+    lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
+    names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
+    where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
+    of = f"{alert.task.partition('.')[0]} " if alert.task else ""
+    said = shorten(f"! {alert.severity} {of}{where}: {alert.message}", width - len(lasted) - 1)
+    return [Part(f"{said} {lasted}", "bold red" if alert.severity == "critical" else "yellow")]
 
 
 # --- the foot ---------------------------------------------------------------------------------------------------------
 
 
-def _foot(ui: UiState, paper: Paper, *, more: bool) -> Text:
+def _foot(ui: UiState, width: int, *, more: bool) -> Line:
     """Return the keys, as many as fit; ``more``: not all lines are on the screen."""
     if ui.typing:
-        said = f"show only: {ui.wanted}_   enter keeps it, escape shows all"
-        return Text(shorten(paper.text(said), paper.width, paper), "reverse", end="")
-    line = joined(fit(list(_keys(ui, more)), paper.width, "  "), "  ", paper)
-    line.append(" " * (paper.width - line.cell_len))
-    line.stylize("reverse")
-    return line
+        text = f"show only: {ui.wanted}_   enter keeps it, escape shows all"
+    else:
+        text = GAP.join(part.text for part in fit(list(_keys(ui, more)), width, GAP))
+    return [Part(shorten(text, width), "reverse")]
 
 
 def _keys(ui: UiState, more: bool) -> Iterator[Part]:
@@ -240,3 +273,217 @@ def _keys(ui: UiState, more: bool) -> Iterator[Part]:
     if ui.of_run:
         yield from (Part("enter open", rank=2), Part(f"d {'tasks' if ui.page == DEVICES else 'devices'}", rank=4))
     yield Part("? help")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: DevicesOf) -> list[Column]:
+    """Return the columns of the table of tasks; ``tasks`` are those that are shown."""
+
+    def of(task: TaskFacts) -> Sequence[DeviceFacts]:
+        return devices.get(task.name, ())
+
+    def busy(task: TaskFacts, _width: int) -> Part:
+        percent = mean_utilization(of(task))
+        return measured(task, whole(percent, "%"), _style_of_busy(percent, task.state == "running"))
+
+    def history(task: TaskFacts, width: int) -> Part:
+        courses = tuple(d.trail.utilization_percent for d in of(task) if d.trail.step_ms)
+        over = not any(device.alive for device in of(task))
+        return Part(_together(courses, width, over), "green" if task.state == "running" else "dim")
+
+    def highest(task: TaskFacts, values: Iterable[float | None], unit: str) -> Part:
+        return measured(task, whole(max((value for value in values if value is not None), default=None), unit))
+
+    def measured(task: TaskFacts, text: str, style: str = "") -> Part:
+        style = style or ("" if task.state == "running" else "dim")  # these are means then
+        return Part(text if of(task) else "", style)
+
+    every = snapshot.tasks
+    chunks = max((len(f"{task.settled:,}/{task.chunks:,}") for task in every), default=1)
+    return [
+        Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(tail(t.label, w))),
+        Column("node", _name_width((task.node for task in every), 0), 3, cell=lambda t, _: Part(t.node)),
+        Column("state", 7, 0, cell=lambda t, _: Part(t.state, STYLES[t.state])),
+        Column("progress", 8, 2, most=30, cell=lambda t, w: Part(bar(_share(t), w), STYLES[t.state])),
+        Column(
+            "chunks", max(6, chunks), 1, right=True,
+            cell=lambda t, _: Part(f"{t.settled:,}/{t.chunks:,}" if t.chunks else UNKNOWN),
+        ),
+        Column("rate", 7, 1, right=True, cell=lambda t, _: Part(rate(t.rate))),
+        Column(
+            "ETA", 8 if any(task.alive for task in every) else 0, 1, right=True,
+            cell=lambda t, _: Part(span(snapshot.eta_s(t.ends_at_ms)) if t.alive else ""),
+        ),
+        Column("GPU", 4, 1, right=True, cell=busy),
+        Column("history", 8, 4, most=60, cell=history),
+        Column("mem", 4, 7, right=True, cell=lambda t, _: highest(t, (d.memory_percent for d in of(t)), "%")),
+        Column("temp", 6, 5, right=True, cell=lambda t, _: highest(t, (d.shown.temperature_c for d in of(t)), " °C")),
+        Column("power", 7, 8, right=True, cell=lambda t, _: measured(t, whole(total_power_w(of(t)), " W"))),
+        Column(
+            "working on", 18 if any(task.working_on for task in tasks) else 0, 6, most=44,
+            cell=lambda t, _: Part(", ".join(t.working_on), "dim"),
+        ),
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=1024)  # most courses are as they were when the screen was drawn last
+def _together(courses: tuple[tuple[int | None, ...], ...], width: int, over: bool) -> str:
+    """Return how busy the devices of a task were together since it began."""
+    thinned = (fitting.thin(course, width) for course in courses)
+    return sparkline([mean_of_known(values) for values in zip(*thinned, strict=False)], width, 100, over=over)
+
+
+def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[Column]:
+    """Return the columns of the table of devices; ``devices`` are those that are shown."""
+
+    def busy(device: DeviceFacts, _width: int) -> Part:
+        percent = device.shown.utilization_percent
+        return Part(whole(percent, "%"), _style_of_busy(percent, device.alive and bool(device.chunks)))
+
+    def history(device: DeviceFacts, width: int) -> Part:
+        bars = sparkline(device.trail.utilization_percent, width, 100, over=not device.alive)
+        return Part(bars, "green" if device.alive else "dim")
+
+    def doing(device: DeviceFacts, _width: int) -> Part:
+        if of_run:
+            return Part(device.trouble or ", ".join(device.chunks) or ("" if device.alive else "ended"), "dim")
+        running = ", ".join(f"{p.program or '?'} ({p.pid})" for p in device.processes or ())
+        return Part(device.trouble or running, "yellow" if device.trouble else "dim")
+
+    def task_of(device: DeviceFacts) -> str:
+        return device.task.partition(".")[0]
+
+    every, of_run = snapshot.devices, snapshot.of_run
+    node = _name_width((device.node for device in every), 0) if of_run else 0
+    model = max((cell_len(device.name or "") for device in every), default=0)
+    something = of_run or any(device.processes or device.trouble for device in devices)
+    figures = [(_memory(device), _heat(device), _power(device)) for device in devices]
+    memory, heat, power = (max([5, *map(len, texts)]) for texts in zip(*figures or [("", "", "")], strict=True))
+    return [
+        Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(tail(task_of(d), w))),
+        Column("node", node, 5, cell=lambda d, _: Part(d.node)),
+        Column("GPU", 3, 0, right=True, cell=lambda d, _: Part(_number(d))),
+        Column(
+            "model", min(22, max(5, model)) if model else 0, 6 if of_run else 3,
+            cell=lambda d, _: Part(d.name or UNKNOWN),
+        ),
+        Column("busy", 4, 0, right=True, cell=busy),
+        Column("history", 8, 2, most=60, cell=history),
+        Column("memory GiB", max(10, memory), 1, right=True, cell=lambda d, _: Part(_memory(d))),
+        Column("temp", heat, 1, right=True, cell=lambda d, _: Part(_heat(d))),
+        Column("power", power, 1, right=True, cell=lambda d, _: Part(_power(d))),
+        Column("rate", 7 if of_run else 0, 4, right=True, cell=lambda d, _: Part(rate(d.rate))),
+        Column("working on" if of_run else "processes", 14 if something else 0, 3, most=50, cell=doing),
+    ]  # fmt: skip
+
+
+def _number(device: DeviceFacts) -> str:
+    return str(device.index if device.index is not None else device.token or UNKNOWN)
+
+
+def _share(task: TaskFacts) -> float | None:
+    return task.settled / task.chunks if task.chunks else None
+
+
+def _memory(device: DeviceFacts) -> str:
+    known = (device.shown.memory_used_bytes, device.memory_total_bytes)
+    return "/".join(UNKNOWN if value is None else f"{value / 2**30:.1f}" for value in known)
+
+
+def _heat(device: DeviceFacts) -> str:
+    return whole(device.shown.temperature_c, " °C")
+
+
+def _power(device: DeviceFacts) -> str:
+    power_w, limit_w = device.shown.power_w, device.power_limit_w
+    return UNKNOWN if power_w is None else whole(power_w) + (f"/{limit_w:.0f}" if limit_w else "") + " W"
+
+
+def _name_width(names: Iterable[str], least: int) -> int:
+    """Return the width of a column of names; 0: none has one."""
+    longest = max((cell_len(name) for name in names), default=least) or least
+    return min(_LONGEST_NAME, max(4, longest)) if longest else 0
+
+
+def _style_of_busy(percent: float | None, at_work: bool) -> str:
+    return "bold yellow" if at_work and percent is not None and percent < 20 else ""
+
+
+# --- the page of a task -----------------------------------------------------------------------------------------------
+
+
+def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
+    task = next((task for task in snapshot.tasks if task.name == name), None)
+    if task is None:
+        return [[Part(f"{name} is no longer the newest attempt of its array task", "yellow")]]
+    devices = [device for device in snapshot.devices if device.task == name]
+    lines = [*_who(task, width), *_work(snapshot, task, width)]
+    lines += [_alert_line(snapshot, alert, width) for alert in snapshot.alerts if alert.task == name]
+    lines.append([])
+    for device in devices:
+        lines += _device(device, width)
+    if task.working_on and not any(device.chunks for device in devices):
+        lines += described("on", ", ".join(task.working_on), _NAMES, width, "dim")
+    if not snapshot.title.endswith(".sqlite") and task.node:
+        log = f"tail -f {snapshot.title}/tasks/{task.name}.log"
+        lines += [[], *described("log", log, _NAMES, width, "dim")]
+    return lines
+
+
+def _who(task: TaskFacts, width: int) -> list[Line]:
+    facts = [
+        task.node and f"on {task.node}",
+        task.engine,
+        None if task.devices is None else count(task.devices, "GPU"),
+        None if task.workers is None else count(task.workers, "worker"),
+        f"start number {task.restart + 1}" if task.restart else None,
+        None if task.exit_code is None else f"exit code {task.exit_code}",
+    ]
+    parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
+    return flowing(parts, _DOT, width)
+
+
+def _work(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line]:
+    parts = [Part(f"{task.settled:,}/{task.chunks:,} chunks")]
+    parts += [Part(f"{task.failed_for_good:,} failed", rank=2)] if task.failed_for_good else []
+    parts += [Part(f"{task.before:,} done before", rank=4)] if task.before else []
+    parts += [Part(rate(task.rate), rank=3)]
+    parts += [Part(f"ETA {span(snapshot.eta_s(task.ends_at_ms))}")] if task.alive else []
+    began = "not yet, as far as we know"
+    if task.started_at_ms:
+        end_ms = snapshot.at_ms if task.ended_at_ms is None else task.ended_at_ms
+        took = span(max(0, end_ms - task.started_at_ms) / 1000)
+        silence = span(max(0, snapshot.at_ms - (task.heard_at_ms or 0)) / 1000)
+        began = time.strftime("%d %b %H:%M:%S", time.localtime(task.started_at_ms / 1000))
+        ended = task.ended_at_ms is not None
+        began += f", ended after {took}" if ended else f", {took} ago; last published {silence} ago"
+    when = "" if task.alive else ", when it was last read"
+    machine = f"CPU {whole(task.cpu_percent, '%')}, memory {whole(task.memory_percent, '%')}{when}"
+    return [
+        bar_line(_share(task), parts, width, most=40, style=STYLES[task.state]),
+        *described("began", began, _NAMES, width, "dim"),
+        *described("machine", machine, _NAMES, width, "dim"),
+    ]
+
+
+def _device(device: DeviceFacts, width: int) -> list[Line]:
+    """Return a device on the page of its task: each metric with its value (now, or its mean) and its course."""
+    parts = [Part(f"GPU {_number(device)}", "bold"), *([Part(device.name, "bold")] if device.name else [])]
+    parts.append(Part(f"{device.work.done:,} chunks, {rate(device.rate)}", "dim"))
+    parts += [] if device.alive else [Part("means", "dim")]
+    lines = flowing(parts, GAP, width)
+    trail, room = device.trail, min(120, max(0, width - _NAMES - _VALUES - 2))
+    metrics: list[tuple[str, str, Sequence[float | None], float | None]] = [
+        ("busy", whole(device.shown.utilization_percent, "%"), trail.utilization_percent, 100),
+        ("memory", f"{_memory(device)} GiB", trail.memory_used_bytes, device.memory_total_bytes),
+        ("temp", _heat(device), trail.temperature_c, 100),
+        ("power", _power(device), trail.power_w, device.power_limit_w),
+    ]
+    for name, value, course, top in metrics:
+        top = top or max((value for value in course if value is not None), default=1)
+        bars = sparkline(course, room, top, over=not device.alive)
+        style = "green" if device.alive else "dim"
+        lines.append([Part(f"  {name:<{_NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
+    return lines + (described("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])

@@ -1,23 +1,50 @@
-"""Texts for a screen of any width: parts that are shown whole or not at all, lines that break between words."""
+"""Texts for a screen of any width: parts that are shown whole or not at all, lines that break between words.
+
+A line is a list of parts. All of it is measured in Unicode; ``to_text`` turns it into what a terminal can show."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
-from rich.text import Span, Text
+from rich.text import Text
 
 from badcjobs.live.snapshot import mean_of_known
+from badcjobs.report.words import UNKNOWN, plain
 
-UNKNOWN = "–"
-_GAP = "  "
+GAP = "  "
 _CONTINUED = " \\"
 _SHORTEST_BAR = 4
-_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
-_ASCII = str.maketrans({"–": "-", "×": "x", "·": "|", "°": "", "…": "~", "→": ">", "▸": ">", "↑": "^", "↓": "v"})
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII = dict(zip("–×·°…→▸↑↓━╸─▁▂▃▄▅▆▇█", "-x| ~>>^v=>-_.:-=+*#", strict=True))
+
+
+class Part(NamedTuple):
+    """A piece of a line; where there is no room for all, those with a larger ``rank`` go first."""
+
+    text: str
+    style: str = ""
+    rank: int = 0
+
+
+Line = list[Part]
+
+
+def in_ascii(text: str) -> str:
+    """Return text for a terminal that shows nothing but ASCII, as wide as it was."""
+    return "".join(c if c.isascii() else _ASCII.get(c) or "?" * cell_len(c) for c in plain(text))
+
+
+def to_text(line: Line, width: int, *, ascii_only: bool) -> Text:
+    """Return a line as it can be shown: names from files must not steer the terminal, and none is too long."""
+    show = in_ascii if ascii_only else plain
+    text = Text.assemble(*((show(part.text), part.style) for part in line), no_wrap=True, end="")
+    text.highlight_regex("─+", "dim")  # the empty part of a bar
+    text.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+    return text
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -47,73 +74,24 @@ def span(seconds: float | None) -> str:
     return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
-def hours(seconds: float) -> str:
-    """Return hours of audio."""
-    value = seconds / 3600
-    if 0 < value < 1:
-        return f"{60 * value:.1f} min"
-    return f"{value:,.0f} h" if value >= 100 else f"{value:.1f} h"
-
-
-def plain(text: str) -> str:
-    """Return text without control characters: a name from a file must not steer somebody's terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def in_ascii(text: str) -> str:
-    """Return text for a terminal that shows nothing but ASCII."""
-    return plain(text).translate(_ASCII).encode("ascii", "replace").decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """What is drawn on: how wide, and whether it shows nothing but ASCII."""
-
-    width: int
-    ascii_only: bool = False
-
-    def text(self, words: str) -> str:
-        """Return words as they can be shown here."""
-        return in_ascii(words) if self.ascii_only else plain(words)
-
-    @property
-    def cut(self) -> str:
-        """The sign that a text was cut."""
-        return "~" if self.ascii_only else "…"
-
-
-def shorten(text: str, width: int, paper: Paper) -> str:
+def shorten(text: str, width: int) -> str:
     """Return text in exactly this width; where it is too long, a sign says so."""
     if cell_len(text) <= width:
         return set_cell_size(text, width)
-    return set_cell_size(text, max(0, width - 1)) + paper.cut
+    return set_cell_size(text, max(0, width - 1)) + "…"
 
 
-def tail(text: str, width: int, paper: Paper) -> str:
+def tail(text: str, width: int) -> str:
     """Return text in this width at most; where it is too long, its end is kept."""
     if cell_len(text) <= width:
         return text
     kept = text[-max(1, width - 1) :]  # more is too much, but for accents that take no room
     while len(kept) > 1 and cell_len(kept) > width - 1:
         kept = kept[1:]
-    return paper.cut + kept
+    return "…" + kept
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What stands in a column; ``more`` follows at once, in another style."""
-
-    text: str = ""
-    style: str = ""
-    more: str = ""
-    more_style: str = ""
-
-
-def _empty(_line: object, _width: int) -> Cell:
-    return Cell()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,76 +103,50 @@ class Column:
     rank: int = 0
     most: int = 0
     right: bool = False
-    cell: Callable[[Any, int], Cell] = _empty  # of a task or device, in the width that the column has in the end
+    cell: Callable[[Any, int], Part] = lambda line, width: Part("")  # of a task or device, in the width it has
 
 
 def choose_columns(columns: Sequence[Column], width: int) -> list[Column]:
     """Return the columns that fit, as wide as they can be; one that has no room is left out."""
+
+    def spare(kept: Sequence[Column]) -> int:
+        return width - sum(column.width for column in kept) - len(GAP) * (len(kept) - 1)
+
     kept = [column for column in columns if column.width > 0]
-    while len(kept) > 1 and _needed(kept) > width:
+    while len(kept) > 1 and spare(kept) < 0:
         kept.remove(max(kept, key=lambda column: column.rank))
-    spare = width - _needed(kept)
-    growing = sum(column.most > column.width for column in kept)
-    chosen = []
-    for column in kept:
-        if column.most > column.width:
-            share = min(column.most - column.width, max(0, spare // growing))
-            column, growing, spare = replace(column, width=column.width + share), growing - 1, spare - share
-        chosen.append(column)
-    return chosen
-
-
-def _needed(columns: Sequence[Column]) -> int:
-    return sum(column.width for column in columns) + len(_GAP) * (len(columns) - 1)
+    growing = [number for number, column in enumerate(kept) if column.most > column.width]
+    for already, number in enumerate(growing):
+        column = kept[number]
+        share = min(column.most - column.width, max(0, spare(kept) // (len(growing) - already)))
+        kept[number] = replace(column, width=column.width + share)
+    return kept
 
 
 def table_rows(
-    lines: Sequence[object], columns: Sequence[Column], chosen: int | None, first: int, paper: Paper
-) -> list[Text]:
+    lines: Sequence[object], columns: Sequence[Column], chosen: int | None, first: int, width: int
+) -> list[Line]:
     """Return the title and one row per line; ``first`` is the number of the first one."""
-    columns = choose_columns(columns, paper.width)
-    title = [(column, Cell(column.title, "bold" if column.title.strip() else "")) for column in columns]
-    rows = [_compose(title, paper)]
+    columns = choose_columns([Column(" ", 1), *columns], width)
+    rows = [_row(columns, [Part(column.title, "bold" if column.title.strip() else "") for column in columns])]
     for number, line in enumerate(lines, first):
-        cells = [(column, column.cell(line, column.width)) for column in columns]
+        row = _row(columns, [column.cell(line, column.width) for column in columns])
         if number == chosen:  # colours turned around would be blots
-            cells = [(c, Cell(cell.text, "", cell.more) if c.title.strip() else Cell("▸")) for c, cell in cells]
-        rows.append(_compose(cells, paper, "reverse" if number == chosen else ""))
+            row = [Part("▸", "reverse"), *(Part(part.text, "reverse") for part in row[1:])]
+        rows.append(row)
     return rows
 
 
-def _compose(cells: Sequence[tuple[Column, Cell]], paper: Paper, style: str = "") -> Text:
-    """Return one row; put together at once, because Text.append is slow and rows are many."""
-    parts: list[tuple[str, str]] = []
-    for number, (column, cell) in enumerate(cells):
-        if number:
-            parts.append((_GAP, ""))
-        text, more = paper.text(cell.text), paper.text(cell.more)
-        room = column.width - cell_len(text)
-        if more:
-            parts += [(text, cell.style), (set_cell_size(more, max(0, room)), cell.more_style)]
-        elif column.right and room > 0:
-            parts.append((" " * room + text, cell.style))
-        else:
-            parts.append((shorten(text, column.width, paper), cell.style))
-    spans, at = [], 0
-    for text, its_style in parts:
-        if its_style and text:
-            spans.append(Span(at, at + len(text), its_style))
-        at += len(text)
-    return Text("".join(text for text, _ in parts), style=style, no_wrap=True, end="", spans=spans)
+def _row(columns: Sequence[Column], cells: Sequence[Part]) -> Line:
+    row: Line = []
+    for column, cell in zip(columns, cells, strict=True):
+        room = column.width - cell_len(cell.text)
+        text = " " * room + cell.text if column.right and room > 0 else shorten(cell.text, column.width)
+        row += [*([Part(GAP)] if row else []), Part(text, cell.style)]
+    return row
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Something that is said whole or not at all; those with a larger ``rank`` go first where there is no room."""
-
-    text: str
-    style: str = ""
-    rank: int = 0
 
 
 def fit(parts: Sequence[Part], width: int, gap: str, *, keep: int = -1) -> list[Part]:
@@ -221,38 +173,33 @@ def width_of(parts: Sequence[Part], gap: str) -> int:
     return sum(cell_len(part.text) for part in parts) + len(gap) * max(0, len(parts) - 1)
 
 
-def joined(parts: Sequence[Part], gap: str, paper: Paper, style: str = "") -> Text:
+def joined(parts: Sequence[Part], gap: str, style: str = "") -> Line:
     """Return the parts as one line."""
-    line = Text(end="")
-    for number, part in enumerate(parts):
-        line.append(paper.text(gap) if number else "", style).append(paper.text(part.text), part.style or style)
+    line: Line = []
+    for part in parts:
+        line += [*([Part(gap, style)] if line else []), Part(part.text, part.style or style)]
     return line
 
 
-def flowing(parts: Sequence[Part], gap: str, paper: Paper, style: str = "") -> list[Text]:
+def flowing(parts: Sequence[Part], gap: str, width: int, style: str = "") -> list[Line]:
     """Return the parts on as many lines as they need."""
-    return [joined(line, gap, paper, style) for line in flow(parts, paper.width, gap)]
+    return [joined(line, gap, style) for line in flow(parts, width, gap)]
 
 
-def described(name: str, words: str, indent: int, paper: Paper, style: str) -> list[Text]:
+def described(name: str, words: str, indent: int, width: int, style: str) -> list[Line]:
     """Return a name and what belongs to it, on as many lines as that takes."""
-    lines = []
-    for number, said in enumerate(wrap(paper.text(words), paper.width - indent) or [""]):
-        first = f"  {name}" if number == 0 else ""
-        text = shorten(said, paper.width - indent, paper).rstrip()
-        lines.append(Text(end="").append(first.ljust(indent), style).append(text))
-    return lines
+    said = wrap(words, width - indent) or [""]
+    names = [f"  {name}", *[""] * len(said)]
+    return [
+        [Part(first.ljust(indent), style), Part(shorten(text, width - indent).rstrip())]
+        for first, text in zip(names, said, strict=False)
+    ]
 
 
 def wrap(text: str, width: int) -> list[str]:
     """Return text in lines that break between words; a word that is too long has its line to itself."""
-    lines: list[str] = []
-    for word in text.split():
-        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
+    lines = flow([Part(word) for word in text.split()], width, " ")
+    return [" ".join(part.text for part in line) for line in lines]
 
 
 def wrap_command(command: str, width: int) -> list[str] | None:
@@ -275,25 +222,20 @@ def wrap_command(command: str, width: int) -> list[str] | None:
 # --- bars -------------------------------------------------------------------------------------------------------------
 
 
-def bar(share: float | None, width: int, paper: Paper) -> tuple[str, str]:
-    """Return the full and the empty part of a bar."""
-    full, half, empty = ("=", ">", "-") if paper.ascii_only else ("━", "╸", "─")
+def bar(share: float | None, width: int) -> str:
+    """Return a bar that is full up to a share."""
     halves = round(2 * width * min(1.0, max(0.0, share or 0.0)))
     if share and 0 < share < 1:
         halves = min(halves, 2 * width - 1)  # not full before it is
-    return full * (halves // 2) + half * (halves % 2), empty * (width - halves // 2 - halves % 2)
+    return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(width, "─")
 
 
-def bar_line(
-    share: float | None, parts: Sequence[Part], paper: Paper, *, most: int, style: str, words: str = ""
-) -> Text:
+def bar_line(share: float | None, parts: Sequence[Part], width: int, *, most: int, style: str, words: str = "") -> Line:
     """Return a bar, where there is room for one, and the parts that say how far it is, in the style ``words``."""
-    parts, line = fit(parts, paper.width, _GAP), Text(end="")
-    room = min(most, paper.width - width_of(parts, _GAP) - 1)
-    if room >= _SHORTEST_BAR:
-        full, empty = bar(share, room, paper)
-        line.append(full, style).append(empty, "dim").append(" ")
-    return line.append_text(joined(parts, _GAP, paper, words))
+    parts = fit(parts, width, GAP)
+    room = min(most, width - width_of(parts, GAP) - 1)
+    shown = [Part(bar(share, room), style), Part(" ")] if room >= _SHORTEST_BAR else []
+    return [*shown, *joined(parts, GAP, words)]
 
 
 def thin(values: Sequence[float | None], width: int) -> list[float | None]:
@@ -304,14 +246,11 @@ def thin(values: Sequence[float | None], width: int) -> list[float | None]:
     return [mean_of_known(part) for part in parts]
 
 
-def sparkline(
-    values: Sequence[float | None], width: int, top: float, *, ascii_only: bool = False, over: bool = False
-) -> str:
+def sparkline(values: Sequence[float | None], width: int, top: float, *, over: bool = False) -> str:
     """Return values between 0 and ``top`` as bars, the newest at the right; a blank is a step without a reading.
 
     Those of something that is ``over`` begin at the left: nothing comes after them.
     """
-    bars = _ASCII_BARS if ascii_only else _BARS
-    steps = [None if v is None else int(v / top * len(bars)) if top > 0 else 0 for v in thin(values, width)]
-    text = "".join(" " if step is None else bars[min(len(bars) - 1, max(0, step))] for step in steps)
+    steps = [None if v is None else int(v / top * len(_BARS)) if top > 0 else 0 for v in thin(values, width)]
+    text = "".join(" " if step is None else _BARS[min(len(_BARS) - 1, max(0, step))] for step in steps)
     return text.ljust(width) if over else text.rjust(width)

@@ -15,7 +15,7 @@ from support.task_files import START_MS
 from badcjobs.live.draw import Page, draw, help_lines
 from badcjobs.live.run_view import open_run_view
 from badcjobs.live.snapshot import Snapshot
-from badcjobs.live.text_fit import Paper, Part, fit, flow, wrap, wrap_command
+from badcjobs.live.text_fit import Part, fit, flow, wrap, wrap_command
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, TASKS, UiState, press
 from badcjobs.model import Reading
 from badcjobs.store.read_model import DeviceFacts
@@ -67,7 +67,7 @@ def test_share_eta_states_and_some_tasks_are_on_every_screen(frame: Snapshot, wi
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_all_of_the_help_can_be_read_by_scrolling(frame: Snapshot, width: int) -> None:
-    wanted = [line.plain.rstrip() for line in help_lines(Paper(width))]
+    wanted = ["".join(part.text for part in line).rstrip() for line in help_lines(width)]
     desk, read = UiState(page=HELP), list[str]()
     for _ in wanted:
         page = draw(frame, desk, width=width, height=10)

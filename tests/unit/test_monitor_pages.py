@@ -16,7 +16,7 @@ from support.task_files import START_MS
 from badcjobs.live.draw import Page, as_plain_text, draw
 from badcjobs.live.run_view import open_run_view
 from badcjobs.live.snapshot import Snapshot, Total, add_up
-from badcjobs.live.text_fit import Column, Paper, bar, choose_columns, sparkline, thin
+from badcjobs.live.text_fit import Column, bar, choose_columns, in_ascii, sparkline, thin
 from badcjobs.live.ui_state import (
     DEVICES,
     HELP,
@@ -144,11 +144,10 @@ def test_names_from_files_cannot_steer_the_terminal() -> None:
 
 
 def test_a_bar_is_full_only_when_all_is_done() -> None:
-    paper = Paper(80)
-    assert bar(0.9999, 10, paper)[0] != "━" * 10
-    assert bar(1.0, 10, paper) == ("━" * 10, "")
-    assert bar(None, 10, paper) == ("", "─" * 10)
-    assert bar(0.5, 4, Paper(80, ascii_only=True)) == ("==", "--")
+    assert bar(0.9999, 10) != "━" * 10
+    assert bar(1.0, 10) == "━" * 10
+    assert bar(None, 10) == "─" * 10
+    assert in_ascii(bar(0.5, 4)) == "==--"
     frame = Snapshot(NOW_MS, "run", True, total=Total(chunks=100_000, done=99_999))
     assert "99.9%" in text(draw(frame, UiState(), width=80))
 
@@ -156,7 +155,7 @@ def test_a_bar_is_full_only_when_all_is_done() -> None:
 def test_a_sparkline_ends_with_the_newest_value_and_leaves_gaps_blank() -> None:
     assert sparkline([0, 50, 100], 5, 100) == "  ▁▅█"
     assert sparkline([0, None, 100], 3, 100) == "▁ █"
-    assert sparkline([0, 100], 2, 100, ascii_only=True) == "_#"
+    assert in_ascii(sparkline([0, 100], 2, 100)) == "_#"
     assert thin([0, 10, None, None, 20, 40], 3) == [5, None, 30]
 
 

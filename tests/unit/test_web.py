@@ -15,9 +15,9 @@ from starlette.exceptions import HTTPException
 from badcjobs import paths as resources
 from badcjobs.live.answers import Documents
 from badcjobs.live.app import QUESTIONS, Guard, Parameter, parse_query
+from badcjobs.live.draw import STYLES
 from badcjobs.live.hub import Journal, change_text, snapshot_text
 from badcjobs.live.snapshot import STATES, Snapshot, Total
-from badcjobs.live.tables import STYLES
 from badcjobs.model import Reading
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts, Trail
 
