@@ -10,6 +10,7 @@ from typing import Any
 from badcjobs.model import CHARTED, METRICS, expected_end_ms
 from badcjobs.report.progress import progress_of
 from badcjobs.report.summary import running_s
+from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
 # From what needs a look to what does not.
@@ -72,7 +73,7 @@ class Total:
     devices: int = 0  # of tasks that run; of this machine, all
     chunks: int | None = None  # of the source where that is known, else those that are listed; None: no work here
     chunks_known: bool = False  # whether ``chunks`` is the whole source
-    parts: int | None = None  # into which tasks cut the source; None: nobody knows, or it is whole
+    parts: int | None = None  # into which tasks cut the source; None: not known, or it is whole
     parts_listed: int = 0  # those that some task has listed
     done: int = 0
     failed: int = 0
@@ -82,7 +83,7 @@ class Total:
     ended_at_ms: int | None = None  # when the last task ended; None: some go on, wait, or none has begun
     ran_s: float = 0.0  # for how long at least one task was running
     speed: float | None = None  # audio done over that time: × real time
-    standstill: str | None = None  # work is left and nobody is at it
+    standstill: str | None = None  # work is left and no task is at it
     go_on: tuple[str, ...] = ()  # commands, each of which goes on with it
     utilization_percent: float | None = None  # mean over the devices that say it
     power_w: float | None = None  # sum over the devices that say it
@@ -94,7 +95,7 @@ class Total:
 
     @property
     def source_chunks(self) -> int | None:
-        """How many chunks the whole source has; about, while not all parts are listed. None: nobody knows."""
+        """How many chunks the whole source has; about, while not all parts are listed. None: not known."""
         return self.chunks if self.chunks_known else self.chunks_in(self.parts or 0) or None
 
     def chunks_in(self, parts: int) -> int:
@@ -215,7 +216,7 @@ def _cut_to_count(tasks: Sequence[TaskFacts]) -> Sequence[TaskFacts]:
 
 
 def _parts(cut: Sequence[TaskFacts], array_count: int) -> tuple[int | None, int]:
-    """Return into how many parts the source was cut (None: nobody knows), and how many of them these tasks have.
+    """Return into how many parts the source was cut (None: not known), and how many of them these tasks have.
 
     Where the source lists manifests, each task of the array has one: its ``shard_count`` is of that one.
     """
@@ -249,28 +250,26 @@ def sum_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def standstill(total: Total) -> str | None:
-    """Return it in words; None: a task is running, nothing has begun yet, or nothing is left."""
+    """Return in words that work is left and no task is at it; None: one is, none has begun yet, or nothing is left."""
     states = total.states
-    begun = sum(many for state, many in states.items() if state != "waiting")  # or was to be, by one who is gone
     unbegun, silent = states.get("unbegun", 0), states.get("silent", 0)
     waiting = states.get("waiting", 0) + unbegun
-    left = (total.chunks or 0) - total.settled
-    absent = max(0, (total.parts or 0) - total.parts_listed - waiting)
+    unlisted = max(0, (total.parts or 0) - total.parts_listed)
+    absent = max(0, unlisted - waiting)  # parts that are in no task
+    to_come = total.chunks_in(unlisted - absent)  # of tasks that have not begun
+    left = (total.chunks or 0) - total.settled + to_come
+    begun = sum(states.values()) - states.get("waiting", 0)  # or was to be, by an emulation that is over
     if states.get("running") or not begun or not (left or waiting or absent):
         return None
-    unlisted = total.chunks_in(max(0, (total.parts or 0) - total.parts_listed - absent))  # of tasks not begun
-    left += unlisted
-    said = f"{_chunks(left, about=unlisted > 0)} {'is' if left == 1 else 'are'} left" if left else "work is left"
+    facts = [f"{'~' if to_come else ''}{count(left, 'chunk')} left"] if left else []
     if absent:
-        many = total.chunks_in(absent)
-        size = f" ({_chunks(many, about=True)})" if many else ""
-        some = f"{absent:,} of {total.parts:,} parts of the source{size} {'is' if absent == 1 else 'are'} in no task"
-        said = f"{said}, {some}," if left else some
-    over = f", and nobody is starting {'it' if unbegun == 1 else 'them'}: the emulation is over" if unbegun else ""
-    others = [f"{waiting:,} not begun{over}"] if waiting else []
-    others += [f"{silent:,} silent"] if silent else []
-    more = f" ({', '.join(others)})" if others else ""
-    return f"{said} and no task is running{more}"
+        size = f" (~{count(total.chunks_in(absent), 'chunk')})" if total.chunks_in(absent) else ""
+        facts.append(f"{absent:,} of {total.parts:,} parts of the source in no task{size}")
+    if waiting:
+        facts.append(f"{count(waiting, 'task')} not begun{' and the emulation is over' if unbegun else ''}")
+    if silent:
+        facts.append(f"{count(silent, 'task')} silent")
+    return f"no task is running: {', '.join(facts)}"
 
 
 def is_done(total: Total) -> bool:
@@ -278,7 +277,3 @@ def is_done(total: Total) -> bool:
     if not total.chunks or any(total.states.get(state) for state in ("running", "waiting", "unbegun")):
         return False
     return total.done >= total.chunks and total.parts_listed >= (total.parts or 0)
-
-
-def _chunks(many: int, *, about: bool) -> str:
-    return f"{'~' if about else ''}{many:,} chunk{'' if many == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from badcjobs.live.snapshot import STATES, mean_utilization
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
@@ -130,40 +130,29 @@ def press(ui: UiState, key: str, *, rows: int, names: list[str | None]) -> UiSta
         return replace(ui, left=True)
     last = max(0, len(names) - 1)
     step = _MOVES.get(key) or {"page-down": rows, "page-up": -rows}.get(key)
-    if ui.page in (TASK, HELP):
-        return _read(ui, key, step, last)
+    if ui.page in (TASK, HELP):  # a page that is read: it moves, or goes back to the same line as before
+        if step is not None and (last or ui.page == TASK):
+            return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
+        if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
+            return ui
+        return replace(ui, page=ui.back_to, opened=None, scroll=0)
     ui = replace(ui, line=min(ui.line, last))
     if step is not None:
         return replace(ui, line=min(last, max(0, ui.line + step)))
-    return _choose(ui, key, names)
-
-
-def _read(ui: UiState, key: str, step: int | None, last: int) -> UiState:
-    """Return the ui after a key on a page that is read: it moves, or goes back to the same line as before."""
-    if step is not None and (last or ui.page == TASK):
-        return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
-    if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
-        return ui
-    return replace(ui, page=ui.back_to, opened=None, scroll=0)
-
-
-def _choose(ui: UiState, key: str, names: list[str | None]) -> UiState:
     if key == "?":
         return replace(ui, page=HELP, back_to=ui.page, scroll=0)
-    if key == "/":
-        return replace(ui, typing=True)
-    if key == "escape":
-        return replace(ui, wanted="", line=0)
-    if key == "s":
-        following = ui.orders[(ui.orders.index(ui.order) + 1) % len(ui.orders)]
-        return replace(ui, order=following, line=0)
-    if key == "r":
-        return replace(ui, backwards=not ui.backwards, line=0)
-    if key in ("d", "tab") and ui.of_run:
-        return replace(ui, page=TASKS if ui.page == DEVICES else DEVICES, order="task", line=0)
     if key in ("enter", "right") and names and names[ui.line] is not None:
         return replace(ui, page=TASK, opened=names[ui.line], back_to=ui.page, scroll=0)
-    return ui
+    following = ui.orders[(ui.orders.index(ui.order) + 1) % len(ui.orders)]
+    changes: dict[str, dict[str, Any]] = {
+        "/": {"typing": True},
+        "escape": {"wanted": "", "line": 0},
+        "s": {"order": following, "line": 0},
+        "r": {"backwards": not ui.backwards, "line": 0},
+    }
+    if ui.of_run:
+        changes["d"] = changes["tab"] = {"page": TASKS if ui.page == DEVICES else DEVICES, "order": "task", "line": 0}
+    return replace(ui, **changes.get(key, {}))
 
 
 def _type(ui: UiState, key: str) -> UiState:
@@ -192,6 +181,6 @@ _ONE_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b|.", re.DOTALL)
 
 
 def parse_keys(text: str) -> list[str]:
-    """Return the names of the keys that were pressed; letters are their own names, what nobody knows is left out."""
+    """Return the names of the keys that were pressed; letters are their own names, unknown keys are left out."""
     keys = (_NAMES.get(found, found) for found in _ONE_KEY.findall(text))
     return [key for key in keys if key.isprintable()]

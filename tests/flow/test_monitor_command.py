@@ -145,7 +145,7 @@ def test_keys_sort_filter_open_and_quit_and_the_terminal_is_as_before(terminal: 
     screen.type("/silent\r")
     screen.wait_for(lambda text: "only 'silent'" in text and "4821_15" in text and "4821_3 " not in text, "one task")
     screen.type("\r")
-    screen.wait_for(lambda text: "last heard of 0:3" in text and "GPU 1" in text, "its page")
+    screen.wait_for(lambda text: "last published 0:3" in text and "GPU 1" in text, "its page")
     screen.type("\x1b")
     screen.wait_for(lambda text: "only 'silent'" in text, "the list again")
     screen.type("\x1b")

@@ -127,10 +127,10 @@ def test_work_that_is_left_without_a_running_task_is_told_with_the_command_that_
     TaskFile(tmp_path, states=HALF_DONE, verdict="stopped", job_id="local1").write()
     freeze(tmp_path)
     frame = look(tmp_path)
-    assert frame.total.standstill == "1 chunk is left and no task is running"
+    assert frame.total.standstill == "no task is running: 1 chunk left"
     assert frame.total.go_on == (f"badcjobs run /data/m.csv --out={tmp_path} --engine=demo",)
     shown = as_plain_text(frame, width=400)
-    assert "! 1 chunk is left and no task is running" in shown
+    assert "! no task is running: 1 chunk left" in shown
     assert frame.total.go_on[0] in shown
     assert json.loads(json.dumps(frame.to_dict()))["total"]["go_on"] == [frame.total.go_on[0]]
 
@@ -140,7 +140,7 @@ def test_of_an_array_the_tasks_that_have_work_left_are_named(tmp_path: Path) -> 
         TaskFile(tmp_path, index=index, states=states, verdict="stopped").write()
     freeze(tmp_path, ARRAY_OF_FOUR)
     total = look(tmp_path).total
-    assert total.standstill == "~4 chunks are left and no task is running (2 not begun)"  # 1.5 in each of two parts
+    assert total.standstill == "no task is running: ~4 chunks left, 2 tasks not begun"  # 1.5 in each of two parts
     assert total.go_on[0] == "sbatch --array=1-3 …"
     assert total.ended_at_ms is None  # two may still come
 
@@ -155,7 +155,7 @@ def test_array_tasks_that_an_emulation_will_not_start_any_more_are_said_to_be_un
         assert (frame.total.standstill, frame.total.go_on) == (None, ()), "it is about to start the next one"
     frame = look(tmp_path)
     assert states_in(frame) == ["stopped", "unbegun", "unbegun", "unbegun"]
-    left = "~7 chunks are left and no task is running (3 not begun, and nobody is starting them: the emulation is over)"
+    left = "no task is running: ~7 chunks left, 3 tasks not begun and the emulation is over"
     assert (frame.total.standstill, frame.total.go_on) == (left, ("badcjobs submit m.csv",))
     assert "1 stopped · 3 unbegun" in as_plain_text(frame, width=120)
     record = Record("slurm", Submitted("4821", "4822", (0, 1, 2, 3)), (), 8, START_MS + 60_000)
@@ -173,7 +173,7 @@ def test_an_emulation_that_was_killed_before_its_first_task_had_begun_has_left_a
         assert look(tmp_path).total.standstill is None
     frame = look(tmp_path)
     assert states_in(frame) == ["unbegun"] * 4
-    assert (frame.total.standstill or "").startswith("work is left and no task is running (4 not begun, and nobody")
+    assert frame.total.standstill == "no task is running: 4 tasks not begun and the emulation is over"
     assert frame.total.go_on == ("badcjobs submit m.csv",)
 
 
@@ -212,7 +212,7 @@ def test_a_task_that_was_killed_without_a_word_leaves_the_run_standing_still(tmp
     TaskFile(tmp_path, states=HALF_DONE, ended_at_ms=None).write()
     freeze(tmp_path)
     assert look(tmp_path, START_MS + 60_000).total.standstill is None
-    assert look(tmp_path, 2 * LATER_MS).total.standstill == "1 chunk is left and no task is running (1 silent)"
+    assert look(tmp_path, 2 * LATER_MS).total.standstill == "no task is running: 1 chunk left, 1 task silent"
 
 
 def test_parts_of_the_source_that_no_task_has_listed_are_work_that_is_left(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_parts_of_the_source_that_no_task_has_listed_are_work_that_is_left(tmp_p
     freeze(tmp_path)
     frame = look(tmp_path)
     total = frame.total
-    assert total.standstill == "7 of 8 parts of the source (~14 chunks) are in no task and no task is running"
+    assert total.standstill == "no task is running: 7 of 8 parts of the source in no task (~14 chunks)"
     assert total.go_on == (f"badcjobs run /data/m.csv --out={tmp_path} --engine=demo",)
     assert (total.chunks_known, total.parts_listed, total.parts, total.share) == (False, 1, 8, 0.125)
     assert (total.chunks, total.source_chunks, total.to_dict()["source_chunks"]) == (2, 16, 16)
@@ -251,7 +251,7 @@ def test_an_array_task_that_died_before_it_had_listed_anything_keeps_the_run_fro
     freeze(tmp_path, "[array]\nfirst = 0\nstep = 1\ncount = 2\n")
     total = look(tmp_path).total
     assert (total.share, total.chunks_known) == (0.5, False)
-    assert total.standstill == "1 of 2 parts of the source (~2 chunks) is in no task and no task is running"
+    assert total.standstill == "no task is running: 1 of 2 parts of the source in no task (~2 chunks)"
 
 
 def test_of_a_list_of_manifests_each_array_task_has_one_part(tmp_path: Path) -> None:
@@ -259,27 +259,27 @@ def test_of_a_list_of_manifests_each_array_task_has_one_part(tmp_path: Path) -> 
     freeze(tmp_path, ARRAY_OF_FOUR)
     total = look(tmp_path).total
     assert (total.share, total.parts_listed, total.parts) == (0.25, 1, 4)
-    assert total.standstill == "~6 chunks are left and no task is running (3 not begun)"
+    assert total.standstill == "no task is running: ~6 chunks left, 3 tasks not begun"
 
 
 def test_how_much_is_in_parts_that_no_task_has_listed_is_told_exactly_where_submit_has_counted_it(
     tmp_path: Path,
 ) -> None:
     TaskFile(tmp_path, states=HALF_DONE, shard=(0, 8), verdict="stopped").write()
-    said = "1 chunk is left, 7 of 8 parts of the source (~14 chunks) are in no task, and no task is running"
+    said = "no task is running: 1 chunk left, 7 of 8 parts of the source in no task (~14 chunks)"
     assert look(tmp_path).total.standstill == said
     job = {"job_id": "4821", "merge_job_id": None, "indices": [0]}
     record = {"cluster": "slurm", "job": job, "run_arguments": [], "chunks": 19, "submitted_at_ms": START_MS - 1}
     (tmp_path / "submitted.json").write_text(json.dumps(record))
     total = look(tmp_path).total
-    assert (total.source_chunks, total.standstill) == (19, "18 chunks are left and no task is running")
+    assert (total.source_chunks, total.standstill) == (19, "no task is running: 18 chunks left")
 
 
 def test_parts_that_are_listed_and_empty_say_nothing_of_the_others(tmp_path: Path) -> None:
     TaskFile(tmp_path, states={}, shard=(0, 8)).write()
     total = look(tmp_path).total
     assert total.source_chunks is None
-    assert total.standstill == "7 of 8 parts of the source are in no task and no task is running"
+    assert total.standstill == "no task is running: 7 of 8 parts of the source in no task"
 
 
 @pytest.mark.parametrize("states", [ALL_DONE, {"a": "done", "b": "failed"}, {"a": "skipped"}])
