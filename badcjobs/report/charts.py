@@ -16,11 +16,11 @@ import numpy.typing as npt
 from badcjobs.model import CHARTED, ChartData, Envelope, Stretches
 from badcjobs.report import chart_figures as figures
 from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs
-from badcjobs.report.device_summary import STATE_WORDS, DeviceSummary, card, cards, of_tasks
 from badcjobs.report.progress import over_time
 from badcjobs.report.rules import known_texts
-from badcjobs.report.summary import Summary
+from badcjobs.report.summary import STATE_WORDS, Summary, cards, of_tasks
 from badcjobs.report.words import natural
+from badcjobs.store.read_model import DeviceFacts
 
 Numbers = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -110,7 +110,7 @@ def draw(summary: Summary, data: ChartData) -> Charts:
     return Charts(figures.chart_code(), script, places, sent, found, tuple(notes))
 
 
-def _rankings(devices: Sequence[DeviceSummary]) -> dict[str, list[int]]:
+def _rankings(devices: Sequence[DeviceFacts]) -> dict[str, list[int]]:
     """Return which devices somebody would want to look at, by reason, the worst first."""
     bad_s = [d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0) for d in devices]
     idle = [None if d.busy_mean_percent is None else 100 - d.busy_mean_percent for d in devices]
@@ -124,22 +124,22 @@ def _rankings(devices: Sequence[DeviceSummary]) -> dict[str, list[int]]:
     return {why: worst_first(those, MOST_PICTURED, least=0.0) for why, those in values.items()}
 
 
-def _row_names(devices: Sequence[DeviceSummary]) -> list[list[str]]:
+def _row_names(devices: Sequence[DeviceFacts]) -> list[list[str]]:
     """Return for each row what stands at the axis, and what stands in full when somebody points at it."""
     short = [f"{device.task.split('.')[0]} · {device.label}" for device in devices]
     full = [f"{device.task} · device {device.label}" for device in devices]
     return [list(pair) for pair in zip(short if len(set(short)) == len(short) else full, full, strict=True)]
 
 
-def _cards(devices: Sequence[DeviceSummary]) -> dict[str, Any]:
+def _cards(devices: Sequence[DeviceFacts]) -> dict[str, Any]:
     """Return the devices themselves by name, node by node, and for each row of the timeline which of them it is."""
-    labels = {card(device): f"{device.node} · {device.label}" for device in devices}
+    labels = {device.card: f"{device.node} · {device.label}" for device in devices}
     order = sorted(labels, key=lambda one: (natural(labels[one]), one))
     places = {one: place for place, one in enumerate(order)}
-    return {"names": [labels[one] for one in order], "of": [places[card(device)] for device in devices]}
+    return {"names": [labels[one] for one in order], "of": [places[device.card] for device in devices]}
 
 
-def _forms(devices: Sequence[DeviceSummary], series: Series) -> list[MetricForm]:
+def _forms(devices: Sequence[DeviceFacts], series: Series) -> list[MetricForm]:
     """Return how each metric is drawn that any device has told."""
     memory_gib = _same(None if d.memory_total_bytes is None else d.memory_total_bytes / _GIB for d in devices)
     power_w = _same(d.power_limit_w for d in devices)

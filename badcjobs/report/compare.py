@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from badcjobs.report.device_summary import NEARLY_ALL, STATE_WORDS
 from badcjobs.report.headlines import news_words
-from badcjobs.report.summary import Summary, finite, ratio
-from badcjobs.report.tables import Heading, Table, ending
+from badcjobs.report.job_tables import flat_settings
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, finite, ratio
+from badcjobs.report.tables import Table, ending
 from badcjobs.report.words import UNKNOWN, count, duration, energy, moment, number, share_words
 from badcjobs.store.read_model import Freshness
 
@@ -20,8 +20,8 @@ _SAME = 0.005  # less than this is no difference
 _SAME_POINTS = 0.5
 _ALIKE = 0.01  # chunks of two jobs that differ by less than this may be judged by what one of them takes
 _ENOUGH = 90.0  # percent: of what was measured for less of the time, nobody can say how much more it is
-_UP_TO_DATE = "up to date"
 INCOMPARABLE = "cannot be compared"
+_NOW = "up to date"
 _OF_ONE_RUN = ("out", "source", "root", "shard")  # of course these differ
 
 
@@ -32,21 +32,29 @@ FAST = ("fast", "faster", "slower")
 LONG = ("long", "longer", "shorter")
 
 
+Find = Callable[[Summary], float | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One figure of the comparison: how to find it, say it, and judge it."""
+    """One figure of the comparison: how to say it, find it, and judge it."""
 
     key: str
     name: str
-    find: Callable[[Summary], float | None]
     say: Callable[[float], str]
     words: tuple[str, str, str] = MUCH
     better: int = 0  # 1: more is better; -1: less is; 0: neither
-    alike: Callable[[Summary], float | None] | None = None  # what must agree before anything is better or worse
-    measured: Callable[[Summary], float | None] | None = None  # percent of the whole that was measured
+    find: Find | None = None  # None: the summary has it under this key
+    alike: Find | None = None  # what must agree before anything is better or worse
+    measured: Find | None = None  # percent of the whole that was measured
     at_least: bool = False  # what was not measured would come on top
     points: bool = False  # it is a percentage: the difference is said in points
     of_work: bool = False  # not compared, or of a percentage not judged, where one of the jobs has analysed nothing
+
+    def of(self, summary: Summary) -> float | None:
+        """Return the figure of a job."""
+        found: float | None = getattr(summary, self.key) if self.find is None else self.find(summary)
+        return found
 
 
 def _busy(summary: Summary) -> float | None:
@@ -58,28 +66,14 @@ def _audio_per_chunk(summary: Summary) -> float | None:
     return ratio(summary.audio_hours * 3600, summary.done - summary.facts.done_of_unknown_length)
 
 
-def _chunks(summary: Summary) -> float:
-    return summary.chunks
-
-
-def at_least(words: str) -> str:
-    """Return a figure of which a part was not measured; at least under 0.01 would be nonsense."""
-    return f"measured: {words}" if words.startswith("under ") else f"at least {words}"
-
-
-def _energy_measured(summary: Summary) -> float | None:
-    return summary.energy_measured_percent
-
-
 def _rate_measured(summary: Summary) -> float | None:
     """Return for how much of their time those devices were measured that said anything: the rate is theirs alone."""
     known = [device for device in summary.devices if device.energy_j is not None]
-    share = ratio(sum(device.energy_measured_s for device in known), sum(sum(d.state_s.values()) for d in known))
-    return None if share is None else 100 * share
+    return _percent(sum(device.energy_measured_s for device in known), sum(device.total_s for device in known))
 
 
-def _tries_measured(summary: Summary) -> float | None:
-    share = ratio(summary.chunk_cost.energy_tries, summary.chunk_cost.tries)
+def _percent(part: float, whole: float) -> float | None:
+    share = ratio(part, whole)
     return None if share is None else 100 * share
 
 
@@ -88,33 +82,33 @@ def _plain(digits: int, unit: str = "") -> Callable[[float], str]:
 
 
 KINDS = (
-    Kind("times_real_time", "speed (× real time)", lambda s: s.times_real_time, _plain(1), FAST, 1, of_work=True),
-    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", lambda s: s.audio_hours_per_gpu_hour, _plain(1),
-          MUCH, 1, of_work=True),
-    Kind("devices_at_once", "GPUs at once, on average", lambda s: s.devices_at_once, _plain(1), MANY),
-    Kind("tasks", "task attempts", lambda s: s.tasks, _plain(0), MANY),
-    Kind("chunks_done", "chunks done", lambda s: s.done, _plain(0), MANY),
-    Kind("chunks_failed", "chunks failed", lambda s: s.failed, _plain(0), MANY, -1, alike=_chunks),
-    Kind("tries_per_chunk", "tries per chunk done", lambda s: ratio(s.facts.tries, s.done), _plain(2), MANY, -1),
-    Kind("audio_hours", "audio-hours", lambda s: s.audio_hours, _plain(2)),
-    Kind("wall_s", "running time", lambda s: s.wall_s, duration, LONG),
-    Kind("gpu_hours", "GPU-hours", lambda s: s.gpu_hours, _plain(2)),
-    Kind("busy_mean_percent", "busy, mean of all devices", _busy, _plain(0, "%"), MUCH, 1, points=True, of_work=True),
-    Kind("audio_s_per_chunk", "seconds of audio per chunk", _audio_per_chunk, _plain(1), LONG),
-    Kind("chunk_p50_s", "seconds per chunk, p50", lambda s: s.chunk_s.p50 if s.chunk_s else None, _plain(2), LONG, -1,
-          alike=_audio_per_chunk),
-    Kind("chunk_p95_s", "seconds per chunk, p95", lambda s: s.chunk_s.p95 if s.chunk_s else None, _plain(2), LONG, -1,
-          alike=_audio_per_chunk),
-    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", lambda s: s.chunk_cost.gpu_s_mean, _plain(2), MUCH, -1,
-          alike=_audio_per_chunk),
-    Kind("energy_j_per_chunk", "joules per chunk", lambda s: s.chunk_cost.energy_j_mean, _plain(1), MUCH, -1,
-          alike=_audio_per_chunk, measured=_tries_measured),
-    Kind("energy_wh", "energy", lambda s: s.energy_wh, energy, measured=_energy_measured, at_least=True),
-    Kind("energy_measured_percent", "GPU time with known energy", _energy_measured, share_words, points=True),
-    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", lambda s: s.kwh_per_1000_audio_hours, _plain(2),
-          MUCH, -1, measured=_rate_measured, at_least=True),
-    Kind("detections_per_audio_hour", "detections per audio-hour", lambda s: ratio(s.detections, s.audio_hours),
-          _plain(1), MANY),
+    Kind("times_real_time", "speed (× real time)", _plain(1), FAST, 1, of_work=True),
+    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", _plain(1), MUCH, 1, of_work=True),
+    Kind("devices_at_once", "GPUs at once, on average", _plain(1), MANY),
+    Kind("tasks", "task attempts", _plain(0), MANY),
+    Kind("chunks_done", "chunks done", _plain(0), MANY, find=lambda s: s.done),
+    Kind("chunks_failed", "chunks failed", _plain(0), MANY, -1, lambda s: s.failed, alike=lambda s: s.chunks),
+    Kind("tries_per_chunk", "tries per chunk done", _plain(2), MANY, -1, lambda s: ratio(s.facts.tries, s.done)),
+    Kind("audio_hours", "audio-hours", _plain(2)),
+    Kind("wall_s", "running time", duration, LONG),
+    Kind("gpu_hours", "GPU-hours", _plain(2)),
+    Kind("busy_mean_percent", "busy, mean of all devices", _plain(0, "%"), MUCH, 1, _busy, points=True, of_work=True),
+    Kind("audio_s_per_chunk", "seconds of audio per chunk", _plain(1), LONG, find=_audio_per_chunk),
+    Kind("chunk_p50_s", "seconds per chunk, p50", _plain(2), LONG, -1,
+         lambda s: s.chunk_s.p50 if s.chunk_s else None, _audio_per_chunk),
+    Kind("chunk_p95_s", "seconds per chunk, p95", _plain(2), LONG, -1,
+         lambda s: s.chunk_s.p95 if s.chunk_s else None, _audio_per_chunk),
+    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", _plain(2), MUCH, -1,
+         lambda s: s.chunk_cost.gpu_s_mean, _audio_per_chunk),
+    Kind("energy_j_per_chunk", "joules per chunk", _plain(1), MUCH, -1,
+         lambda s: s.chunk_cost.energy_j_mean, _audio_per_chunk,
+         lambda s: _percent(s.chunk_cost.energy_tries, s.chunk_cost.tries)),
+    Kind("energy_wh", "energy", energy, measured=lambda s: s.energy_measured_percent, at_least=True),
+    Kind("energy_measured_percent", "GPU time with known energy", share_words, points=True),
+    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", _plain(2), MUCH, -1,
+         measured=_rate_measured, at_least=True),
+    Kind("detections_per_audio_hour", "detections per audio-hour", _plain(1), MANY,
+         find=lambda s: ratio(s.detections, s.audio_hours)),
 )  # fmt: skip
 
 
@@ -188,126 +182,121 @@ def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
     return found
 
 
-def about_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return what the two jobs are, in words; how old they are only where one of them is out of date."""
-    this, other = (_described(one) for one in (comparison.this, comparison.other))
-    rows = [(name, this[name], other[name]) for name in this]
-    return [row for row in rows if row != ("merged", _UP_TO_DATE, _UP_TO_DATE)]
+def comparison_tables(
+    comparison: Comparison, head: Sequence[str], longest: int | None = None
+) -> Iterator[tuple[str, Table | list[str]]]:
+    """Yield a heading and a table: what the jobs are and their figures, the share of each state, settings that differ.
+
+    What comes from the jobs is cut to ``longest`` letters; where no setting differs, there is a line that says so.
+    """
+    jobs, change = [(title, "") for title in head], ("", "text")
+    this, other = (_described(one, longest) for one in (comparison.this, comparison.other))
+    about = [(name, this[name], other[name], "") for name in this if (this[name], other[name]) != (_NOW, _NOW)]
+    rows = [*about, *((f.name, f.this_words, f.other_words, f.change) for f in comparison.figures)]
+    yield "Figures", Table("figures", "Both jobs", [("", "text"), *jobs, change], rows)
+    shares = [(f.name, f.this_words, f.other_words, f.change) for f in comparison.states]
+    if shares:
+        heading = "share of the GPU time"
+        yield "What the devices did", Table("states", "Both jobs", [(heading, "text"), *jobs, change], shares)
+    settings = [
+        tuple(_cut(text, longest) for text in (key, *map(_setting, (pair["this"], pair["other"]))))
+        for key, pair in comparison.settings.items()
+    ]
+    if settings:
+        yield "Settings", Table("settings", "Both jobs", [("settings that differ", "text"), *jobs], settings)
+    else:
+        known = comparison.settings_known
+        yield "Settings", ["no setting differs" if known else "the settings of one of them are not known"]
 
 
-def _described(about: dict[str, Any]) -> dict[str, str]:
+def _described(about: dict[str, Any], longest: int | None) -> dict[str, str]:
+    """Return what a job is, in words."""
     merged = Freshness(**about["merged"])
     as_of = "out of date" if merged.as_of_ms is None else moment(merged.as_of_ms)
     return {
         "started": UNKNOWN if about["started_at_ms"] is None else moment(about["started_at_ms"]),
-        "devices": ", ".join(about["models"]) or UNKNOWN,
-        "engine": ", ".join(about["engines"]) or UNKNOWN,
+        "devices": _cut(", ".join(about["models"]) or UNKNOWN, longest),
+        "engine": _cut(", ".join(about["engines"]) or UNKNOWN, longest),
         "verdict": about["verdict"],
-        "merged": as_of if news_words(merged) else _UP_TO_DATE,
+        "merged": as_of if news_words(merged) else _NOW,
     }
 
 
-def figure_tables(comparison: Comparison, head: Sequence[str], about: Sequence[tuple[str, str, str]]) -> list[Table]:
-    """Return what the jobs are and their figures side by side and, where that is known, the share of each state."""
-
-    def beside(name: str, heading: str, figures: Sequence[Figure], first: Sequence[tuple[str, ...]] = ()) -> Table:
-        rows = [*first, *((f.name, f.this_words, f.other_words, f.change) for f in figures)]
-        columns = (Heading(heading, "text"), *map(Heading, head), Heading("", "text"))
-        return Table(name, "Both jobs", columns, rows)
-
-    tables = [beside("figures", "", comparison.figures, [(*row, "") for row in about])]
-    return tables + ([beside("states", "share of the GPU time", comparison.states)] if comparison.states else [])
-
-
-def setting_table(comparison: Comparison, head: Sequence[str], longest: int | None = None) -> Table | str:
-    """Return the settings that differ, cut to ``longest`` letters each, or a sentence that there are none."""
-    if not comparison.settings:
-        return "no setting differs" if comparison.settings_known else "the settings of one of them are not known"
-    rows = [(key, _setting(pair["this"]), _setting(pair["other"])) for key, pair in comparison.settings.items()]
-    if longest is not None:
-        rows = [(ending(key, longest), ending(this, longest), ending(other, longest)) for key, this, other in rows]
-    columns = (Heading("settings that differ", "text"), *map(Heading, head))
-    return Table("settings", "Settings that differ", columns, rows)
+def _cut(text: str, longest: int | None) -> str:
+    return text if longest is None else ending(text, longest)
 
 
 def _setting(value: Any) -> str:
     return UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
 def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
-    a, b = kind.find(this), kind.find(other)
-    words = [_said(kind, one, value) for one, value in ((this, a), (other, b))]
-    change = _change(kind, this, other, words)
-    ratio = a / b if a is not None and b and change != INCOMPARABLE else None
-    return Figure(kind.key, kind.name, a, b, ratio, change, words[0], words[1])
-
-
-def _said(kind: Kind, summary: Summary, value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
-    partly = kind.at_least and _measured(kind, summary) < NEARLY_ALL
-    return at_least(kind.say(value)) if partly else kind.say(value)
-
-
-def _measured(kind: Kind, summary: Summary) -> float:
-    return 100.0 if kind.measured is None else kind.measured(summary) or 0.0
-
-
-def _change(kind: Kind, this: Summary, other: Summary, words: list[str]) -> str:
-    """Return what became of a figure; better or worse only where both jobs measured it whole, over like chunks."""
-    a, b = kind.find(this), kind.find(other)
-    measured = min(_measured(kind, this), _measured(kind, other))
+    """Return a figure; better or worse only where both jobs measured it whole, over like chunks."""
+    values = a, b = kind.of(this), kind.of(other)
+    shares = [100.0 if kind.measured is None else kind.measured(one) or 0.0 for one in (this, other)]
+    words = [UNKNOWN if value is None else kind.say(value) for value in values]
+    for place, (value, share) in enumerate(zip(values, shares, strict=True)):
+        if value is not None and kind.at_least and share < NEARLY_ALL:
+            words[place] = at_least(words[place])
     idle = kind.of_work and not (this.times_real_time and other.times_real_time)
-    if a is not None and b is not None and (measured < _ENOUGH or (idle and not kind.points)):
-        return INCOMPARABLE
-    if UNKNOWN not in words and words[0] == words[1]:
-        return "the same"  # what nobody can see is no difference
-    fair = measured >= NEARLY_ALL and (kind.alike is None or _agree(kind.alike(this), kind.alike(other))) and not idle
-    say = points_words if kind.points else change_words
-    return say(a, b, kind.words, kind.better if fair else 0)
+    incomparable = a is not None and b is not None and (min(shares) < _ENOUGH or (idle and not kind.points))
+    fair = (
+        min(shares) >= NEARLY_ALL and (kind.alike is None or _agree(kind.alike(this), kind.alike(other))) and not idle
+    )
+    if incomparable:
+        change = INCOMPARABLE
+    elif UNKNOWN not in words and words[0] == words[1]:
+        change = "the same"  # what cannot be seen is no difference
+    else:
+        change = change_words(a, b, kind.words, kind.better if fair else 0, points=kind.points)
+    ratio = a / b if a is not None and b and not incomparable else None
+    return Figure(kind.key, kind.name, a, b, ratio, change, words[0], words[1])
 
 
 def _agree(this: float | None, other: float | None) -> bool:
     return this is not None and bool(other) and abs(this / (other or 1.0) - 1) < _ALIKE
 
 
-def change_words(this: float | None, other: float | None, words: tuple[str, str, str], better: int = 0) -> str:
-    """Return how a figure of this job stands to that of the other: '2.1 × as fast (better)', '12 % less'."""
+def at_least(words: str) -> str:
+    """Return a figure of which a part was not measured; at least under 0.01 would be nonsense."""
+    return f"measured: {words}" if words.startswith("under ") else f"at least {words}"
+
+
+def change_words(
+    this: float | None, other: float | None, words: tuple[str, str, str], better: int = 0, *, points: bool = False
+) -> str:
+    """Return how a figure of this job stands to that of the other: '2.1 × as fast (better)', '12 % less'.
+
+    ``points``: it is a percentage, and the difference is that of the percentages as they are shown.
+    """
     if this is None or other is None:
         return UNKNOWN
+    if points and abs(this - other) < _SAME_POINTS:
+        return "the same"
+    if not points and (this == other or (other and abs(this / other - 1) < _SAME)):
+        return "the same"
     as_word, more, less = words
-    if this == other or (other and abs(this / other - 1) < _SAME):
-        return "the same"
-    judged = _judged(this > other, better)
-    if other <= 0 or this < 0:
-        return (more if this > other else less) + judged
-    if this >= 2 * other:
-        return f"{number(this / other)} × as {as_word}{judged}"
-    if 0 < this < other / 100:  # 100 % less would be nothing
-        return f"1/{number(other / this, 0)} as {as_word}{judged}"
-    return f"{abs(this / other - 1):.0%} {more if this > other else less}{judged}".replace("%", " %")
-
-
-def points_words(this: float | None, other: float | None, words: tuple[str, str, str], better: int = 0) -> str:
-    """Return by how many points a percentage of this job, as it is shown, is above or below that of the other."""
-    if this is None or other is None:
-        return UNKNOWN
-    _, more, less = words
-    if abs(this - other) < _SAME_POINTS:
-        return "the same"
-    shown = abs(math.floor(this + 0.5) - math.floor(other + 0.5))  # else 7 % and 3 % may differ by 5 points
-    points = count(max(1, shown), "point")
-    return f"{points} {more if this > other else less}{_judged(this > other, better)}"
-
-
-def _judged(more: bool, better: int) -> str:
-    return "" if not better else " (better)" if more == (better > 0) else " (worse)"
+    said = direction = more if this > other else less
+    if points:
+        shown = abs(math.floor(this + 0.5) - math.floor(other + 0.5))  # else 7 % and 3 % may differ by 5 points
+        said = f"{count(max(1, shown), 'point')} {direction}"
+    elif other > 0 and this >= 2 * other:
+        said = f"{number(this / other)} × as {as_word}"
+    elif 0 < this < other / 100:  # 100 % less would be nothing
+        said = f"1/{number(other / this, 0)} as {as_word}"
+    elif other > 0 and this >= 0:
+        said = f"{abs(this / other - 1) * 100:.0f} % {direction}"
+    return said + ("" if not better else " (better)" if (this > other) == (better > 0) else " (worse)")
 
 
 def _share(state: str, this: Summary, other: Summary) -> Figure:
     a, b = (s.states[state].share_percent if state in s.states else 0.0 if s.states else None for s in (this, other))
     words, ratio = [share_words(a), share_words(b)], a / b if a is not None and b else None
-    change = "the same" if UNKNOWN not in words and words[0] == words[1] else points_words(a, b, MUCH)
+    same = UNKNOWN not in words and words[0] == words[1]
+    change = "the same" if same else change_words(a, b, MUCH, points=True)
     return Figure(state, STATE_WORDS[state], a, b, ratio, change, words[0], words[1])
 
 
@@ -335,15 +324,6 @@ def _conclude(figures: tuple[Figure, ...], this: str, other: str) -> str:
 
 def _differences(this: Summary, other: Summary) -> dict[str, dict[str, Any]]:
     """Return settings that differ; one that a job does not know (an earlier version ran it) is no difference."""
-    ours, theirs = _flat(this.facts.last_settings), _flat(other.facts.last_settings)
+    ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
     keys = [key for key in ours if key in theirs and key not in _OF_ONE_RUN]
     return {key: {"this": ours[key], "other": theirs[key]} for key in sorted(keys) if ours[key] != theirs[key]}
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of a table under names of their own: alerts.idle_s."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        inner = value if isinstance(value, Mapping) else None
-        found.update({key: value} if inner is None else {f"{key}.{name}": item for name, item in inner.items()})
-    return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from badcjobs.report.device_summary import NEARLY_ALL, rows_words
 from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.rules import known_texts
 from badcjobs.report.rules_waiting import LEAST_S
-from badcjobs.report.summary import Summary
+from badcjobs.report.summary import NEARLY_ALL, Summary, rows_words
 from badcjobs.report.words import UNKNOWN, count, duration, energy, indices, moment, number, share_words
 from badcjobs.store.read_model import AlertFacts, Completeness, Freshness
 

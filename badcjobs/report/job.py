@@ -29,11 +29,10 @@ from badcjobs.paths import RunFolder, is_there
 from badcjobs.report.compare import Comparison, compare
 from badcjobs.report.completeness import merge_again, prove_complete
 from badcjobs.report.findings import find
-from badcjobs.report.markdown import comparison_markdown, markdown
 from badcjobs.report.page import page
 from badcjobs.report.prometheus import job_samples, prometheus_text
 from badcjobs.report.summary import Summary, summarize
-from badcjobs.report.text import comparison_text, summary_text
+from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from badcjobs.model import CHARTED
-from badcjobs.report.device_summary import (
+from badcjobs.report.headlines import alert_lines
+from badcjobs.report.progress import state_words
+from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
+from badcjobs.report.summary import (
     STATE_WORDS,
-    DeviceSummary,
     StateSummary,
+    Summary,
     cards,
     partly_measured,
     percentile,
     rows_words,
     together,
 )
-from badcjobs.report.progress import state_words
-from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, peer_groups
-from badcjobs.report.summary import Summary
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.words import (
     UNKNOWN,
@@ -34,15 +35,73 @@ from badcjobs.report.words import (
     spark,
     three,
 )
-from badcjobs.store.read_model import FailedChunk
+from badcjobs.store.read_model import Completeness, DeviceFacts
 
 MOST_DEVICES = 5000  # on a page
 _LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
 _ALL_MESSAGES = 300_000  # characters: a page is to stay small enough to be sent around
+_LAST_LINE = 200  # of what the engine said, in text
 
 
-def _whole(value: int | None) -> Cell:
-    return Cell(UNKNOWN if value is None else f"{value:,}", value)
+# --- the lists and tables of text and notebook ------------------------------------------------------------------------
+
+
+def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tuple[str, list[str] | Table]]:
+    """Yield what stands below the findings, part by part: a heading, and lines or a table; of lists the first few."""
+    facts, proof, labels = summary.facts, summary.completeness, summary.facts.labels
+    yield "Alerts", [f"alert: {line}" for line in alert_lines(summary.alerts)]
+    strays = [] if proof is None else [
+        ("in no task", proof.not_listed_examples, proof.not_listed or 0),
+        ("not in the source", proof.strangers_examples, proof.strangers or 0),
+    ]  # fmt: skip
+    for what, examples, many in strays:
+        yield f"Rows {what}", _first([f"{what}: {name}" for name in examples], many if examples else 0, most, "more")
+    if summary.states:
+        yield "Time and energy", state_table(summary.states, compact=True).without("of it busy")
+    if summary.devices:
+        shown = least_busy(summary.devices, most_devices)
+        yield "Devices", work_table(shown)
+        yield "Measured on each device", rank_table(shown)
+        if len(shown) < len(summary.devices):
+            some = f"the {len(shown)} least busy of {rows_words(summary.devices)}"
+            yield "", [f"({some}; report.html and --json have them all)"]
+    unwell = [
+        f"task {task.name}: {state_words(task, summary.tasks_silent)}; {task.done:,} done, {task.failed:,} failed,"
+        f" {task.pending:,} left"
+        for task in facts.tasks
+        if task.verdict != "done"
+    ]
+    yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (report.html and --json have them all)")
+    gaps = [f"gap: {g.reason} ({count(g.gaps, 'time')}, {duration(g.seconds)})" for g in facts.gaps if g.metric is None]
+    missing = sorted({(gap.metric, gap.reason) for gap in facts.gaps if gap.metric is not None})
+    yield "Gaps in telemetry", gaps + [f"not given: {metric}: {reason}" for metric, reason in missing]
+    if labels:
+        yield "What was heard", label_table(summary, most).without("share")
+        yield "", _first([], len(labels) - most, 0, "more labels")
+    failed = [f"{c.status}: {failure(c.recording_id, c.chunk_id, c.error_class, c.error)}" for c in facts.failed]
+    yield "Failed chunks", _first(failed, summary.failed, most, "more failed chunks (in job.sqlite, table chunk)")
+    files = [f"file {path}: {remark}" for path, remark in facts.file_remarks]
+    yield "Files with a remark", _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
+
+
+def _first(lines: list[str], many: int, most: int, what: str) -> list[str]:
+    """Return the first of many lines, and how many more there are."""
+    shown = lines[:most]
+    return shown + ([f"… and {many - len(shown):,} {what}"] if many > len(shown) else [])
+
+
+def failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> str:
+    """Return a chunk that failed and the last line of what the engine said."""
+    name = recording_id if recording_id == chunk_id else f"{recording_id} {chunk_id}"
+    last = error.strip().rpartition("\n")[2][:_LAST_LINE]
+    return f"{name} ({error_class})" + (f": {last}" if last else "")
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def _cell(value: float | None, form: str = "{:,}") -> Cell:
+    return Cell(UNKNOWN if value is None else form.format(value), value)
 
 
 def _with_unit(value: float | None, unit: str, digits: int = 0) -> Cell:
@@ -50,7 +109,7 @@ def _with_unit(value: float | None, unit: str, digits: int = 0) -> Cell:
 
 
 def _percent(value: float | None) -> Cell:
-    return Cell(UNKNOWN if value is None else f"{value:.0f} %", value)
+    return _cell(value, "{:.0f} %")
 
 
 def _duration(seconds: float) -> Cell:
@@ -58,19 +117,6 @@ def _duration(seconds: float) -> Cell:
 
 
 # --- tasks and devices ------------------------------------------------------------------------------------------------
-
-
-def task_table(summary: Summary) -> Table:
-    """Return the array tasks."""
-    heads = columns(
-        "<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio", "wall time"
-    )
-    rows = [
-        (t.name, t.node, state_words(t, summary.tasks_silent), _whole(t.exit_code), _whole(t.devices), _whole(t.done),
-         _whole(t.failed), _whole(t.pending), _duration(t.audio_s), _duration(t.wall_s))
-        for t in summary.facts.tasks
-    ]  # fmt: skip
-    return Table("task-table", "Array tasks", heads, rows)
 
 
 def state_table(states: Mapping[str, StateSummary], *, compact: bool = False) -> Table:
@@ -102,26 +148,19 @@ def _hours(hours: float | None) -> Cell:
 
 def device_table(summary: Summary) -> Table:
     """Return the devices of all tasks for a page, or the least busy of very many."""
-    chosen, caption = list(summary.devices), "Devices"
-    if len(chosen) > MOST_DEVICES:
-        chosen = sorted(chosen, key=lambda d: -1.0 if d.busy_mean_percent is None else d.busy_mean_percent)
-        chosen = chosen[:MOST_DEVICES]
+    chosen, caption = least_busy(summary.devices, MOST_DEVICES), "Devices"
+    if len(chosen) < len(summary.devices):
         caption = f"The {MOST_DEVICES:,} least busy of {rows_words(summary.devices)}; job.sqlite has all"
     heads = columns(
         "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
         "hottest", "power", "energy", "samples", "gaps",
     )  # fmt: skip
-    table = Table("device-table", caption, heads, [_device(device) for device in chosen])
-    return table.without("model") if one_model(summary) else table  # said above the table: the page is not wide
+    table = Table("device-table", caption, heads, [_device_row(device) for device in chosen])
+    one_model = len({device.name for device in summary.devices}) == 1
+    return table.without("model") if one_model else table  # said above the table: the page is not wide
 
 
-def one_model(summary: Summary) -> str | None:
-    """Return the model of all devices; None: there are several."""
-    models = {device.name for device in summary.devices}
-    return models.pop() if len(models) == 1 else None
-
-
-def _device(d: DeviceSummary) -> Row:
+def _device_row(d: DeviceFacts) -> Row:
     energy_wh = None if d.energy_j is None else d.energy_j / 3600
     p50, p95 = percentile(d.utilization_counts, 50), percentile(d.utilization_counts, 95)
     util = three(p50, p95, max(d.utilization_counts, default=None))
@@ -131,16 +170,16 @@ def _device(d: DeviceSummary) -> Row:
         d.task, d.label, d.name or UNKNOWN, *shares,
         _percent(d.busy_mean_percent), _percent(d.utilization_mean_percent), Cell(util, p50),
         Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
-        _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _whole(d.samples), Cell(gaps, d.gap_s),
+        _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
     )  # fmt: skip
 
 
-def _state_percent(device: DeviceSummary, state: str) -> float | None:
-    total_s = sum(device.state_s.values())
+def _state_percent(device: DeviceFacts, state: str) -> float | None:
+    total_s = device.total_s
     return 100 * device.state_s.get(state, 0.0) / total_s if total_s > 0 else None
 
 
-def least_busy(devices: Sequence[DeviceSummary], most: int) -> Sequence[DeviceSummary]:
+def least_busy(devices: Sequence[DeviceFacts], most: int) -> Sequence[DeviceFacts]:
     """Return all devices or, where they are too many, those that were busy least, in their order."""
 
     def busy(place: int) -> float:
@@ -151,7 +190,7 @@ def least_busy(devices: Sequence[DeviceSummary], most: int) -> Sequence[DeviceSu
     return [devices[place] for place in sorted(sorted(range(len(devices)), key=busy)[:most])]
 
 
-def work_table(devices: Sequence[DeviceSummary]) -> Table:
+def work_table(devices: Sequence[DeviceFacts]) -> Table:
     """Return what each device did, for text."""
     joules = energies([None if d.energy_j is None else d.energy_j / 3600 for d in devices])
     times = durations([d.gap_s for d in devices])
@@ -166,7 +205,7 @@ def work_table(devices: Sequence[DeviceSummary]) -> Table:
     return Table("work-table", "What each device did", heads, rows)
 
 
-def rank_table(devices: Sequence[DeviceSummary]) -> Table:
+def rank_table(devices: Sequence[DeviceFacts]) -> Table:
     """Return p50, p95 and maximum of what was measured on each device, for text."""
     rows = [
         (_name(d), d.task, _ranks(d, "utilization_percent"), _ranks(d, "memory_used_bytes", per=2**30, digits=1),
@@ -178,12 +217,12 @@ def rank_table(devices: Sequence[DeviceSummary]) -> Table:
     return Table("rank-table", "What was measured on each device", heads, rows)
 
 
-def _ranks(device: DeviceSummary, metric: str, *, per: float = 1.0, digits: int = 0) -> str:
+def _ranks(device: DeviceFacts, metric: str, *, per: float = 1.0, digits: int = 0) -> str:
     found = device.metrics.get(metric)
     return UNKNOWN if found is None else three(found.p50 / per, found.p95 / per, found.maximum / per, digits)
 
 
-def _name(device: DeviceSummary) -> str:
+def _name(device: DeviceFacts) -> str:
     return f"{device.label} {device.name or UNKNOWN}"[:16].rstrip()
 
 
@@ -196,26 +235,29 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
     None: there was nothing to compare.
     """
     groups = peer_groups(summary.facts.tasks, summary.devices)
-    rows: list[Row] = []
-    for group in groups:
-        for peer in group.stragglers():
-            rate, longest_s = group.rate(peer), max(row.work.chunk_max_s or 0.0 for row in peer.rows)
-            degrees = [row.temperature_max_c for row in peer.rows if row.temperature_max_c is not None]
-            rows.append(
-                (peer.label, group.model, _percent(100 * rate / group.middle), _with_unit(rate, group.unit, 1),
-                 _with_unit(peer.chunk_p50_s, "s", 1), _with_unit(longest_s, "s", 1),
-                 _with_unit(max(degrees, default=None), "°C"), peer.held_back or UNKNOWN)
-            )  # fmt: skip
-    heads = columns("<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest",
-                    "<held back by")  # fmt: skip
     needed = f"that takes {LEAST_PEERS} devices of one model at the same work, with {LEAST_TRIES} chunks each"
     if not groups:
         return None, f"No devices were compared: {needed}." if summary.devices else "No device took part."
-    medians = "; ".join(f"{number(group.middle)} {group.unit} on {group.model}" for group in groups)
-    compared = sum(len(group.peers) for group in groups)
-    words = f"Compared while working: {count(compared, 'device')}, with the median of the same model: {medians}."
+    rows: list[Row] = []
+    medians = []
+    for peers in groups:
+        middle, model = median(peer.rate for peer in peers), peers[0].rows[0].name or "same model"
+        medians.append(f"{number(middle)} {peers[0].unit} on {model}")
+        for peer in find_stragglers(peers):
+            degrees = [row.temperature_max_c for row in peer.rows if row.temperature_max_c is not None]
+            rows.append(
+                (peer.label, model, _percent(100 * peer.rate / middle), _with_unit(peer.rate, peer.unit, 1),
+                 _with_unit(peer.chunk_p50_s, "s", 1),
+                 _with_unit(max(row.work.chunk_max_s or 0.0 for row in peer.rows), "s", 1),
+                 _with_unit(max(degrees, default=None), "°C"), peer.held_back or UNKNOWN)
+            )  # fmt: skip
+    compared = sum(map(len, groups))
+    words = f"Compared while working: {count(compared, 'device')}, with the median of the same model: "
+    words += f"{'; '.join(medians)}."
     if left := cards(summary.devices) - compared:
         words += f" {count(left, 'other was', 'others were')} not compared: {needed}."
+    heads = columns("<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest",
+                    "<held back by")  # fmt: skip
     return Table("straggler-table", "Devices that were slower than their peers by more than chance", heads, rows), words
 
 
@@ -242,7 +284,7 @@ def reading_table(summary: Summary) -> Table:
                 sum(m.mean * m.samples for m in found) / samples, max(m.mean for m in found),
                 max(m.p95 for m in found), max(m.maximum for m in found),
             )  # fmt: skip
-            rows.append((name, *(Cell(say(value), value) for value in values), _whole(samples)))
+            rows.append((name, *(Cell(say(value), value) for value in values), _cell(samples)))
     heads = columns("<metric", "smallest reading", "lowest mean of a device", "mean of all", "highest mean of a device",
              "highest p95 of a device", "largest reading", "samples")  # fmt: skip
     return Table("reading-table", "The charts in numbers, over all devices and their whole time", heads, rows)
@@ -251,28 +293,59 @@ def reading_table(summary: Summary) -> Table:
 def bar_table(edges_s: Sequence[float], counts: Sequence[int]) -> Table:
     """Return the histogram of how long chunks took."""
     rows = [
-        (Cell(f"{low:,.4g} s", low), Cell(f"{high:,.4g} s", high), _whole(many))
+        (Cell(f"{low:,.4g} s", low), Cell(f"{high:,.4g} s", high), _cell(many))
         for low, high, many in zip(edges_s, edges_s[1:], counts, strict=False)
         if many
     ]
     return Table("duration-table", "How many chunks took how long", columns("from", "to", "chunks"), rows)
 
 
-# --- what failed, what was heard, gaps, alerts, files, settings -------------------------------------------------------
+# --- the lists of the page --------------------------------------------------------------------------------------------
 
 
-def failed_table(failed: int, chunks: Sequence[FailedChunk]) -> Table:
-    """Return the chunks that failed for good, or the first of them, with what the engine said."""
-    longest = max(_SHORTEST_MESSAGE, min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(chunks))))
-    rows = [
-        (c.recording_id, c.chunk_id, c.status, _whole(c.attempts), c.error_class, shortened(c.error, longest))
-        for c in chunks
-    ]
+def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
+    """Yield the lists of a page: section, heading, table, what is said where it is empty, and what stands above it."""
+    facts, models = summary.facts, {device.name or "" for device in summary.devices}
     caption = "Chunks that failed for good"
-    if failed > len(rows):
-        caption = f"The first {len(rows):,} of {failed:,} chunks that failed for good; job.sqlite has all"
+    if summary.failed > len(facts.failed):
+        caption = (
+            f"The first {len(facts.failed):,} of {summary.failed:,} chunks that failed for good; job.sqlite has all"
+        )
+    longest = max(_SHORTEST_MESSAGE, min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(facts.failed))))
     heads = columns("<recording", "<chunk", "<state", "tries", "<class", "<<what it said")
-    return Table("failed-table", caption, heads, rows)
+    rows: list[Row] = [
+        (c.recording_id, c.chunk_id, c.status, _cell(c.attempts), c.error_class, shortened(c.error, longest))
+        for c in facts.failed
+    ]
+    yield "failed", "Failed chunks", Table("failed-table", caption, heads, rows), "No chunk failed for good.", ""
+    yield "heard", "What was heard", label_table(summary), "Nothing was heard.", ""
+    heads = columns("<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio",
+                    "wall time")  # fmt: skip
+    rows = [
+        (t.name, t.node, state_words(t, summary.tasks_silent), _cell(t.exit_code), _cell(t.devices), _cell(t.done),
+         _cell(t.failed), _cell(t.pending), _duration(t.audio_s), _duration(t.wall_s))
+        for t in facts.tasks
+    ]  # fmt: skip
+    yield "tasks", "Array tasks", Table("task-table", "Array tasks", heads, rows), "None.", ""
+    many, backends = cards(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
+    each = f"{count(many, 'device')}, one row for each array task that had it. " if many < len(summary.devices) else ""
+    model = f"Model: {'; '.join(models)}. " if len(models) == 1 and all(models) else ""
+    words = f"{each}{model}Readings come from {backends}." if backends else ""
+    yield "devices", "Devices", device_table(summary), "No device took part.", words
+    heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
+    rows = [
+        (a.kind.replace("_", " "), a.severity, _cell(a.alerts), _cell(a.devices), _duration(a.longest_s), a.example)
+        for a in summary.alerts
+    ]
+    yield "alerts", "Alerts", Table("alert-table", "Alerts, by kind", heads, rows), "None.", ""
+    heads = columns("<reason", "<what", "gaps", "time", "tasks")
+    rows = [
+        (g.reason, g.metric or "all readings", _cell(g.gaps), _duration(g.seconds), _cell(g.tasks)) for g in facts.gaps
+    ]
+    gaps = Table("gap-table", "Stretches without readings, by reason", heads, rows)
+    yield "gaps", "Gaps in telemetry", gaps, "None.", ""
+    remarks = Table("file-table", "Files with a remark", columns("<file", "<<remark"), facts.file_remarks)
+    yield "files", "Files with a remark", remarks, "None.", ""
 
 
 def shortened(message: str, longest: int = _LONGEST_MESSAGE) -> str:
@@ -284,64 +357,43 @@ def shortened(message: str, longest: int = _LONGEST_MESSAGE) -> str:
     return f"{message[:half]}\n[… {left_out:,} characters are left out; job.sqlite has them …]\n{message[-half:]}"
 
 
-def label_table(summary: Summary) -> Table:
-    """Return what was heard."""
+def label_table(summary: Summary, most: int | None = None) -> Table:
+    """Return what was heard, or what was heard most often."""
     total = sum(many for _, _, many in summary.facts.labels)
     rows = [
-        (label, name or "", _whole(many), Cell(f"{100 * many / total:.1f} %", 100 * many / total))
-        for label, name, many in summary.facts.labels
+        (label, name or "", _cell(many), _cell(100 * many / total, "{:.1f} %"))
+        for label, name, many in summary.facts.labels[:most]
     ]
     return Table("label-table", "Detections by label", columns("<label", "<name", "detections", "share"), rows)
 
 
-def gap_table(summary: Summary) -> Table:
-    """Return the stretches without readings."""
-    heads = columns("<reason", "<what", "gaps", "time", "tasks")
-    rows = [
-        (g.reason, g.metric or "all readings", _whole(g.gaps), _duration(g.seconds), _whole(g.tasks))
-        for g in summary.facts.gaps
-    ]
-    return Table("gap-table", "Stretches without readings, by reason", heads, rows)
-
-
-def alert_table(summary: Summary) -> Table:
-    """Return the alerts by kind."""
-    heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
-    rows = [
-        (a.kind.replace("_", " "), a.severity, _whole(a.alerts), _whole(a.devices), _duration(a.longest_s), a.example)
-        for a in summary.alerts
-    ]
-    return Table("alert-table", "Alerts, by kind", heads, rows)
-
-
-def stray_table(summary: Summary) -> Table:
+def stray_table(proof: Completeness | None) -> Table:
     """Return rows that are in the source or in the job, but not in both."""
-    proof = summary.completeness
-    rows: list[Row] = []
-    if proof is not None and proof.not_listed_examples:
-        rows.append(("in the source, in no task", _whole(proof.not_listed), "\n".join(proof.not_listed_examples)))
-    if proof is not None and proof.strangers_examples:
-        rows.append(("in the job, not in the source", _whole(proof.strangers), "\n".join(proof.strangers_examples)))
+    kinds = () if proof is None else (
+        ("in the source, in no task", proof.not_listed, proof.not_listed_examples),
+        ("in the job, not in the source", proof.strangers, proof.strangers_examples),
+    )  # fmt: skip
+    rows = [(where, _cell(many), "\n".join(examples)) for where, many, examples in kinds if examples]
     return Table("stray-table", "Rows that do not match", columns("<where", "rows", "<<the first of them"), rows)
-
-
-def file_table(summary: Summary) -> Table:
-    """Return the files about which merge had something to say."""
-    return Table("file-table", "Files with a remark", columns("<file", "<<remark"), summary.facts.file_remarks)
 
 
 def setting_table(values: Mapping[str, Any]) -> Table:
     """Return the settings that were given; those left to their default are left out."""
-    return Table("setting-table", "Settings", columns("<setting", "<<value"), list(_flat(values)))
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:
-    for name, value in sorted(values.items()):
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        elif isinstance(value, bool):
-            yield above + name, "yes" if value else "no"
+    rows = []
+    for name, value in sorted(flat_settings(values).items()):
+        if isinstance(value, bool):
+            rows.append((name, "yes" if value else "no"))
         elif isinstance(value, list | tuple):
-            yield from [(above + name, "\n".join(map(str, value)))] if value else []
+            rows += [(name, "\n".join(map(str, value)))] if value else []
         elif value is not None:
-            yield above + name, str(value)
+            rows.append((name, str(value)))
+    return Table("setting-table", "Settings", columns("<setting", "<<value"), rows)
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of a table under names of their own: alerts.idle_s."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = value if isinstance(value, Mapping) else None
+        found.update({key: value} if inner is None else {f"{key}.{name}": item for name, item in inner.items()})
+    return found

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData
 from badcjobs.report import job_tables as tables
-from badcjobs.report.device_summary import STATE_WORDS, cards
-from badcjobs.report.headlines import finish_words, headlines, measured_words, verdict_words, well_words
-from badcjobs.report.rules import Finding
-from badcjobs.report.summary import Summary
-from badcjobs.report.tables import Table, table_html
+from badcjobs.report.headlines import finish_words, headlines, verdict_words, well_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, cards
+from badcjobs.report.tables import table_html
 from badcjobs.report.words import count, duration, number, period, share_words
 
 if TYPE_CHECKING:
@@ -59,37 +57,32 @@ _HOW_TO_ZOOM = (
 
 def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
     """Return the page; without ``charts``, or without Bokeh, it has all numbers and no charts."""
-    drawn = None if charts is None else _draw(summary, charts)
-    sections = [section for section in _sections(summary, charts, drawn) if section is not None]
-    footer = " from the job database beside it. What every number means: <code>badcjobs guide report</code>."
-    skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
-    if drawn is None or not drawn.places:
-        return whole_page(title, _header(summary, title), sections, footer, more=skip)
-    code, script, data = drawn.chart_code, drawn.script, drawn.data
-    return whole_page(title, _header(summary, title), sections, footer, code=code, script=script, data=data, more=skip)
+    drawn = None
+    if charts is not None:
+        try:
+            from badcjobs.report.charts import draw
 
-
-def _draw(summary: Summary, data: ChartData) -> Charts | None:
-    """Return the charts; None: Bokeh is not installed."""
-    try:
-        from badcjobs.report.charts import draw
-    except ImportError:
-        return None
-    return draw(summary, data)
-
-
-def _header(summary: Summary, title: str) -> str:
+            drawn = draw(summary, charts)
+        except ImportError:  # Bokeh is not installed
+            pass
     about = [count(summary.tasks, "array task"), count(cards(summary.devices), "device")]
     about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
     if summary.started_at_ms is not None and summary.last_sign_ms is not None:
         about.append(period(summary.started_at_ms, summary.last_sign_ms))
     engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
     about += [f"engine {', '.join(engines)}"] if engines else []
-    return (
+    header = (
         f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
         f'<p class="about"><strong class="verdict {summary.verdict}">{escape(verdict_words(summary))}</strong>'
         f"{escape(' · '.join(about))}</p>"
     )
+    sections = [section for section in _sections(summary, charts, drawn) if section is not None]
+    footer = " from the job database beside it. What every number means: <code>badcjobs guide report</code>."
+    skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
+    if drawn is None or not drawn.places:
+        return whole_page(title, header, sections, footer, more=skip)
+    code, script, data = drawn.chart_code, drawn.script, drawn.data
+    return whole_page(title, header, sections, footer, code=code, script=script, data=data, more=skip)
 
 
 def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Iterable[Section | None]:
@@ -99,23 +92,15 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     yield _load(summary, drawn)
     yield _durations(summary, drawn)
     slow, compared = tables.straggler_table(summary)
-    yield _list("stragglers", "Stragglers", slow, "", compared)
-    failed = tables.failed_table(summary.failed, summary.facts.failed)
-    yield _list("failed", "Failed chunks", failed, "No chunk failed for good.")
-    yield _list("heard", "What was heard", tables.label_table(summary), "Nothing was heard.")
-    yield _list("tasks", "Array tasks", tables.task_table(summary))
-    yield _list("devices", "Devices", tables.device_table(summary), "No device took part.", _device_words(summary))
-    yield _list("alerts", "Alerts", tables.alert_table(summary))
-    yield _list("gaps", "Gaps in telemetry", tables.gap_table(summary))
-    yield _list("files", "Files with a remark", tables.file_table(summary))
+    if slow is None:
+        yield Section("stragglers", "Stragglers", paragraph(compared))
+    else:
+        body = paragraph(compared, "quiet") + (table_html(slow) if slow.rows else "")
+        yield Section("stragglers", "Stragglers", body, len(slow.rows))
+    for name, heading, table, empty, words in tables.page_tables(summary):
+        body = table_html(table) if table.rows else paragraph(empty)
+        yield Section(name, heading, (paragraph(words, "quiet") if words else "") + body, len(table.rows))
     yield _settings(summary, data)
-
-
-def _list(name: str, heading: str, table: Table | None, empty: str = "None.", words: str = "") -> Section:
-    if table is None:
-        return Section(name, heading, paragraph(words))
-    body = table_html(table) if table.rows else paragraph(empty) if empty else ""
-    return Section(name, heading, (paragraph(words, "quiet") if words else "") + body, len(table.rows))
 
 
 def _numbers(summary: Summary) -> Section:
@@ -128,7 +113,7 @@ def _numbers(summary: Summary) -> Section:
         f"{paragraph(said[0].upper() + said[1:])}<pre>{escape(command)}</pre>"
         for said, command in finish_words(summary)
     )
-    stray = tables.stray_table(summary)
+    stray = tables.stray_table(summary.completeness)
     strays = f"<h3>Rows that do not match</h3>{table_html(stray)}" if stray.rows else ""
     body = f'<dl class="tiles">{tiles}</dl><dl class="words">{words}</dl>{finish}{strays}'
     return Section("numbers", "Numbers", body)
@@ -147,8 +132,9 @@ def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
             yield "of the GPU time working", f"{working.share_percent:.0f}", "%"
     if summary.energy_wh is not None:
         kilo = summary.energy_wh >= 1000
-        measured = measured_words(summary)
-        name = f"energy, {measured}" if measured else "energy"
+        measured = summary.energy_measured_percent
+        partly = measured is not None and measured < NEARLY_ALL
+        name = f"energy, measured for {share_words(measured)} of the GPU time" if partly else "energy"
         yield name, number(summary.energy_wh / (1000 if kilo else 1)), "kWh" if kilo else "Wh"
     took, unit = duration(summary.wall_s).rsplit(" ", 1)
     yield "wall time", took, unit
@@ -161,21 +147,19 @@ def _findings(summary: Summary) -> Section:
     """Return what was found, the worst first; that nothing was is said as well."""
     if not summary.findings:
         return Section("findings", "Findings", paragraph(well_words(summary), "well"), 0)
-    items = "".join(f"<li>{_finding(finding)}</li>" for finding in summary.findings)
+    items = ""
+    for finding in summary.findings:
+        evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
+        lines = f"<pre>{escape(chr(10).join(finding.lines))}</pre>" if finding.lines else ""
+        severity, many = escape(finding.severity), len(finding.subjects)
+        subjects = paragraph("; ".join(finding.subjects), "quiet") if many else ""
+        items += (
+            f'<li><article class="finding {severity}">'
+            f'<h3><span class="severity">{severity}</span>{escape(finding.sentence)}</h3>'
+            f"<ul>{evidence}</ul>{paragraph(finding.advice)}{lines}"
+            f"{subjects if many <= _FEW else folded(f'{many:,} by name', subjects)}</article></li>"
+        )
     return Section("findings", "Findings", f'<ul class="findings">{items}</ul>', len(summary.findings))
-
-
-def _finding(finding: Finding) -> str:
-    evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
-    lines = f"<pre>{escape(chr(10).join(finding.lines))}</pre>" if finding.lines else ""
-    severity, many = escape(finding.severity), len(finding.subjects)
-    subjects = paragraph("; ".join(finding.subjects), "quiet") if many else ""
-    return (
-        f'<article class="finding {severity}">'
-        f'<h3><span class="severity">{severity}</span>{escape(finding.sentence)}</h3>'
-        f"<ul>{evidence}</ul>{paragraph(finding.advice)}{lines}"
-        f"{subjects if many <= _FEW else folded(f'{many:,} by name', subjects)}</article>"
-    )
 
 
 def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section | None:
@@ -193,26 +177,23 @@ def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
         for state, found in summary.states.items()
         if found.share_percent is not None
     ]
+    from badcjobs.report.chart_figures import STATE_COLORS
+
+    legend = "".join(
+        f'<li><span style="background:{color}"></span>{escape(STATE_WORDS[state])}</li>'
+        for state, color in STATE_COLORS.items()
+        if state in summary.states
+    )
     words = f"Timeline of {count(len(summary.devices), 'device')} of array tasks. Of their time: {', '.join(shares)}."
     find = _FIND if len(summary.devices) > _MANY_ROWS else ""
     body = (
-        f'<div class="bar controls">{_moves()}{_ROWS}{find}</div>{_legend(summary)}'
+        f'<div class="bar controls">{_moves()}{_ROWS}{find}</div>'
+        f'<ul class="legend" aria-label="Colours of the timeline">{legend}</ul>'
         + figure("timeline", drawn.places["timeline"], words, _HOW_TO_ZOOM, over_time=True)
         + "".join(paragraph(note, "quiet") for note in drawn.notes)
         + numbers
     )
     return Section("timeline", "What the devices did", body)
-
-
-def _legend(summary: Summary) -> str:
-    from badcjobs.report.chart_figures import STATE_COLORS
-
-    items = "".join(
-        f'<li><span style="background:{color}"></span>{escape(STATE_WORDS[state])}</li>'
-        for state, color in STATE_COLORS.items()
-        if state in summary.states
-    )
-    return f'<ul class="legend" aria-label="Colours of the timeline">{items}</ul>'
 
 
 def _moves() -> str:
@@ -264,15 +245,6 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
         body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {words}")
         body += folded("The same in numbers", table_html(bars))
     return Section("durations", "How long chunks took", body)
-
-
-def _device_words(summary: Summary) -> str:
-    backends, many = sorted({device.backend for device in summary.devices}), cards(summary.devices)
-    each = f"{count(many, 'device')}, one row for each array task that had it. "
-    each = "" if many == len(summary.devices) else each
-    model = tables.one_model(summary)
-    said = f"{each}Model: {model}. " if model else each
-    return f"{said}Readings come from {', '.join(backends)}." if backends else ""
 
 
 def _settings(summary: Summary, data: ChartData | None) -> Section:
@@ -329,7 +301,11 @@ def whole_page(
         _head(title, scripts)
         + f'{more}<div class="frame">\n<header>{header}</header>\n'
         + f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>\n<main>'
-        + "\n".join(map(_section, sections))
+        + "\n".join(
+            f'<section id="{escape(s.name)}" aria-labelledby="{escape(s.name)}-heading">'
+            f'<h2 id="{escape(s.name)}-heading">{escape(s.heading)}</h2>{s.body}</section>'
+            for s in sections
+        )
         + f"</main>\n<footer>Made by badcjobs {escape(__version__)}{footer}</footer>\n</div>\n"
         + ("" if data is None else f'<script type="application/json" id="chart-data">{_json(data)}</script>\n')
         + "".join(f"<script>{script}</script>\n" for script in scripts)
@@ -353,12 +329,6 @@ def _head(title: str, scripts: Iterable[str]) -> str:
         "<noscript><style>tr[hidden] { display: table-row } .controls { display: none }</style></noscript>\n"
         "</head>\n<body>\n"
     )
-
-
-def _section(section: Section) -> str:
-    name = escape(section.name)
-    heading = f'<h2 id="{name}-heading">{escape(section.heading)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-heading">{heading}{section.body}</section>'
 
 
 def _json(data: Mapping[str, Any]) -> str:

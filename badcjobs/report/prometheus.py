@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from badcjobs import __version__
-from badcjobs.report.device_summary import DeviceSummary
 from badcjobs.report.rules import SEVERITIES
 from badcjobs.report.summary import Summary
-from badcjobs.store.read_model import Freshness, TaskFacts
+from badcjobs.store.read_model import DeviceFacts, Freshness, TaskFacts
 
 GAUGE, COUNTER = "gauge", "counter"
 BOTH, TEXTFILE, SERVED = "both", "textfile", "/metrics"
@@ -236,18 +235,18 @@ def reading_samples(last: Mapping[str, float | None], labels: Mapping[str, str])
         yield Sample(name, _times(last.get(metric), factor), labels)
 
 
-def _device_labels(device: DeviceSummary) -> dict[str, str]:
+def _device_labels(device: DeviceFacts) -> dict[str, str]:
     return {"device": device.label, "uuid": device.uuid or "", "task": device.task}
 
 
-def _last_reading(device: DeviceSummary) -> Iterator[Sample]:
+def _last_reading(device: DeviceFacts) -> Iterator[Sample]:
     labels = _device_labels(device)
     yield from reading_samples(device.last, labels)
     yield Sample("badcjobs_gpu_memory_total_bytes", device.memory_total_bytes, labels)
     yield Sample("badcjobs_gpu_power_limit_watts", device.power_limit_w, labels)
 
 
-def device_samples(device: DeviceSummary) -> Iterator[Sample]:
+def device_samples(device: DeviceFacts) -> Iterator[Sample]:
     """Yield what a device did and used so far."""
     labels = _device_labels(device)
     yield Sample("badcjobs_gpu_samples_total", device.samples, labels)

@@ -7,39 +7,23 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from badcjobs.report.device_summary import card
+from badcjobs.report.summary import Finding, Summary
 from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
-from badcjobs.store.read_model import DeviceFacts, JobFacts, StateTime, TaskFacts
-
-if TYPE_CHECKING:
-    from badcjobs.report.summary import Summary
+from badcjobs.store.read_model import DeviceFacts, JobFacts, StateTime
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
 # Of one case; ``subjects`` and ``cost_s`` (GPU time) go into its finding as they are. ``s`` is always the summary.
 Figures = Mapping[str, Any]
 SERIOUS_S = 10 * 3600.0  # of GPU time
+LOW = 0.5  # busy for a smaller share than this: too little to do
 EXCLUDE = "#SBATCH --exclude="
 _MOST_NODES, _MOST_NODES_SHARE = 4, 0.1  # more than that is another problem; one node may always be left out
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One judgement about a job; never without numbers."""
-
-    kind: str  # a stable name for scripts: unused_gpus, start_up, waiting_for_audio, …
-    severity: str
-    sentence: str
-    evidence: tuple[str, ...]  # one figure each, in words: "busy 12 % of 3.4 GPU-hours"
-    advice: str
-    lines: tuple[str, ...] = ()  # to paste: #SBATCH lines, commands
-    subjects: tuple[str, ...] = ()  # the tasks, devices, nodes or chunks that it is about
-    gpu_hours: float | None = None  # what it cost; None: that cannot be said in GPU time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +49,27 @@ class Topic:
     cases: Callable[[JobFacts, Summary], Iterable[Figures]]
     rules: tuple[Rule, ...]
 
-    def judge(self, facts: JobFacts, summary: Summary) -> Iterator[Finding]:
+    def judge(self, summary: Summary) -> Iterator[Finding]:
         """Yield what is found."""
-        for figures in self.cases(facts, summary):
-            rule = next((rule for rule in self.rules if rule.when(figures)), None)
+        for case in self.cases(summary.facts, summary):
+            rule = next((rule for rule in self.rules if rule.when(case)), None)
             if rule is not None:
-                yield _finding(rule, {"s": summary, **figures})
+                figures, cost_s = {"s": summary, **case}, case.get("cost_s")
+                yield Finding(
+                    kind=rule.kind,
+                    severity=say(rule.severity, figures),
+                    sentence=say(rule.says, figures),
+                    evidence=tuple(known_texts(rule.evidence, figures)),
+                    advice=say(rule.fix, figures),
+                    lines=tuple(known_texts(rule.lines, figures)),
+                    subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
+                    gpu_hours=None if cost_s is None else cost_s / 3600,
+                )
 
 
-def _finding(rule: Rule, figures: Figures) -> Finding:
-    cost_s = figures.get("cost_s")
-    return Finding(
-        kind=rule.kind,
-        severity=say(rule.severity, figures),
-        sentence=say(rule.says, figures),
-        evidence=tuple(known_texts(rule.evidence, figures)),
-        advice=say(rule.fix, figures),
-        lines=tuple(known_texts(rule.lines, figures)),
-        subjects=tuple(dict.fromkeys(map(plain, figures.get("subjects", ())))),
-        gpu_hours=None if cost_s is None else cost_s / 3600,
-    )
+def topic(*rules: Rule) -> Callable[[Callable[[JobFacts, Summary], Iterable[Figures]]], Topic]:
+    """Make a topic of these rules and the function below them, which yields the figures of each case."""
+    return lambda cases: Topic(cases, rules)
 
 
 def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:
@@ -165,11 +150,6 @@ def share(part: float, whole: float) -> str:
     return f"{percent:.0f} %" if percent >= 1 or percent == 0 else f"{percent:.1g} %"
 
 
-def total_s(device: DeviceFacts) -> float:
-    """Return for how long the task had the device; see store/accounting.py for what the states are."""
-    return sum(time.total_s for time in device.states.values())
-
-
 def seen_s(time: StateTime) -> float:
     """Return for how much of a state it is known how busy the device was."""
     if time.busy_s is None:
@@ -202,28 +182,20 @@ def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
     return found
 
 
-def names(tasks: Iterable[TaskFacts]) -> list[str]:
-    """Return the tasks by name."""
-    return [task.name for task in tasks]
-
-
 def labels(devices: Iterable[DeviceFacts]) -> list[str]:
     """Return the devices in a few words each; one that served several tasks stands there once."""
     by_card: dict[tuple[str, str], list[DeviceFacts]] = defaultdict(list)
     for device in devices:
-        by_card[card(device)].append(device)
-    found = []
-    for rows in by_card.values():
-        first = rows[0]
-        name = first.token if first.index is None else first.index
-        where = first.task if len(rows) == 1 else f"in {len(rows):,} tasks"
-        found.append(f"{first.node} device {name} ({where})")
-    return found
+        by_card[device.card].append(device)
+    return [
+        f"{rows[0].node} device {rows[0].label} ({rows[0].task if len(rows) == 1 else f'in {len(rows):,} tasks'})"
+        for rows in by_card.values()
+    ]
 
 
 def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, str | None]:
     """Return the nodes to leave out or, where they are too many for that, how many they are."""
-    those: Sequence[str] = sorted(set(nodes))
+    those = sorted(set(nodes))
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
     if len(those) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
         where = f"{len(those):,} of {everywhere:,} nodes"

@@ -7,40 +7,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from badcjobs.report.device_summary import card, cards, rows_words
 from badcjobs.report.rules import (
     NOTE,
     PROBLEM,
     WARNING,
     Figures,
     Rule,
-    Topic,
     labels,
     node_figures,
     say,
     share,
+    topic,
 )
-from badcjobs.report.summary import Summary
+from badcjobs.report.summary import Summary, cards, rows_words
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
 _EXCLUDE = ("#SBATCH --exclude={exclude}",)
 
 # --- hardware that failed ---------------------------------------------------------------------------------------------
-
-
-def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    for alert in facts.alerts:
-        if alert.kind in ("lost", "fault", "ecc"):
-            nodes = facts.alert_nodes.get(alert.kind, ())
-            longest = say(", the longest of {s:duration}", {"s": alert.longest_s}) if alert.longest_s else ""
-            found = {"kind": alert.kind, "alert": alert, "longest": longest, "nodes": len(nodes), "subjects": nodes}
-            yield {**found, **node_figures(nodes, facts)}
-    lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
-    if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        cuda = {"kind": "cuda", "devices": cards(lost), "tries": sum(device.work.lost for device in lost)}
-        yield {**cuda, "subjects": labels(lost), **node_figures({device.node for device in lost}, facts)}
-
 
 _LOST = Rule(
     "device_lost", PROBLEM,
@@ -50,7 +35,9 @@ _LOST = Rule(
     fix="A node where this happens needs mending: tell the site, and leave it out until then.",
     lines=_EXCLUDE,
 )  # fmt: skip
-BROKEN = Topic(_broken, (
+
+
+@topic(
     _LOST,
     replace(
         _LOST, kind="device_fault", when=lambda f: f["kind"] == "fault",
@@ -67,26 +54,59 @@ BROKEN = Topic(_broken, (
         says="CUDA lost {devices:count GPU}; the workers there were ended.",
         evidence=("{tries:count try tries} lost there", "{spread}"),
     ),
-))  # fmt: skip
+)  # fmt: skip
+def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    for alert in facts.alerts:
+        if alert.kind in ("lost", "fault", "ecc"):
+            nodes = facts.alert_nodes.get(alert.kind, ())
+            longest = say(", the longest of {s:duration}", {"s": alert.longest_s}) if alert.longest_s else ""
+            found = {"kind": alert.kind, "alert": alert, "longest": longest, "nodes": len(nodes), "subjects": nodes}
+            yield {**found, **node_figures(nodes, facts)}
+    lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
+    if lost and all(alert.kind != "lost" for alert in facts.alerts):
+        cuda = {"kind": "cuda", "devices": cards(lost), "tries": sum(device.work.lost for device in lost)}
+        yield {**cuda, "subjects": labels(lost), **node_figures({device.node for device in lost}, facts)}
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
 
 _THROTTLED_S, _THROTTLED = 60.0, 0.05
 _CAPPED, _CAPPED_CLOCK = 0.3, 0.8  # big cards touch their limit all the time; it matters where the clock falls far
+_CLOCKS = (
+    "{of_time} of their {seen_s:gpu_time} with a lowered clock",
+    "median clock of the slowest {clock} MHz; this model reached {reached} MHz here",
+)
 
 
-def _hot(device: DeviceFacts) -> int:
-    return max(device.throttled.get("sw_thermal_slowdown", 0), device.throttled.get("hw_thermal_slowdown", 0))
+@topic(Rule(
+    "throttled_thermal", WARNING,
+    says="{many:count GPU} lowered {many:its|their} clock because of heat.",
+    evidence=(*_CLOCKS, "up to {hottest} °C", "{spread}"),
+    fix="Tell the site to look at the fans and the cooling of {nodes:the node|these nodes}; leave"
+        " {nodes:the node|these nodes} out meanwhile.",
+    lines=_EXCLUDE,
+))  # fmt: skip
+def _hot(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    reasons = ("sw_thermal_slowdown", "hw_thermal_slowdown")
+    return _throttled(facts, lambda device: max(device.throttled.get(reason, 0) for reason in reasons))
 
 
-def _hungry(device: DeviceFacts) -> int:
-    # hw_slowdown stands beside the reason that it has; without heat it protects the power supply.
-    alone = device.throttled.get("hw_slowdown", 0) - device.throttled.get("hw_thermal_slowdown", 0)
-    braked = max(device.throttled.get("hw_power_brake", 0), alone)
-    capped, clock = device.throttled.get("sw_power_cap", 0), device.metrics.get("sm_clock_mhz")
-    slow = clock is not None and clock.p50 < _CAPPED_CLOCK * clock.maximum and capped >= _CAPPED * device.samples
-    return max(braked, capped if slow else 0)
+@topic(Rule(
+    "throttled_power", WARNING,
+    says="{many:count GPU} lowered {many:its|their} clock to save power.",
+    evidence=(*_CLOCKS, "power limit {limit} W", "{spread}"),
+    fix="The site has set a low power limit, or the power supply is at its end: ask them.",
+    lines=_EXCLUDE,
+))  # fmt: skip
+def _hungry(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    def samples(device: DeviceFacts) -> int:
+        # hw_slowdown stands beside the reason that it has; without heat it protects the power supply.
+        alone = device.throttled.get("hw_slowdown", 0) - device.throttled.get("hw_thermal_slowdown", 0)
+        capped, clock = device.throttled.get("sw_power_cap", 0), device.metrics.get("sm_clock_mhz")
+        slow = clock is not None and clock.p50 < _CAPPED_CLOCK * clock.maximum and capped >= _CAPPED * device.samples
+        return max(device.throttled.get("hw_power_brake", 0), alone, capped if slow else 0)
+
+    return _throttled(facts, samples)
 
 
 def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Iterator[Figures]:
@@ -114,66 +134,35 @@ def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Itera
     }
 
 
-_CLOCKS = (
-    "{of_time} of their {seen_s:gpu_time} with a lowered clock",
-    "median clock of the slowest {clock} MHz; this model reached {reached} MHz here",
-)
-HOT = Topic(lambda facts, summary: _throttled(facts, _hot), (
-    Rule(
-        "throttled_thermal", WARNING,
-        says="{many:count GPU} lowered {many:its|their} clock because of heat.",
-        evidence=(*_CLOCKS, "up to {hottest} °C", "{spread}"),
-        fix="Tell the site to look at the fans and the cooling of {nodes:the node|these nodes}; leave"
-            " {nodes:the node|these nodes} out meanwhile.",
-        lines=_EXCLUDE,
-    ),
-))  # fmt: skip
-HUNGRY = Topic(lambda facts, summary: _throttled(facts, _hungry), (
-    Rule(
-        "throttled_power", WARNING,
-        says="{many:count GPU} lowered {many:its|their} clock to save power.",
-        evidence=(*_CLOCKS, "power limit {limit} W", "{spread}"),
-        fix="The site has set a low power limit, or the power supply is at its end: ask them.",
-        lines=_EXCLUDE,
-    ),
-))  # fmt: skip
-
-
 # --- processes of others ----------------------------------------------------------------------------------------------
 
 _FOREIGN_S = 10.0
 
 
+@topic(Rule(
+    "foreign_process", "{severity}",
+    says="{many:count process processes} of others used our GPUs.",
+    evidence=(
+        "{program} of {user} (pid {longest.pid}) for {longest.seconds:duration} on {longest.node}",
+        "{minutes:one} minutes in all, on all devices together",
+        "device memory held: up to {held:memory}",
+    ),
+    fix="Under Slurm this should not be: tell the site. On a shared machine take a free device: run --free N.",
+))  # fmt: skip
 def _foreign(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     others = [process for process in facts.foreign if process.seconds >= _FOREIGN_S]
-    if not others:
-        return
-    longest = others[0]
     held = max((p.memory_peak_bytes for p in others if p.memory_peak_bytes is not None), default=None)
-    yield {
-        "severity": WARNING if held is None or held >= 2**30 else NOTE,
-        "many": len({(p.node, p.pid) for p in others}),
-        "longest": longest,
-        "program": longest.name or "a process",
-        "user": longest.user or "somebody",
-        "minutes": sum(p.seconds for p in others) / 60,
-        "held": held,
-        "subjects": [f"{p.node}: device {p.device_index}, pid {p.pid}" for p in others],
-    }
-
-
-FOREIGN = Topic(_foreign, (
-    Rule(
-        "foreign_process", "{severity}",
-        says="{many:count process processes} of others used our GPUs.",
-        evidence=(
-            "{program} of {user} (pid {longest.pid}) for {longest.seconds:duration} on {longest.node}",
-            "{minutes:one} minutes in all, on all devices together",
-            "device memory held: up to {held:memory}",
-        ),
-        fix="Under Slurm this should not be: tell the site. On a shared machine take a free device: run --free N.",
-    ),
-))  # fmt: skip
+    if others:
+        yield {
+            "severity": WARNING if held is None or held >= 2**30 else NOTE,
+            "many": len({(p.node, p.pid) for p in others}),
+            "longest": others[0],
+            "program": others[0].name or "a process",
+            "user": others[0].user or "somebody",
+            "minutes": sum(p.seconds for p in others) / 60,
+            "held": held,
+            "subjects": [f"{p.node}: device {p.device_index}, pid {p.pid}" for p in others],
+        }
 
 
 # --- devices and nodes that are slower than their peers: the same model, at the same work -----------------------------
@@ -192,6 +181,8 @@ class Peer:
     """A device over all tasks of one shape that had it."""
 
     rows: tuple[DeviceFacts, ...]
+    working_s: float
+    by_audio: bool = False  # speed is audio over time; else it is chunks over time: not all lengths are known
 
     @property
     def node(self) -> str:
@@ -202,16 +193,14 @@ class Peer:
         return labels(self.rows)[0]
 
     @property
-    def working_s(self) -> float:
-        return sum(row.states["working"].total_s for row in self.rows if "working" in row.states)
+    def unit(self) -> str:
+        return "× real time" if self.by_audio else "chunks per minute"
 
     @property
-    def done(self) -> int:
-        return sum(row.work.done for row in self.rows)
-
-    @property
-    def audio_s(self) -> float:
-        return sum(row.work.audio_s for row in self.rows)
+    def rate(self) -> float:
+        """Its speed while it worked."""
+        per_s = [row.work.audio_s if self.by_audio else 60.0 * row.work.done for row in self.rows]
+        return sum(per_s) / self.working_s
 
     @property
     def chunk_p50_s(self) -> float:
@@ -220,97 +209,40 @@ class Peer:
     @property
     def held_back(self) -> str | None:
         """Why its clock was lowered."""
-        reasons = {reason for row in self.rows for reason in row.throttled} - {"gpu_idle"}
+        reasons = {reason for row in self.rows for reason in row.held_back}
         return ", ".join(reason.replace("_", " ") for reason in sorted(reasons)) or None
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGroup:
-    """Devices that can be compared: the same model and engine, the same company on it and around it."""
+def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> list[list[Peer]]:
+    """Return devices that can be compared, and worked for long enough.
 
-    peers: Sequence[Peer]
-
-    @property
-    def by_audio(self) -> bool:
-        """Whether speed is audio over time; else it is chunks over time: not all lengths are known."""
-        return all(peer.audio_s > 0 for peer in self.peers)
-
-    @property
-    def unit(self) -> str:
-        return "× real time" if self.by_audio else "chunks per minute"
-
-    @property
-    def model(self) -> str:
-        return self.peers[0].rows[0].name or "same model"
-
-    def rate(self, peer: Peer) -> float:
-        """Return the speed of a device while it worked."""
-        return (peer.audio_s if self.by_audio else 60 * peer.done) / peer.working_s
-
-    @property
-    def middle(self) -> float:
-        """The median speed."""
-        return median(map(self.rate, self.peers))
-
-    def stragglers(self) -> list[Peer]:
-        """Return the devices that are slower than the others by more than chance, the slowest first."""
-        rates, middle = list(map(self.rate, self.peers)), self.middle
-        usual_s = median(peer.chunk_p50_s for peer in self.peers)
-        slow_from = min(_SLOW * middle, middle - _SPREADS * median(abs(rate - middle) for rate in rates))
-        slow = [
-            (rate, place) for place, (peer, rate) in enumerate(zip(self.peers, rates, strict=True))
-            # Who is left alone with the last, long chunk is not slow: its other chunks took no longer than usual.
-            if rate < slow_from and peer.chunk_p50_s > _LONGER * usual_s
-        ]  # fmt: skip
-        return [self.peers[place] for _, place in sorted(slow)]
-
-
-def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> list[PeerGroup]:
-    """Return the devices that can be compared, and worked for long enough."""
+    They are of the same model and engine, with the same company on it and around it.
+    """
     by_name = {task.name: task for task in tasks}
     found: dict[tuple[object, ...], dict[tuple[str, str], list[DeviceFacts]]] = defaultdict(lambda: defaultdict(list))
     for device in devices:
         task = by_name[device.task]
         if "working" in device.states and device.work.done:
-            found[device.name, task.engine, task.devices, task.workers, task.cpus][card(device)].append(device)
-    groups = [[Peer(tuple(of_one)) for of_one in rows.values()] for rows in found.values()]
-    known = [[peer for peer in group if peer.working_s >= _LEAST_S and peer.done >= LEAST_TRIES] for group in groups]
-    return [PeerGroup(peers) for peers in known if len(peers) >= LEAST_PEERS]
+            found[device.name, task.engine, task.devices, task.workers, task.cpus][device.card].append(device)
+    groups = []
+    for rows in found.values():
+        peers = [Peer(tuple(of_one), sum(row.states["working"].total_s for row in of_one)) for of_one in rows.values()]
+        tried = [sum(row.work.done for row in peer.rows) >= LEAST_TRIES for peer in peers]
+        known = [peer for peer, enough in zip(peers, tried, strict=True) if enough and peer.working_s >= _LEAST_S]
+        by_audio = all(sum(row.work.audio_s for row in peer.rows) > 0 for peer in known)
+        if len(known) >= LEAST_PEERS:
+            groups.append([replace(peer, by_audio=by_audio) for peer in known])
+    return groups
 
 
-def _slow(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    """Yield nodes whose devices are all slow, then devices that are slow alone."""
-    for group in peer_groups(facts.tasks, facts.devices):
-        stragglers, middle = group.stragglers(), group.middle
-        whole, digits = _whole_nodes(stragglers, group.peers), 1 if middle >= 10 else 2
-        for of_node in (True, False):
-            slow = [peer for peer in stragglers if (peer.node in whole) == of_node]
-            if not slow:
-                continue
-            worst, nodes = slow[0], sorted({peer.node for peer in slow})
-            yield {
-                "of_node": of_node,
-                "severity": WARNING if group.rate(worst) < _VERY_SLOW * middle else NOTE,
-                "group": group,
-                "peers": len(group.peers),
-                "devices": len(slow),
-                "nodes": len(nodes),
-                "percent": group.rate(worst) / middle * 100,
-                "worst": worst,
-                "rate": number(group.rate(worst), digits),
-                "middle": number(middle, digits),
-                "subjects": nodes if of_node else [peer.label for peer in slow],
-                "cost_s": sum(peer.working_s * (1 - group.rate(peer) / middle) for peer in slow),
-                **node_figures(nodes, facts),
-            }
-
-
-def _whole_nodes(slow: Sequence[Peer], peers: Sequence[Peer]) -> set[str]:
-    """Return the nodes of which all devices, two at least, are slow; of two nodes it is not clear which is."""
-    of_node, slow_of_node = Counter(peer.node for peer in peers), Counter(peer.node for peer in slow)
-    if len(of_node) < _LEAST_NODES:
-        return set()
-    return {node for node, many in slow_of_node.items() if many == of_node[node] > 1}
+def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
+    """Return the devices that are slower than the others by more than chance, the slowest first."""
+    middle = median(peer.rate for peer in peers)
+    usual_s = median(peer.chunk_p50_s for peer in peers)
+    slow_from = min(_SLOW * middle, middle - _SPREADS * median(abs(peer.rate - middle) for peer in peers))
+    # Who is left alone with the last, long chunk is not slow: its other chunks took no longer than usual.
+    slow = [peer for peer in peers if peer.rate < slow_from and peer.chunk_p50_s > _LONGER * usual_s]
+    return sorted(slow, key=lambda peer: peer.rate)
 
 
 _SLOW_DEVICE = Rule(
@@ -318,22 +250,52 @@ _SLOW_DEVICE = Rule(
     says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: {percent:round} % of the"
          " median speed at worst.",
     evidence=(
-        "the slowest, {worst.label}: {rate} {group.unit}",
-        "median of {peers:count device} ({group.model}): {middle} {group.unit}",
+        "the slowest, {worst.label}: {rate} {worst.unit}",
+        "median of {peers:count device} ({model}): {middle} {worst.unit}",
         "lowered clocks there: {worst.held_back:?}",
         "{spread}",
     ),
     fix="If it is so again, leave the node out and tell the site; look for heat, a busy disk, other people's jobs.",
     lines=_EXCLUDE,
 )  # fmt: skip
-SLOW = Topic(_slow, (
+
+
+@topic(
     replace(
         _SLOW_DEVICE, kind="straggler_node", when=lambda f: f["of_node"],
         says="{nodes:count node} {nodes:is|are} slower than {nodes:its|their} peers: {percent:round} % of the median"
              " speed at worst.",
     ),
     _SLOW_DEVICE,
-))  # fmt: skip
+)  # fmt: skip
+def _slow(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    """Yield nodes whose devices are all slow, then devices that are slow alone."""
+    for peers in peer_groups(facts.tasks, facts.devices):
+        stragglers, middle = find_stragglers(peers), median(peer.rate for peer in peers)
+        of_node, slow_of_node = Counter(peer.node for peer in peers), Counter(peer.node for peer in stragglers)
+        # All devices of a node, two at least, are slow; of two nodes it is not clear which is.
+        whole = {node for node, many in slow_of_node.items() if many == of_node[node] > 1}
+        whole = whole if len(of_node) >= _LEAST_NODES else set()
+        for of_whole in (True, False):
+            slow = [peer for peer in stragglers if (peer.node in whole) == of_whole]
+            if not slow:
+                continue
+            worst, nodes, digits = slow[0], sorted({peer.node for peer in slow}), 1 if middle >= 10 else 2
+            yield {
+                "of_node": of_whole,
+                "severity": WARNING if worst.rate < _VERY_SLOW * middle else NOTE,
+                "peers": len(peers),
+                "model": worst.rows[0].name or "same model",
+                "devices": len(slow),
+                "nodes": len(nodes),
+                "percent": worst.rate / middle * 100,
+                "worst": worst,
+                "rate": number(worst.rate, digits),
+                "middle": number(middle, digits),
+                "subjects": nodes if of_whole else [peer.label for peer in slow],
+                "cost_s": sum(peer.working_s * (1 - peer.rate / middle) for peer in slow),
+                **node_figures(nodes, facts),
+            }
 
 
 # --- measurements that are missing, or disagree -----------------------------------------------------------------------
@@ -342,6 +304,17 @@ _GAP, _GAP_S = 0.05, 60.0
 _ENERGY, _ENERGY_S = 0.05, 120.0
 
 
+@topic(Rule(
+    "telemetry_gaps", "{severity}",
+    says="There are no readings for {of_time} of the GPU time.",
+    evidence=(
+        "{total_s:gpu_time} of {all_s:gpu_time} without a reading",
+        "{blind:whole} of {followed} without any",
+        "{reasons}",
+    ),
+    fix="What is said of these devices rests on the rest of the time. In a container, --nv lets badcjobs read them.",
+    lines=("badcjobs gpus",),
+))  # fmt: skip
 def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     tasks = {task.name: task for task in facts.tasks}
     followed = [device for device in facts.devices if tasks[device.task].telemetry]
@@ -364,24 +337,27 @@ def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     }
 
 
-GAPS = Topic(_gaps, (
-    Rule(
-        "telemetry_gaps", "{severity}",
-        says="There are no readings for {of_time} of the GPU time.",
-        evidence=(
-            "{total_s:gpu_time} of {all_s:gpu_time} without a reading",
-            "{blind:whole} of {followed} without any",
-            "{reasons}",
-        ),
-        fix="What is said of these devices rests on the rest of the time. In a container, --nv lets badcjobs read"
-            " them.",
-        lines=("badcjobs gpus",),
+@topic(Rule(
+    "energy_disagrees", NOTE,
+    says="On {devices:count device} the energy counter and the power readings disagree.",
+    evidence=(
+        "at worst the counter says {percent:round} % {more} than the power readings added up",
+        "{worst}: {counted_wh:one} Wh counted, {added_wh:one} Wh added up",
     ),
+    fix="Take the job's energy as rough; on healthy cards both agree within 1 %.",
 ))  # fmt: skip
-
-
 def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    odd = [(device, off) for device in facts.devices if (off := _off_by(device)) is not None]
+    odd = []
+    for device in facts.devices:
+        span_s, counter_j, added_j = device.energy_counter_span_s, device.energy_counter_j, device.energy_integrated_j
+        measured_s = sum(device.measured_s.values())
+        of_card = (device.uuid or "").startswith("MIG-")  # its card's counter, with the work of all slices
+        if of_card or not span_s or not counter_j or not added_j or min(span_s, measured_s) < _ENERGY_S:
+            continue
+        off = (counter_j / span_s) / (added_j / measured_s) - 1
+        unlike = abs(span_s - measured_s) / span_s  # one was read for longer than the other
+        if abs(off) > _ENERGY + unlike:
+            odd.append((device, off))
     if odd:
         worst, off = max(odd, key=lambda pair: abs(pair[1]))
         yield {
@@ -395,27 +371,4 @@ def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         }
 
 
-def _off_by(device: DeviceFacts) -> float | None:
-    """Return by which share the counter exceeds the power added up, watt by watt; None: by no more than is usual."""
-    measured_s = sum(time.measured_s for time in device.states.values())
-    span_s, counter_j, added_j = device.energy_counter_span_s, device.energy_counter_j, device.energy_integrated_j
-    if (device.uuid or "").startswith("MIG-"):  # its card's counter, with the work of all slices
-        return None
-    if not span_s or not counter_j or not added_j or min(span_s, measured_s) < _ENERGY_S:
-        return None
-    off = (counter_j / span_s) / (added_j / measured_s) - 1
-    unlike = abs(span_s - measured_s) / span_s  # one was read for longer than the other
-    return off if abs(off) > _ENERGY + unlike else None
-
-
-ENERGY = Topic(_energy, (
-    Rule(
-        "energy_disagrees", NOTE,
-        says="On {devices:count device} the energy counter and the power readings disagree.",
-        evidence=(
-            "at worst the counter says {percent:round} % {more} than the power readings added up",
-            "{worst}: {counted_wh:one} Wh counted, {added_wh:one} Wh added up",
-        ),
-        fix="Take the job's energy as rough; on healthy cards both agree within 1 %.",
-    ),
-))  # fmt: skip
+TOPICS = (_broken, _hot, _hungry, _foreign, _slow, _gaps, _energy)

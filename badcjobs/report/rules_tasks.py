@@ -6,10 +6,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from badcjobs.report.progress import RUNNING, was_killed
-from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, Topic, names, say, share
+from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, say, share, topic
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import indices, moment, number, period
 from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFacts
@@ -20,34 +20,30 @@ _NOTES = 3  # of an emulation, in the evidence
 _COMMAND = " The command stands under “to finish it”."  # once in every form of the report, not in each finding
 
 
-def _command(summary: Summary) -> str:
-    return _COMMAND if summary.completeness is not None and summary.completeness.finish else ""
-
-
-class _Way(NamedTuple):
-    """How a task is found and started again."""
-
-    still: str  # it may be running
-    log: str
-    again: str
-
-
-_BY_SLURM = _Way("squeue --me still has", "Slurm's output", "submit again")
-_BY_HAND = _Way("something still runs", "the end of the task's log", "start the run again")
-_EMULATED = _BY_HAND._replace(again="start the emulation again")
-
-
-def _way(tasks: Sequence[TaskFacts], summary: Summary) -> _Way:
+def _way(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
+    """Return how a task is found that may still be running, where its log is, and how it is started again."""
     proof = summary.completeness
     lines = proof.finish if proof is not None else ()
-    if proof is not None and (proof.missing_notes or any("--cluster=local" in line.split() for line in lines)):
-        return _EMULATED
-    return _BY_HAND if tasks and all(task.job_id.startswith("local") for task in tasks) else _BY_SLURM
+    emulated = proof is not None and (proof.missing_notes or any("--cluster=local" in line.split() for line in lines))
+    command = _COMMAND if lines else ""
+    if not emulated and not (tasks and all(task.job_id.startswith("local") for task in tasks)):
+        still, log, again = "squeue --me still has", "Slurm's output", "submit again"
+    else:
+        still, log = "something still runs", "the end of the task's log"
+        again = "start the emulation again" if emulated else "start the run again"
+    return {"still": still, "log": log, "again": again, "command": command}
 
 
 # --- tasks that left no database --------------------------------------------------------------------------------------
 
 
+@topic(Rule(
+    "tasks_missing", PROBLEM,
+    says="There is no word from {missing:count array_task}.",
+    evidence=("{where}", "{s.tasks:count task} left a database"),
+    fix="Unless {still} {missing:it|them}: {missing:it never|they never} started, or could not write. Look at {log},"
+        " then {again}.{command}",
+))  # fmt: skip
 def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     missing, proof = summary.tasks_missing, summary.completeness
     waits = summary.tasks_by_verdict.get(RUNNING)  # then the missing ones may still be in the queue
@@ -58,24 +54,12 @@ def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         by_note.setdefault(note, []).append(index)
     where = [f"array index {indices(those)}: {note}" for note, those in by_note.items()][:_NOTES]
     others = [index for those in list(by_note.values())[_NOTES:] for index in those]
+    where += [f"array index {indices(others)}: see their logs"] if others else []
     yield {
         "missing": len(missing),
-        "where": [*where, *([f"array index {indices(others)}: see their logs"] if others else [])]
-        or [f"array index {indices(missing)}"],
-        "way": _way((), summary),
-        "command": _command(summary),
+        "where": where or [f"array index {indices(missing)}"],
+        **_way((), summary),
     }
-
-
-MISSING = Topic(_missing, (
-    Rule(
-        "tasks_missing", PROBLEM,
-        says="There is no word from {missing:count array_task}.",
-        evidence=("{where}", "{s.tasks:count task} left a database"),
-        fix="Unless {way.still} {missing:it|them}: {missing:it never|they never} started, or could not write. Look at"
-            " {way.log}, then {way.again}.{command}",
-    ),
-))  # fmt: skip
 
 
 # --- tasks that came to no end of their own ---------------------------------------------------------------------------
@@ -84,7 +68,16 @@ MISSING = Topic(_missing, (
 def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> dict[str, Any]:
     """Return what is left of the work of these tasks, and who has gone on with it."""
     left, running = sum(task.pending for task in tasks), summary.tasks_by_verdict.get(RUNNING)
-    followed = all(not task.pending and _is_followed(task, facts) for task in tasks)
+    # Another attempt has begun on the same part of the source since, or on the whole of it.
+    followed = all(
+        not task.pending
+        and any(
+            other.started_at_ms > task.last_sign_ms
+            and (other.array_index == task.array_index or other.shard_count == 1)
+            for other in facts.tasks
+        )
+        for task in tasks
+    )
     unfinished = summary.verdict == "stopped" and not followed
     others, todo = "others have done their work", "nothing of it is left to do"
     if summary.left and running:
@@ -94,53 +87,41 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
         others = "{many:a later attempt went on, and has|later attempts went on, and have} ended, too"
         todo = "what is left stands under 'to finish it'"
     rest = "; {left:count chunk} left" if left else "" if unfinished else f"; {others}"
-    figures = {"many": len(tasks), "left": left}
     return {
-        **figures,
+        "many": len(tasks),
+        "left": left,
         "of": f"{len(tasks):,} of " if len(tasks) < len(facts.tasks) else "",
         "unfinished": unfinished,
-        "rest": say(rest, figures),
+        "rest": say(rest, {"many": len(tasks), "left": left}),
         "todo": todo,
-        "way": _way(tasks, summary),
-        "command": _command(summary),
-        "subjects": names(tasks),
-    }
-
-
-def _is_followed(task: TaskFacts, facts: JobFacts) -> bool:
-    """Say whether another attempt has begun on the same part of the source since, or on the whole of it."""
-    return any(
-        other.started_at_ms > task.last_sign_ms and (other.array_index == task.array_index or other.shard_count == 1)
-        for other in facts.tasks
-    )
-
-
-def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    gone = frozenset(summary.tasks_silent)
-    silent = [task for task in facts.tasks if task.name in gone]
-    if not silent:
-        return
-    heard_ms = [task.heard_at_ms for task in silent if task.heard_at_ms is not None]
-    first_ms, last_ms = min(heard_ms), max(heard_ms)
-    yield {
-        **_unended(silent, facts, summary),
-        "heard": moment(last_ms) if last_ms - first_ms < 60_000 else f"from {period(first_ms, last_ms)}",
-        "after_s": max(task.silent_after_s or 0.0 for task in silent),
+        **_way(tasks, summary),
+        "subjects": [task.name for task in tasks],
     }
 
 
 _SILENT_WHY = "A dead node, a disk that hangs, or {many:it was|they were} killed with the recorder"
-_TASKS_SILENT = Rule(
+_SILENT = Rule(
     "tasks_silent", PROBLEM,
     says="{of}{s.tasks:count task} went silent without an end{rest}.",
     evidence=("last heard of {heard}", "while a task runs, it is heard of within {after_s:duration}"),
-    fix=f"{_SILENT_WHY}. Unless {{way.still}} {{many:it|them}}: look at {{way.log}}, then {{way.again}}.{{command}}",
+    fix=f"{_SILENT_WHY}. Unless {{still}} {{many:it|them}}: look at {{log}}, then {{again}}.{{command}}",
     when=lambda f: f["unfinished"],
 )  # fmt: skip
-SILENT = Topic(_silent, (
-    _TASKS_SILENT,
-    replace(_TASKS_SILENT, severity=NOTE, when=lambda f: True, fix=f"{_SILENT_WHY}; {{todo}}."),
-))  # fmt: skip
+
+
+@topic(_SILENT, replace(_SILENT, severity=NOTE, when=lambda f: True, fix=f"{_SILENT_WHY}; {{todo}}."))
+def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    gone = frozenset(summary.tasks_silent)
+    silent = [task for task in facts.tasks if task.name in gone]
+    if silent:
+        heard_ms = [task.heard_at_ms for task in silent if task.heard_at_ms is not None]
+        first_ms, last_ms = min(heard_ms), max(heard_ms)
+        yield {
+            **_unended(silent, facts, summary),
+            "heard": moment(last_ms) if last_ms - first_ms < 60_000 else f"from {period(first_ms, last_ms)}",
+            "after_s": max(task.silent_after_s or 0.0 for task in silent),
+        }
+
 
 _WHY = {  # by Slurm's state: why, of one and of many, and what to do where work is left
     "TIMEOUT": ("{many:Its|Their} time was over", "submit again, which does the rest"),
@@ -150,9 +131,17 @@ _WHY = {  # by Slurm's state: why, of one and of many, and what to do where work
                   "submit again; #SBATCH --requeue lets Slurm do that by itself"),
     "CANCELLED": ("Somebody cancelled {many:it|them}", "submit again, which does the rest"),
 }  # fmt: skip
-_WHY_UNKNOWN = ("Why is not known", "look at {way.log}, then {way.again}, which does the rest")
+_WHY_UNKNOWN = ("Why is not known", "look at {log}, then {again}, which does the rest")
+_KILLED = Rule(
+    "tasks_killed", PROBLEM,
+    says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
+    evidence=("Slurm's word: {said}", "{many:it had run for|they had run for} {ran_s:duration}{many:| at most}"),
+    fix="{why}: {remedy}.{command}",
+    when=lambda f: f["unfinished"],
+)  # fmt: skip
 
 
+@topic(_KILLED, replace(_KILLED, severity=NOTE, when=lambda f: True, fix="{why}; {todo}."))
 def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     killed = [task for task in facts.tasks if was_killed(task)]
     if not killed:
@@ -170,22 +159,17 @@ def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     }
 
 
-_TASKS_KILLED = Rule(
-    "tasks_killed", PROBLEM,
-    says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
-    evidence=("Slurm's word: {said}", "{many:it had run for|they had run for} {ran_s:duration}{many:| at most}"),
-    fix="{why}: {remedy}.{command}",
-    when=lambda f: f["unfinished"],
-)  # fmt: skip
-KILLED = Topic(_killed, (
-    _TASKS_KILLED,
-    replace(_TASKS_KILLED, severity=NOTE, when=lambda f: True, fix="{why}; {todo}."),
-))  # fmt: skip
-
-
 # --- work that was lost, or done twice --------------------------------------------------------------------------------
 
 
+@topic(Rule(
+    "lost_work", WARNING,
+    says="Work in progress was lost when its worker or its task was killed.",
+    evidence=("{cost_s:gpu_time}, {of_time} of the GPU time", "{tries:count try tries} cut short"),
+    fix="Shorter chunks lose less. Under Slurm, ask for a signal before the end and start badcjobs with exec: then"
+        " it ends in order.",
+    lines=("#SBATCH --signal=B:USR1@300",),
+))  # fmt: skip
 def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     tries = sum(device.work.lost for device in facts.devices)  # those of tasks that still run are under way, not lost
     gpu_s, all_s = facts.lost_gpu_s, 3600 * summary.gpu_hours
@@ -193,46 +177,29 @@ def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         yield {"cost_s": gpu_s, "of_time": share(gpu_s, all_s), "tries": tries}
 
 
-LOST = Topic(_lost, (
-    Rule(
-        "lost_work", WARNING,
-        says="Work in progress was lost when its worker or its task was killed.",
-        evidence=("{cost_s:gpu_time}, {of_time} of the GPU time", "{tries:count try tries} cut short"),
-        fix="Shorter chunks lose less. Under Slurm, ask for a signal before the end and start badcjobs with exec: then"
-            " it ends in order.",
-        lines=("#SBATCH --signal=B:USR1@300",),
+@topic(Rule(
+    "done_again", "{severity}",
+    says="{many:count chunk} had been done already and {many:was|were} done again.",
+    evidence=(
+        "{many:whole} of {s.done:count chunk} done more than once, in {s.facts.tries:count try tries}",
+        "{cost_s:gpu_time}, {of_time} of the GPU time",
+        "{jobs:count job} of {s.tasks:count task} in this folder{how}",
     ),
+    fix="A run skips what it finds done: use the same --out, without --no-resume; let one job end before another"
+        " starts on the same source; leave the audio as it is.",
 ))  # fmt: skip
-
-
 def _again(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     """Yield that chunks were done more than once; a few are those whose task was killed before it could say so."""
     gpu_s, many, all_s = facts.again_gpu_s, facts.conflicts, 3600 * summary.gpu_hours
-    if not many or (gpu_s < max(_LOST_S, _LOST * all_s) and many < _AGAIN * summary.done):
-        return
-    yield {
-        "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
-        "many": many,
-        "cost_s": gpu_s or None,
-        "of_time": share(gpu_s, all_s),
-        "jobs": len({task.job_id for task in facts.tasks}),
-        "how": "; the last one with --no-resume" if facts.last_settings.get("resume") is False else "",
-    }
-
-
-AGAIN = Topic(_again, (
-    Rule(
-        "done_again", "{severity}",
-        says="{many:count chunk} had been done already and {many:was|were} done again.",
-        evidence=(
-            "{many:whole} of {s.done:count chunk} done more than once, in {s.facts.tries:count try tries}",
-            "{cost_s:gpu_time}, {of_time} of the GPU time",
-            "{jobs:count job} of {s.tasks:count task} in this folder{how}",
-        ),
-        fix="A run skips what it finds done: use the same --out, without --no-resume; let one job end before another"
-            " starts on the same source; leave the audio as it is.",
-    ),
-))  # fmt: skip
+    if many and (gpu_s >= max(_LOST_S, _LOST * all_s) or many >= _AGAIN * summary.done):
+        yield {
+            "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
+            "many": many,
+            "cost_s": gpu_s or None,
+            "of_time": share(gpu_s, all_s),
+            "jobs": len({task.job_id for task in facts.tasks}),
+            "how": "; the last one with --no-resume" if facts.last_settings.get("resume") is False else "",
+        }
 
 
 # --- chunks that failed -----------------------------------------------------------------------------------------------
@@ -255,14 +222,12 @@ _ADVICE = {
 }  # fmt: skip
 
 
-def _names(chunks: Sequence[FailedChunk]) -> list[str]:
-    return [c.recording_id if c.chunk_id == c.recording_id else f"{c.recording_id}/{c.chunk_id}" for c in chunks]
-
-
-def _some_named(facts: JobFacts) -> str | None:
-    """Say that there are more than are named here: only the first thousand are read."""
-    total, named = facts.chunks.get("failed", 0) + facts.chunks.get("poison", 0), len(facts.failed)
-    return f"of all {total:,} chunks that failed, the first {named:,} are named" if named < total else None
+def _named(chunks: Sequence[FailedChunk], facts: JobFacts) -> dict[str, Any]:
+    """Return the chunks by name, and how many there are where not all are named: only the first thousand are read."""
+    total, read = facts.chunks.get("failed", 0) + facts.chunks.get("poison", 0), len(facts.failed)
+    some = f"of all {total:,} chunks that failed, the first {read:,} are named" if read < total else None
+    names = [c.recording_id if c.chunk_id == c.recording_id else f"{c.recording_id}/{c.chunk_id}" for c in chunks]
+    return {"some_named": some, "subjects": names}
 
 
 def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
@@ -275,34 +240,36 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
     return found
 
 
+@topic(Rule(
+    "poison_chunks", WARNING,
+    says="{many:count chunk} took the engine down twice and {many:was|were} given up.",
+    evidence=("{many:whole} of {s.chunks:count chunk}", "how: {how}", "{some_named}"),
+    fix="Listen to one of these files, or cut it; the next run tries them again.",
+))  # fmt: skip
 def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     if many := facts.chunks.get("poison", 0):
         chunks = [chunk for chunk in facts.failed if chunk.status == "poison"]
         classes = Counter(chunk.error_class for chunk in chunks)
-        yield {
-            "many": many,
-            "how": ", ".join(f"{times} × {name}" for name, times in classes.most_common(3)) or None,
-            "some_named": _some_named(facts),
-            "subjects": _names(chunks),
-        }
+        how = ", ".join(f"{times} × {name}" for name, times in classes.most_common(3)) or None
+        yield {"many": many, "how": how, **_named(chunks, facts)}
 
 
-POISON = Topic(_poison, (
-    Rule(
-        "poison_chunks", WARNING,
-        says="{many:count chunk} took the engine down twice and {many:was|were} given up.",
-        evidence=("{many:whole} of {s.chunks:count chunk}", "how: {how}", "{some_named}"),
-        fix="Listen to one of these files, or cut it; the next run tries them again.",
+@topic(Rule(
+    _OOM, "{severity}",
+    says="{tries.chunks:count chunk} did not fit into the memory of the GPU; {fate}.",
+    evidence=(
+        "{tries.tries:count try tries} out of memory",
+        "{tries.rescued:whole} of {tries.chunks:count chunk} done in the end: shorter, or with more room",
+        "learned: on {learned}",
     ),
+    fix="Cut the chunks {shorter}, or use GPUs with more memory; fewer workers on each GPU leave more for each.",
 ))  # fmt: skip
-
-
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     for_good = _by_class(facts).get(_OOM, [])
-    error = next((error for error in facts.errors if error.error_class == _OOM), None)
-    if error is None and not for_good:
+    tries = next((error for error in facts.errors if error.error_class == _OOM), None)
+    if tries is None and not for_good:
         return
-    tries = error or ErrorFacts(_OOM, len(for_good), len(for_good), 0, 0, "")
+    tries = tries or ErrorFacts(_OOM, len(for_good), len(for_good), 0, 0, "")
     limits = [(d, d.value) for d in facts.decisions if d.kind == "memory_limit" and d.value is not None]
     fate = "all were done in the end"
     if for_good:
@@ -311,69 +278,15 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         fate = f"{tries.chunks - tries.rescued:,} of them not done yet"
     yield {
         "severity": PROBLEM if for_good else NOTE,
-        "chunks": tries.chunks,
-        "tries": tries.tries,
-        "rescued": tries.rescued,
+        "tries": tries,
         "fate": fate,
         "learned": [f"{d.subject or 'this GPU'}, {number(value, 0)} s: {d.reason}" for d, value in limits],
         "shorter": f"shorter than {number(min(value for _, value in limits), 0)} s" if limits else "shorter",
-        "subjects": _names(for_good),
+        **_named(for_good, facts),
     }
 
 
-OUT_OF_MEMORY = Topic(_out_of_memory, (
-    Rule(
-        _OOM, "{severity}",
-        says="{chunks:count chunk} did not fit into the memory of the GPU; {fate}.",
-        evidence=(
-            "{tries:count try tries} out of memory",
-            "{rescued:whole} of {chunks:count chunk} done in the end: shorter, or with more room",
-            "learned: on {learned}",
-        ),
-        fix="Cut the chunks {shorter}, or use GPUs with more memory; fewer workers on each GPU leave more for each.",
-    ),
-))  # fmt: skip
-
-
-def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    by_class = _by_class(facts)
-    read, total = sum(map(len, by_class.values())), facts.chunks.get("failed", 0)
-    by_class.pop(_OOM, None)
-    scale = max(1.0, total / read) if read else 1.0  # only the first thousand are read
-    for error_class, chunks in sorted(by_class.items(), key=lambda item: -len(item[1]))[:_MOST_CLASSES]:
-        many = round(scale * len(chunks))
-        yield {
-            "for_good": True,
-            "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
-            "about": "About " if many > len(chunks) and many != total else "",  # there are other classes as well
-            "many": many,
-            "class": error_class or "no class",
-            "of_chunks": share(many, summary.chunks),
-            "tries": say("; failed tries of all kinds took {s:gpu_time}", {"s": facts.failed_gpu_s})
-            if facts.failed_gpu_s >= 60
-            else "",
-            "error": chunks[0].error,
-            "some_named": _some_named(facts),
-            "advice": _ADVICE.get(error_class, "Read what the engine said; a run tries its failed chunks again."),
-            "subjects": _names(chunks),
-            "cost_s": facts.failed_gpu_s,
-        }
-    worst = max(facts.errors, key=lambda error: error.tries, default=None)
-    gpu_s, all_s = facts.failed_gpu_s, 3600 * summary.gpu_hours
-    costly = gpu_s >= max(_COSTLY_S, _COSTLY * all_s)
-    if not by_class and costly and worst is not None and worst.error_class != _OOM:
-        usual = "Read what the engine said; the table attempt has every try."
-        yield {
-            "for_good": False,
-            "cost_s": gpu_s,
-            "all_s": all_s,
-            "of_time": share(gpu_s, all_s),
-            "worst": worst,
-            "advice": _ADVICE.get(worst.error_class, usual),
-        }
-
-
-FAILED = Topic(_failed, (
+@topic(
     Rule(
         "failed_chunks", "{severity}",
         when=lambda f: f["for_good"],
@@ -391,4 +304,35 @@ FAILED = Topic(_failed, (
         ),
         fix="{advice}",
     ),
-))  # fmt: skip
+)  # fmt: skip
+def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    by_class, gpu_s, all_s = _by_class(facts), facts.failed_gpu_s, 3600 * summary.gpu_hours
+    read, total = sum(map(len, by_class.values())), facts.chunks.get("failed", 0)
+    by_class.pop(_OOM, None)
+    scale = max(1.0, total / read) if read else 1.0  # only the first thousand are read
+    took = say("; failed tries of all kinds took {gpu_s:gpu_time}", {"gpu_s": gpu_s}) if gpu_s >= 60 else ""
+    for error_class, chunks in sorted(by_class.items(), key=lambda item: -len(item[1]))[:_MOST_CLASSES]:
+        many = round(scale * len(chunks))
+        yield {
+            "for_good": True,
+            "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
+            "about": "About " if many > len(chunks) and many != total else "",  # there are other classes as well
+            "many": many,
+            "class": error_class or "no class",
+            "of_chunks": share(many, summary.chunks),
+            "tries": took,
+            "error": chunks[0].error,
+            "advice": _ADVICE.get(error_class, "Read what the engine said; a run tries its failed chunks again."),
+            "cost_s": gpu_s,
+            **_named(chunks, facts),
+        }
+    worst = max(facts.errors, key=lambda error: error.tries, default=None)
+    costly = gpu_s >= max(_COSTLY_S, _COSTLY * all_s)
+    if not by_class and costly and worst is not None and worst.error_class != _OOM:
+        usual = "Read what the engine said; the table attempt has every try."
+        advice = _ADVICE.get(worst.error_class, usual)
+        of_time = share(gpu_s, all_s)
+        yield {"for_good": False, "cost_s": gpu_s, "all_s": all_s, "of_time": of_time, "worst": worst, "advice": advice}
+
+
+TOPICS = (_missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed)

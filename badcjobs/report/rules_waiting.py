@@ -9,32 +9,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from badcjobs.report.device_summary import cards
 from badcjobs.report.progress import is_running
 from badcjobs.report.rules import (
+    LOW,
     NOTE,
     PROBLEM,
     SERIOUS_S,
     WARNING,
     Figures,
     Rule,
-    Topic,
     after_start_up,
     busy_share,
     by_task,
     gpu_time,
     has_tried,
-    names,
     seen_s,
     share,
-    total_s,
+    topic,
 )
-from badcjobs.report.rules_unused import never_worked
-from badcjobs.report.summary import Summary
+from badcjobs.report.rules_requests import never_worked
+from badcjobs.report.summary import Summary, cards
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
-LOW = 0.5
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
 _LEAST_SHARE = 0.1  # of the job's: neither does its last, short task
 _ALL_CORES = 0.85
@@ -56,272 +53,9 @@ _CAUSES = {
     "ending": "the end of the task",
     "failures": "chunks that failed",
 }
-
-
 _Group = tuple[TaskFacts, Sequence[DeviceFacts]]  # a task and those of its devices that were used and measured
 
-
-def _gpu_s(groups: Sequence[_Group]) -> float:
-    return sum(total_s(device) for _, devices in groups for device in devices)
-
-
-def _ramp_reasons(facts: JobFacts, pattern: re.Pattern[str]) -> list[str]:
-    """Return what ``--workers-per-gpu auto`` has said, as far as it fits a pattern."""
-    reasons = [decision.reason for decision in facts.decisions if decision.kind == "workers_per_gpu"]
-    return [reason for reason in reasons if pattern.search(reason)]
-
-
-def _workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
-    """Return how many workers a task had; where badcjobs chose the number, what it came to."""
-    chosen = [decision.value for decision in facts.decisions if decision.kind == "workers_per_gpu"]
-    if chosen and chosen[0] is not None and task.devices:
-        return max(value for value in chosen if value is not None) * task.devices
-    return float(task.workers) if task.workers else None
-
-
-def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    """Yield the main cause of a low busy share, then what cost much in a busy job, then that tasks were uneven."""
-    groups = list(_measured(facts, summary))
-    low = [(task, devices) for task, devices in groups if (busy_share(devices) or 0.0) < LOW]
-    main = None
-    if _gpu_s(low) >= max(LEAST_S, _LEAST_SHARE * _gpu_s(groups)):
-        figures = _loss(low, facts)
-        if figures["cause"] not in ("ending", "failures"):  # failures have findings of their own
-            main = figures["cause"]
-            yield figures
-    large = [case for case in _large_losses(groups, 3600 * summary.gpu_hours) if case["large"] != main]
-    yield from large
-    if main is None and not large:
-        yield from _uneven(facts)
-
-
-def _measured(facts: JobFacts, summary: Summary) -> Iterator[_Group]:
-    devices, silent = by_task(facts.devices), frozenset(summary.tasks_silent)
-    for task in facts.tasks:
-        own = devices[task.name]
-        if is_running(task, silent):  # its start-up is not lost: for how long it will work is not known yet
-            own = list(map(after_start_up, own))
-        used = [d for d in own if has_tried(d) and not never_worked(d) and busy_share([d]) is not None]
-        if task.engine is not None and used:
-            yield task, used
-
-
-def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
-    """Return where the seconds went in which devices were not busy, and what the rules need to explain it."""
-    by_cause: dict[str, float] = defaultdict(float)
-    for task, own in groups:
-        working = cause_of_idle_work(task, own, _workers_of(task, facts), facts)
-        for device in own:
-            for name, its_s in _lost(device, (task, own), working).items():
-                by_cause[name] += its_s
-    tasks, devices = [task for task, _ in groups], [device for _, own in groups for device in own]
-    cause, lost_s = max(by_cause, key=lambda name: by_cause[name]), sum(by_cause.values())
-    others_s, other = max(((its_s, name) for name, its_s in by_cause.items() if name != cause), default=(0.0, ""))
-    workers = max(1, round(sum(_workers_of(task, facts) or 1.0 for task in tasks)))
-    starts = _start_up_figures(tasks, devices, facts)
-    return {
-        "cause": cause,
-        "large": None,
-        "severity": PROBLEM if lost_s >= SERIOUS_S else WARNING,
-        "busy": share(busy_share(devices) or 0.0, 1.0),
-        "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
-        "where": count(cards(devices), "device") + (f" in {count(len(tasks), 'task')}" if len(tasks) > 1 else ""),
-        "of_idle": f"{gpu_time(by_cause[cause])}, {share(by_cause[cause], lost_s)} of the idle time",
-        "beside": f"{share(others_s, lost_s)} of the idle time: {_CAUSES[other]}"
-        if others_s and others_s >= _SECOND * lost_s
-        else None,
-        "cpu": _cores_used(tasks, workers),
-        "subjects": names(tasks),
-        "cost_s": by_cause[cause],
-        "each_chunk": starts["programs"] and starts["starting_s"] < 0.5 * by_cause["start_up"],
-        **starts,
-        **_worker_figures(tasks, devices, workers, facts),
-    }
-
-
-def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
-    """Return how long engines took to start and chunks took, and an array that starts fewer engines."""
-    starting_s = sum(device.states["start_up"].total_s for device in devices if "start_up" in device.states)
-    p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
-    rates = [task.read_mean_bytes_per_s for task in tasks if task.read_mean_bytes_per_s is not None]
-    many = len({(task.job_id, task.array_index) for task in facts.tasks})
-    wanted = max(1, min(many // 5, int(sum(task.wall_s for task in facts.tasks) // _GOOD_TASK_S)))
-    return {
-        "starting_s": starting_s,
-        "starting": share(starting_s, sum(map(total_s, devices))),
-        "programs": any(task.engine == "command" for task in tasks),
-        "wall_s": median(task.wall_s for task in tasks),
-        "last_index": wanted - 1 if many >= 5 else None,
-        "p50_s": median(p50_s) if p50_s else None,
-        "longest_s": max((d.work.chunk_max_s for d in devices if d.work.chunk_max_s is not None), default=None),
-        "read_mb": median(rates) / 1e6 if rates else None,
-    }
-
-
-def _worker_figures(
-    tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], workers: int, facts: JobFacts
-) -> dict[str, Any]:
-    """Return the cores and the memory there are for workers, and what was tried with more of them."""
-    cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
-    short_by, started = 0.9 / max(busy_share(devices) or 0.0, 0.01), sum(device.work.workers for device in devices)
-    fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs have more each
-    held = [
-        (d.memory_peak_bytes, d.memory_total_bytes) for d in devices if d.memory_peak_bytes and d.memory_total_bytes
-    ]
-    used, total = max(held, key=lambda pair: pair[0] / pair[1], default=(None, None))
-    asked, short = max(task.memory_limit_bytes or 0 for task in tasks), _ramp_reasons(facts, _NO_MEMORY)
-    return {
-        "started": started if started >= 2 * workers else None,
-        "places": workers,
-        "now": f" (now {number(cores / max(1, granted), 1)})" if cores else "",
-        "cores": math.ceil(cores * min(2.0, short_by)) if cores and not fewer_gpus else None,
-        "gpus": max(1, round(granted / short_by)) if cores and fewer_gpus else None,
-        "memory_used": used,
-        "memory_total": total,
-        "full": used is not None and total is not None and used > _FULL * total,
-        "per_gpu": workers / max(1, len(devices)),
-        "short": short[-1] if short and asked else None,
-        "more_gib": math.ceil(2 * asked / 2**30),
-        "tried": next(iter(_ramp_reasons(facts, _TOOK_BACK)), None),
-    }
-
-
-def _cores_used(tasks: Sequence[TaskFacts], workers: int) -> str | None:
-    """Return how many cores the tasks kept busy, of how many; None: that was not measured."""
-    used = [task.cpu_mean_cores for task in tasks if task.cpu_mean_cores is not None]
-    if not used:
-        host = [task.host_cpu_mean_percent for task in tasks if task.host_cpu_mean_percent is not None]
-        return f"the machine's cores were {median(host):.0f} % busy (median)" if host else None
-    cores = [task.cpus for task in tasks if task.cpus]
-    granted = f" of {number(median(cores), 0)}" if cores else ""
-    each = count(round(workers / len(tasks)), "worker")
-    of_many = " (median of the tasks)" if len(used) > 1 else ""
-    return f"{number(median(used), 1)}{granted} cores busy, for {each}{of_many}"
-
-
-def _lost(device: DeviceFacts, group: _Group, working: str) -> dict[str, float]:
-    """Return how many seconds of a device belong to which cause; the busy ones belong to none."""
-    idle = {state: seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
-    found = defaultdict(float, _lost_at_rest(idle, device, group))
-    found[working] += idle.get("working", 0.0)
-    found["failures"] += idle.get("failed", 0.0) + idle.get("lost", 0.0)
-    return found
-
-
-def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Group) -> dict[str, float]:
-    """Return which seconds without a chunk belong to which cause."""
-    resting_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
-    found = {"start_up": seconds.get("start_up", 0.0)}
-    for cause, rested_s in _resting(device, group):
-        found[cause] = min(resting_s, rested_s)
-        resting_s -= found[cause]
-    found["waiting_for_audio"] = resting_s
-    return found
-
-
-def _resting(device: DeviceFacts, group: _Group) -> Iterator[tuple[str, float]]:
-    """Yield for how long a device rested after its last chunk: while others still worked, then with them."""
-    task, devices = group
-    ends_ms = [other.work.last_end_ms for other in devices if other.work.last_end_ms is not None]
-    own_ms = device.work.last_end_ms
-    if own_ms is None:
-        return
-    if device.work.gave_up is not None:
-        yield "failures", (task.last_sign_ms - own_ms) / 1000
-    else:
-        yield "tail", (max(ends_ms) - own_ms) / 1000
-        yield "ending", (task.last_sign_ms - max(ends_ms)) / 1000
-
-
-def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers: float | None, facts: JobFacts) -> str:
-    """Return what devices wait for while chunks are worked on: cores, another worker, or audio."""
-    p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
-    if task.engine == "command" and p50_s and min(p50_s) <= _PROGRAM_S:
-        return "start_up"  # of a program for each chunk
-    cpu = task.cpu_mean_cores
-    if cpu is None or not workers:
-        crowded = (task.host_cpu_mean_percent or 0.0) >= 100 * _ALL_CORES
-        return "cpu_bound" if crowded else "low_busy"
-    if task.cpus and (cpu >= _ALL_CORES * task.cpus or (task.cpus >= 2 and task.cpus - cpu < _SPARE_CORES)):
-        return "cpu_bound"
-    if cpu / (workers * _share_at_work(devices)) < _AT_WORK:
-        return "waiting_for_audio"
-    if _ramp_reasons(facts, re.compile("no more cores")):
-        return "cpu_bound"
-    return "low_busy" if _ramp_reasons(facts, _TOOK_BACK) else "too_few_workers"
-
-
-def _share_at_work(devices: Sequence[DeviceFacts]) -> float:
-    """Return which share of the time in which it could have had a chunk a device had one."""
-    working_s = sum(d.states["working"].total_s for d in devices if "working" in d.states)
-    begun_s = sum(total_s(after_start_up(device)) for device in devices)
-    return max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
-
-
-# --- GPU time that was lost in a busy job: a small share of a large job is more than all of a small one ---------------
-
-_WORTH_S, _WORTH = 10 * 3600.0, 0.02  # both
-_FEW = 10  # tasks that can be named as the place of it
-_MUCH_S, _MUCH = 100 * 3600.0, 0.05  # either
-
-
-def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, object]]:
-    """Yield for what causes devices had no chunk for 10 GPU-hours or more."""
-    for cause in ("waiting_for_audio", "start_up", "tail"):
-        lost: dict[str, float] = defaultdict(float)  # task → seconds
-        for task, devices in groups:
-            for device in devices:
-                seconds = {state: time.total_s for state, time in device.states.items()}
-                lost[task.name] += _lost_at_rest(seconds, device, (task, devices)).get(cause, 0.0)
-        lost_s = sum(lost.values())
-        if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
-            worst = _holding_half(lost)
-            yield {
-                "cause": None,
-                "large": cause,
-                "severity": WARNING if lost_s >= min(_MUCH_S, _MUCH * gpu_s) else NOTE,
-                "of_time": share(lost_s, gpu_s),
-                "cost_s": lost_s,
-                "gpu_s": gpu_s,
-                "worst": len(worst),
-                "subjects": worst if len(worst) <= _FEW else (),
-            }
-
-
-def _holding_half(lost: Mapping[str, float]) -> list[str]:
-    """Return the fewest tasks that have half of it, the worst first."""
-    found, rest_s = list[str](), sum(lost.values()) / 2
-    for task in sorted(lost, key=lambda name: -lost[name]):
-        if rest_s <= 0:
-            break
-        found.append(task)
-        rest_s -= lost[task]
-    return found
-
-
-_UNEVEN, _UNEVEN_S = 2.0, 600.0
-_LEAST_TASKS = 4
-
-
-def _uneven(facts: JobFacts) -> Iterator[Figures]:
-    """Yield that some tasks had much more to do than the others: no GPU idles, but the job is late."""
-    done = [task for task in facts.tasks if task.verdict in ("done", "failed") and task.done]
-    if len(done) < _LEAST_TASKS:
-        return
-    last, usual_s = max(done, key=lambda task: task.wall_s), median(task.wall_s for task in done)
-    usual_audio_s = median(task.audio_s for task in done)
-    if last.wall_s >= max(_UNEVEN * usual_s, usual_s + _UNEVEN_S) and last.audio_s >= _UNEVEN * usual_audio_s:
-        yield {
-            "cause": None,
-            "large": None,
-            "last": last,
-            "times": last.wall_s / usual_s,
-            "done": len(done),
-            "usual_s": usual_s,
-            "usual_audio_s": usual_audio_s,
-            "subjects": [last.name],
-        }
-
+# --- what is said -----------------------------------------------------------------------------------------------------
 
 _OPTIONS = "Give badcjobs run these options."
 _READ_AHEAD = (
@@ -330,6 +64,10 @@ _READ_AHEAD = (
 )
 _READ_AHEAD_OPTIONS = ("--stage always --workers-per-gpu auto",)
 _EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or ask for fewer GPUs for each task."
+_CPU = (
+    "{used_cores:one}{of_cores} cores busy, for {each:count worker}{of_tasks}",
+    "the machine's cores were {host_percent:.0f} % busy (median)",
+)
 _BUSY = "busy {busy} of {measured_s:gpu_time}, on {where}"
 _LARGE = ("{cost_s:gpu_time} of {gpu_s:gpu_time}", "half of it in {worst:whole} of {s.tasks:count task}")
 
@@ -350,17 +88,19 @@ def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = ()) -> Rule:
 
 _FEW_WORKERS = (
     "Too few workers: {per_gpu:round} on each GPU, which is busy for {busy} of the time only.",
-    "not filled: {of_idle}", "{cpu}", "device memory: {memory_used:memory} of {memory_total:memory} at most",
+    "not filled: {of_idle}", *_CPU, "device memory: {memory_used:memory} of {memory_total:memory} at most",
 )  # fmt: skip
 _STARTS = (
     "Engines starting up took {starting} of the GPU time.",
     "start-up: {of_idle}", "tasks ran for {wall_s:duration} (median)",
 )  # fmt: skip
 _UNKNOWN = (
-    "The GPUs are busy for {busy} of the time only.", "while chunks were worked on: {of_idle}", "{cpu}",
+    "The GPUs are busy for {busy} of the time only.", "while chunks were worked on: {of_idle}", *_CPU,
 )  # fmt: skip
 _AUTO = ("--workers-per-gpu auto",)
-WAITING = Topic(_waiting, (
+
+
+@topic(
     _cause(
         "start_up", "Every chunk starts a program anew, and the GPUs are busy for {busy} of the time only.",
         "a chunk takes {p50_s:one} s (median), with the start of its program", only="each_chunk",
@@ -380,12 +120,12 @@ WAITING = Topic(_waiting, (
     ),
     _cause(
         "waiting_for_audio", "The GPUs wait for audio: they are busy for {busy} of the time only.",
-        "waiting: {of_idle}", "{cpu}", "read {read_mb:one} MB/s for each task (median)",
+        "waiting: {of_idle}", *_CPU, "read {read_mb:one} MB/s for each task (median)",
         fix=_READ_AHEAD, lines=_READ_AHEAD_OPTIONS,
     ),
     _cause(
         "cpu_bound", "The engine is held up by the CPU: the GPUs are busy for {busy} of the time only.",
-        "waiting for cores: {of_idle}", "{cpu}",
+        "waiting for cores: {of_idle}", *_CPU,
         fix="Ask for more cores per GPU{now}, or for fewer or smaller GPUs.",
         lines=("#SBATCH --cpus-per-task={cores}", "#SBATCH --gpus-per-node={gpus}"),
     ),
@@ -434,4 +174,238 @@ WAITING = Topic(_waiting, (
         fix="Give each task the same amount of audio: one source for the whole array is cut into equal parts, a list of"
             " manifests is not.",
     ),
-))  # fmt: skip
+)  # fmt: skip
+def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    """Yield the main cause of a low busy share, then what cost much in a busy job, then that tasks were uneven."""
+    groups = list(_measured(facts, summary))
+    low = [(task, devices) for task, devices in groups if (busy_share(devices) or 0.0) < LOW]
+    low_s, all_s = (sum(device.total_s for _, own in some for device in own) for some in (low, groups))
+    main = None
+    if low_s >= max(LEAST_S, _LEAST_SHARE * all_s):
+        figures = _loss(low, facts)
+        if figures["cause"] not in ("ending", "failures"):  # failures have findings of their own
+            main = figures["cause"]
+            yield figures
+    large = [case for case in _large_losses(groups, 3600 * summary.gpu_hours) if case["large"] != main]
+    yield from large
+    if main is None and not large:
+        yield from _uneven(facts)
+
+
+def _measured(facts: JobFacts, summary: Summary) -> Iterator[_Group]:
+    devices, silent = by_task(facts.devices), frozenset(summary.tasks_silent)
+    for task in facts.tasks:
+        own = devices[task.name]
+        if is_running(task, silent):  # its start-up is not lost: for how long it will work is not known yet
+            own = list(map(after_start_up, own))
+        used = [d for d in own if has_tried(d) and not never_worked(d) and busy_share([d]) is not None]
+        if task.engine is not None and used:
+            yield task, used
+
+
+# --- the main cause ---------------------------------------------------------------------------------------------------
+
+
+def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
+    """Return where the seconds went in which devices were not busy, and what the rules need to explain it."""
+    by_cause: dict[str, float] = defaultdict(float)
+    for task, own in groups:
+        while_working = cause_of_idle_work(task, own, _workers_of(task, facts), facts)
+        for device in own:
+            idle = {state: seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
+            for name, its_s in _lost_at_rest(idle, device, (task, own)).items():
+                by_cause[name] += its_s
+            by_cause[while_working] += idle.get("working", 0.0)
+            by_cause["failures"] += idle.get("failed", 0.0) + idle.get("lost", 0.0)
+    tasks, devices = [task for task, _ in groups], [device for _, own in groups for device in own]
+    cause, lost_s = max(by_cause, key=lambda name: by_cause[name]), sum(by_cause.values())
+    others_s, other = max(((its_s, name) for name, its_s in by_cause.items() if name != cause), default=(0.0, ""))
+    beside = f"{share(others_s, lost_s)} of the idle time: {_CAUSES[other]}" if others_s else None
+    starts = _start_up_figures(tasks, devices, facts)
+    return {
+        "cause": cause,
+        "large": None,
+        "severity": PROBLEM if lost_s >= SERIOUS_S else WARNING,
+        "busy": share(busy_share(devices) or 0.0, 1.0),
+        "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
+        "where": count(cards(devices), "device") + (f" in {count(len(tasks), 'task')}" if len(tasks) > 1 else ""),
+        "of_idle": f"{gpu_time(by_cause[cause])}, {share(by_cause[cause], lost_s)} of the idle time",
+        "beside": beside if others_s >= _SECOND * lost_s else None,
+        "subjects": [task.name for task in tasks],
+        "cost_s": by_cause[cause],
+        "each_chunk": starts["programs"] and starts["starting_s"] < 0.5 * by_cause["start_up"],
+        **starts,
+        **_worker_figures(tasks, devices, facts),
+    }
+
+
+def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Group) -> dict[str, float]:
+    """Return which seconds without a chunk belong to which cause.
+
+    After its last chunk a device rests while others still work, then with them.
+    """
+    task, devices = group
+    resting_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
+    own_ms = device.work.last_end_ms
+    rests: list[tuple[str, int]] = []
+    if own_ms is not None and device.work.gave_up is not None:
+        rests = [("failures", task.last_sign_ms - own_ms)]
+    elif own_ms is not None:
+        last_ms = max(other.work.last_end_ms for other in devices if other.work.last_end_ms is not None)
+        rests = [("tail", last_ms - own_ms), ("ending", task.last_sign_ms - last_ms)]
+    found = {"start_up": seconds.get("start_up", 0.0)}
+    for cause, rested_ms in rests:
+        found[cause] = min(resting_s, rested_ms / 1000)
+        resting_s -= found[cause]
+    return {**found, "waiting_for_audio": resting_s}
+
+
+def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers: float | None, facts: JobFacts) -> str:
+    """Return what devices wait for while chunks are worked on: cores, another worker, or audio."""
+    p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
+    if task.engine == "command" and p50_s and min(p50_s) <= _PROGRAM_S:
+        return "start_up"  # of a program for each chunk
+    cpu = task.cpu_mean_cores
+    if cpu is None or not workers:
+        crowded = (task.host_cpu_mean_percent or 0.0) >= 100 * _ALL_CORES
+        return "cpu_bound" if crowded else "low_busy"
+    if task.cpus and (cpu >= _ALL_CORES * task.cpus or (task.cpus >= 2 and task.cpus - cpu < _SPARE_CORES)):
+        return "cpu_bound"
+    # Which share of the time in which it could have had a chunk a device had one.
+    working_s = sum(d.states["working"].total_s for d in devices if "working" in d.states)
+    begun_s = sum(after_start_up(device).total_s for device in devices)
+    at_work = max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
+    if cpu / (workers * at_work) < _AT_WORK:
+        return "waiting_for_audio"
+    if _ramp_reasons(facts, re.compile("no more cores")):
+        return "cpu_bound"
+    return "low_busy" if _ramp_reasons(facts, _TOOK_BACK) else "too_few_workers"
+
+
+def _ramp_reasons(facts: JobFacts, pattern: re.Pattern[str]) -> list[str]:
+    """Return what ``--workers-per-gpu auto`` has said, as far as it fits a pattern."""
+    reasons = [decision.reason for decision in facts.decisions if decision.kind == "workers_per_gpu"]
+    return [reason for reason in reasons if pattern.search(reason)]
+
+
+def _workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
+    """Return how many workers a task had; where badcjobs chose the number, what it came to."""
+    chosen = [decision.value for decision in facts.decisions if decision.kind == "workers_per_gpu"]
+    if chosen and chosen[0] is not None and task.devices:
+        return max(value for value in chosen if value is not None) * task.devices
+    return float(task.workers) if task.workers else None
+
+
+def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
+    """Return how long engines took to start and chunks took, and an array that starts fewer engines."""
+    starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
+    p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
+    rates = [task.read_mean_bytes_per_s for task in tasks if task.read_mean_bytes_per_s is not None]
+    many = len({(task.job_id, task.array_index) for task in facts.tasks})
+    wanted = max(1, min(many // 5, int(sum(task.wall_s for task in facts.tasks) // _GOOD_TASK_S)))
+    return {
+        "starting_s": starting_s,
+        "starting": share(starting_s, sum(device.total_s for device in devices)),
+        "programs": any(task.engine == "command" for task in tasks),
+        "wall_s": median(task.wall_s for task in tasks),
+        "last_index": wanted - 1 if many >= 5 else None,
+        "p50_s": median(p50_s) if p50_s else None,
+        "longest_s": max((d.work.chunk_max_s for d in devices if d.work.chunk_max_s is not None), default=None),
+        "read_mb": median(rates) / 1e6 if rates else None,
+    }
+
+
+def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
+    """Return the cores and the memory there are for workers, and what was tried with more of them."""
+    workers = max(1, round(sum(_workers_of(task, facts) or 1.0 for task in tasks)))
+    cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
+    short_by, started = 0.9 / max(busy_share(devices) or 0.0, 0.01), sum(device.work.workers for device in devices)
+    fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs have more each
+    held = [
+        (d.memory_peak_bytes, d.memory_total_bytes) for d in devices if d.memory_peak_bytes and d.memory_total_bytes
+    ]
+    used, total = max(held, key=lambda pair: pair[0] / pair[1], default=(None, None))
+    asked, short = max(task.memory_limit_bytes or 0 for task in tasks), _ramp_reasons(facts, _NO_MEMORY)
+    used_cores = [task.cpu_mean_cores for task in tasks if task.cpu_mean_cores is not None]
+    all_cores = [task.cpus for task in tasks if task.cpus]
+    host = [task.host_cpu_mean_percent for task in tasks if task.host_cpu_mean_percent is not None]
+    return {
+        "used_cores": median(used_cores) if used_cores else None,
+        "of_cores": f" of {number(median(all_cores), 0)}" if all_cores else "",
+        "each": round(workers / len(tasks)),
+        "of_tasks": " (median of the tasks)" if len(used_cores) > 1 else "",
+        "host_percent": median(host) if host and not used_cores else None,
+        "started": started if started >= 2 * workers else None,
+        "places": workers,
+        "now": f" (now {number(cores / max(1, granted), 1)})" if cores else "",
+        "cores": math.ceil(cores * min(2.0, short_by)) if cores and not fewer_gpus else None,
+        "gpus": max(1, round(granted / short_by)) if cores and fewer_gpus else None,
+        "memory_used": used,
+        "memory_total": total,
+        "full": used is not None and total is not None and used > _FULL * total,
+        "per_gpu": workers / max(1, len(devices)),
+        "short": short[-1] if short and asked else None,
+        "more_gib": math.ceil(2 * asked / 2**30),
+        "tried": next(iter(_ramp_reasons(facts, _TOOK_BACK)), None),
+    }
+
+
+# --- GPU time that was lost in a busy job: a small share of a large job is more than all of a small one ---------------
+
+_WORTH_S, _WORTH = 10 * 3600.0, 0.02  # both
+_FEW = 10  # tasks that can be named as the place of it
+_MUCH_S, _MUCH = 100 * 3600.0, 0.05  # either
+
+
+def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, object]]:
+    """Yield for what causes devices had no chunk for 10 GPU-hours or more."""
+    for cause in ("waiting_for_audio", "start_up", "tail"):
+        lost: dict[str, float] = defaultdict(float)  # task → seconds
+        for task, devices in groups:
+            for device in devices:
+                seconds = {state: time.total_s for state, time in device.states.items()}
+                lost[task.name] += _lost_at_rest(seconds, device, (task, devices)).get(cause, 0.0)
+        lost_s = sum(lost.values())
+        if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
+            worst, rest_s = list[str](), lost_s / 2  # the fewest tasks that have half of it
+            for name in sorted(lost, key=lambda name: -lost[name]):
+                if rest_s > 0:
+                    worst.append(name)
+                    rest_s -= lost[name]
+            yield {
+                "cause": None,
+                "large": cause,
+                "severity": WARNING if lost_s >= min(_MUCH_S, _MUCH * gpu_s) else NOTE,
+                "of_time": share(lost_s, gpu_s),
+                "cost_s": lost_s,
+                "gpu_s": gpu_s,
+                "worst": len(worst),
+                "subjects": worst if len(worst) <= _FEW else (),
+            }
+
+
+_UNEVEN, _UNEVEN_S = 2.0, 600.0
+_LEAST_TASKS = 4
+
+
+def _uneven(facts: JobFacts) -> Iterator[Figures]:
+    """Yield that some tasks had much more to do than the others: no GPU idles, but the job is late."""
+    done = [task for task in facts.tasks if task.verdict in ("done", "failed") and task.done]
+    if len(done) < _LEAST_TASKS:
+        return
+    last, usual_s = max(done, key=lambda task: task.wall_s), median(task.wall_s for task in done)
+    usual_audio_s = median(task.audio_s for task in done)
+    if last.wall_s >= max(_UNEVEN * usual_s, usual_s + _UNEVEN_S) and last.audio_s >= _UNEVEN * usual_audio_s:
+        yield {
+            "cause": None,
+            "large": None,
+            "last": last,
+            "times": last.wall_s / usual_s,
+            "done": len(done),
+            "usual_s": usual_s,
+            "usual_audio_s": usual_audio_s,
+            "subjects": [last.name],
+        }
+
+
+TOPICS = (_waiting,)

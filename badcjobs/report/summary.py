@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from badcjobs.model import CutShort
-from badcjobs.report.device_summary import DeviceSummary, StateSummary, add_up_states, percentile
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, give_up, look_ahead, state_of
-from badcjobs.report.rules import Finding
+from badcjobs.report.words import count
 from badcjobs.store.read_model import (
+    UNKNOWN_STATE,
     AlertFacts,
     Completeness,
     CostFacts,
+    DeviceFacts,
     Freshness,
     JobFacts,
     MetricFacts,
@@ -45,6 +46,42 @@ _OF_FACTS = {
     "task_list": "tasks", "failed_chunks": "failed", "settings": "last_settings", "tries_on_cpu": "cpu_tries",
     "chunks_of_unknown_length": "done_of_unknown_length",
 }  # fmt: skip
+# The keys of a device in the JSON document, in their order; see _device for those that are not its own.
+DEVICE_KEYS = (
+    "task", "node", "index", "uuid", "token", "name", "backend", "samples", "busy_mean_percent",
+    "utilization_mean_percent", "utilization_p50_percent", "utilization_p95_percent", "utilization_max_percent",
+    "memory_peak_bytes", "memory_total_bytes", "temperature_max_c", "power_mean_w", "energy_j", "energy_source",
+    "gap_s", "power_limit_w", "metrics", "state_s", "state_busy_s", "state_energy_j", "state_measured_s",
+    "energy_measured_s", "throttled", "workers", "tries_done", "tries_failed", "tries_lost", "audio_hours",
+    "chunk_p50_s", "chunk_p95_s", "chunk_max_s", "spark", "last",
+)  # fmt: skip
+_METRICS = ("utilization_percent", "busy_percent", "memory_used_bytes", "temperature_c", "power_w")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One judgement about a job; never without numbers."""
+
+    kind: str  # a stable name for scripts: unused_gpus, start_up, waiting_for_audio, …
+    severity: str
+    sentence: str
+    evidence: tuple[str, ...]  # one figure each, in words: "busy 12 % of 3.4 GPU-hours"
+    advice: str
+    lines: tuple[str, ...] = ()  # to paste: #SBATCH lines, commands
+    subjects: tuple[str, ...] = ()  # the tasks, devices, nodes or chunks that it is about
+    gpu_hours: float | None = None  # what it cost; None: that cannot be said in GPU time
+
+
+@dataclass(frozen=True, slots=True)
+class StateSummary:
+    """What all devices did in one state; None: not measured."""
+
+    gpu_hours: float
+    share_percent: float | None  # of the time of all devices
+    busy_hours: float | None
+    energy_wh: float | None
+    energy_share_percent: float | None  # of the energy of all devices that said
+    measured_percent: float | None = None  # for so much of its time the power of the devices is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +108,7 @@ class Summary:
     energy_wh: float | None
     energy_devices: int
     detections: int
-    devices: tuple[DeviceSummary, ...]
+    devices: tuple[DeviceFacts, ...]
     completeness: Completeness | None = None  # None: nobody has compared the job with its source
     started_at_ms: int | None = None  # the first task
     last_sign_ms: int | None = None  # of any task
@@ -94,10 +131,30 @@ class Summary:
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         document = {key: own[key] if key in own else getattr(self.facts, _OF_FACTS.get(key, key)) for key in KEYS}
         document["task_list"] = [{name: getattr(task, name) for name in TASK_KEYS} for task in self.facts.tasks]
-        document["devices"] = [device.to_dict() for device in self.devices]
+        document["devices"] = [_device(device) for device in self.devices]
         if self.completeness is not None:
             document["completeness"] = {**asdict(self.completeness), "complete": self.completeness.complete}
         return finite(document)  # type: ignore[no-any-return]
+
+
+def _device(device: DeviceFacts) -> dict[str, Any]:
+    """Return a device as it stands in the JSON document: DEVICE_KEYS."""
+    work, counts = device.work, device.utilization_counts
+    others = {
+        "utilization_p50_percent": percentile(counts, 50),
+        "utilization_p95_percent": percentile(counts, 95),
+        "utilization_max_percent": max(counts, default=None),
+        "metrics": {name: asdict(device.metrics[name]) for name in _METRICS if name in device.metrics},
+        "state_busy_s": {state: time.busy_s for state, time in device.states.items() if time.busy_s is not None},
+        "state_measured_s": device.measured_s,
+        "throttled": device.held_back,
+        "tries_done": work.done,
+        "tries_failed": work.failed,
+        "tries_lost": work.lost,
+        "audio_hours": work.audio_s / 3600,
+        **{key: getattr(work, key) for key in ("workers", "chunk_p50_s", "chunk_p95_s", "chunk_max_s")},
+    }
+    return {key: others[key] if key in others else getattr(device, key) for key in DEVICE_KEYS}
 
 
 def summarize(
@@ -110,31 +167,28 @@ def summarize(
 
     Of tasks that have not ended ``now_ms`` tells the running from the silent; None: as if all of them were running.
     """
-    task_states = [state_of(task, now_ms) for task in job.tasks]
-    silent = tuple(task.name for task, state in zip(job.tasks, task_states, strict=True) if state == SILENT)
-    late = {task.name for task, state in zip(job.tasks, task_states, strict=True) if state in (SILENT, OUTDATED)}
+    task_states = [(task.name, state_of(task, now_ms)) for task in job.tasks]
+    silent = tuple(name for name, state in task_states if state == SILENT)
+    late = {name for name, state in task_states if state in (SILENT, OUTDATED)}
     job = give_up(job, silent)
-    devices = tuple(DeviceSummary.of(device) for device in job.devices)
-    energies = [device.energy_j for device in devices if device.energy_j is not None]
-    energy_wh = sum(energies) / 3600 if energies else None
-    gpu_s = sum(task.gpu_s for task in job.tasks)
-    wall_s = running_s(job.tasks)
-    done, left = job.chunks.get("done", 0), job.chunks.get("pending", 0)
+    energies = [device.energy_j for device in job.devices if device.energy_j is not None]
+    gpu_s, wall_s = sum(task.gpu_s for task in job.tasks), running_s(job.tasks)
+    measured = ratio(sum(device.energy_measured_s for device in job.devices), gpu_s)
+    left, skipped = job.chunks.get("pending", 0), job.chunks.get("skipped", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
-    skipped = job.chunks.get("skipped", 0)
     not_here = completeness is not None and bool(completeness.not_listed or completeness.unmerged_indices)
-    states = add_up_states(devices, gpu_s)
+    states = add_up_states(job.devices, gpu_s)
     return Summary(
         facts=job,
         version=SUMMARY_VERSION,
         # A chunk that is only known as done elsewhere is not done here: its results are in a file we do not have.
         verdict="stopped" if left or skipped or missing_indices or not_here else "failed" if failed else "done",
         tasks=len(job.tasks),
-        tasks_by_verdict=dict(Counter(task_states)),
+        tasks_by_verdict=dict(Counter(state for _, state in task_states)),
         tasks_missing=tuple(missing_indices),
         tasks_without_telemetry=sum(not task.telemetry for task in job.tasks),
         chunks=sum(job.chunks.values()),
-        done=done,
+        done=job.chunks.get("done", 0),
         failed=failed,
         left=left,
         skipped=skipped,
@@ -143,48 +197,37 @@ def summarize(
         gpu_hours=gpu_s / 3600,
         audio_hours_per_gpu_hour=ratio(job.audio_done_s, gpu_s),
         times_real_time=ratio(job.audio_done_s, wall_s),
-        energy_wh=energy_wh,
+        energy_wh=sum(energies) / 3600 if energies else None,
         energy_devices=len(energies),
         detections=sum(count for _, _, count in job.labels),
-        devices=devices,
+        devices=job.devices,
         completeness=completeness,
         started_at_ms=min((task.started_at_ms for task in job.tasks), default=None),
         last_sign_ms=max((task.last_sign_ms for task in job.tasks), default=None),
         devices_at_once=ratio(gpu_s, wall_s),
-        kwh_per_1000_audio_hours=_kwh_per_1000(devices, job.audio_done_s),
+        kwh_per_1000_audio_hours=_kwh_per_1000(job),
         states=states,
         chunk_s=_durations(job.durations),
         chunk_cost=_cost(job, states),
         audio_hours_on_cpu=job.cpu_audio_s / 3600,
         outlook=look_ahead(job, completeness, gpu_s, wall_s, now_ms),
-        alerts=tuple(_alerts(job, late)),
-        energy_measured_percent=_measured_percent(devices, gpu_s) if energies else None,
+        # Alerts of a task that runs no more, as far as is known, do not go on.
+        alerts=tuple(
+            replace(a, still_open=a.still_open - sum(task in late for task in job.open_alerts.get(a.kind, ())))
+            for a in job.alerts
+        ),
+        # Rounding never makes it more than all.
+        energy_measured_percent=100 * min(1.0, measured) if energies and measured is not None else None,
         tasks_silent=silent,
         merged=job.merged,
     )
 
 
-def _alerts(job: JobFacts, late: Collection[str]) -> Iterator[AlertFacts]:
-    """Yield the alerts; those of a task that runs no more, as far as anybody knows, do not go on."""
-    for alert in job.alerts:
-        over = sum(task in late for task in job.open_alerts.get(alert.kind, ()))
-        yield replace(alert, still_open=alert.still_open - over)
-
-
-def _kwh_per_1000(devices: Sequence[DeviceSummary], audio_done_s: float) -> float | None:
+def _kwh_per_1000(job: JobFacts) -> float | None:
     """Return kWh for a thousand hours of audio; where some devices kept silent, by what the others did."""
-    known = [device for device in devices if device.energy_j is not None]
-    if not known:
-        return None
-    hours = audio_done_s / 3600 if len(known) == len(devices) else sum(device.work.audio_s for device in known) / 3600
-    # Wh for one hour are kWh for a thousand.
-    return ratio(sum(device.energy_j or 0.0 for device in known) / 3600, hours)
-
-
-def _measured_percent(devices: Sequence[DeviceSummary], gpu_s: float) -> float | None:
-    """Return for which share of the GPU time the energy was measured; rounding never makes it more than all."""
-    share = ratio(sum(device.energy_measured_s for device in devices), gpu_s)
-    return None if share is None else 100 * min(1.0, share)
+    known = [(device.energy_j, device.work.audio_s) for device in job.devices if device.energy_j is not None]
+    audio_s = job.audio_done_s if len(known) == len(job.devices) else sum(audio_s for _, audio_s in known)
+    return ratio(sum(joules for joules, _ in known), audio_s) if known else None  # Wh for 1 hour are kWh for 1,000
 
 
 def _durations(durations: Mapping[int, int]) -> MetricFacts | None:
@@ -238,3 +281,96 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(finite(item) for item in value)
     return value
+
+
+# --- all devices together ---------------------------------------------------------------------------------------------
+
+# In the order of the table device_time, each as people say it.
+STATE_WORDS = {
+    "working": "working",
+    "failed": "on chunks that failed",
+    "lost": "on work that was lost",
+    "start_up": "starting up",
+    "waiting": "waiting for a chunk",
+    "idle": "without a worker",
+    UNKNOWN_STATE: "not known",
+}
+NEARLY_ALL = 99.0  # percent: who measured less has to say so
+_MOST = 90.0  # percent of one state
+_ROUNDING_S = 1.0
+
+
+def together(states: Mapping[str, StateSummary]) -> StateSummary:
+    """Return the sum of all states."""
+    found = states.values()
+    hours = sum(state.gpu_hours for state in found)
+    busy = [state.busy_hours for state in found if state.busy_hours is not None]
+    energies = [state.energy_wh for state in found if state.energy_wh is not None]
+    measured = sum(state.gpu_hours * (state.measured_percent or 0.0) for state in found)
+    return StateSummary(
+        gpu_hours=hours,
+        share_percent=100.0,
+        busy_hours=sum(busy) if busy else None,
+        energy_wh=sum(energies) if energies else None,
+        energy_share_percent=100.0 if energies else None,
+        measured_percent=measured / hours if hours else None,
+    )
+
+
+def partly_measured(states: Mapping[str, StateSummary]) -> bool:
+    """Say whether energies are told of which a part is missing: then every table says how much was measured."""
+    whole = together(states)
+    if whole.energy_wh is None:
+        return False
+    shares = [state.measured_percent for state in states.values() if state.measured_percent is not None]
+    return (whole.measured_percent or 0.0) < NEARLY_ALL or min(shares, default=100.0) < _MOST
+
+
+def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:
+    """Return the states of all devices together; time that no device accounts for has a state of its own."""
+    energies = [device.state_energy_j for device in devices]
+    total_s, total_j = sum(device.total_s for device in devices), sum(sum(one.values()) for one in energies)
+    missing_s = gpu_s - total_s if gpu_s - total_s > _ROUNDING_S else 0.0
+    found = {}
+    for state in STATE_WORDS:
+        times = [device.states[state] for device in devices if state in device.states]
+        seconds = sum(time.total_s for time in times) + (missing_s if state == UNKNOWN_STATE else 0.0)
+        busy_s = [time.busy_s for time in times if time.busy_s is not None]
+        joules = [one[state] for one in energies if state in one]
+        if seconds > 0 or joules:
+            measured = ratio(sum(time.measured_s for time in times), seconds)
+            found[state] = StateSummary(
+                gpu_hours=seconds / 3600,
+                share_percent=None if total_s + missing_s <= 0 else 100 * seconds / (total_s + missing_s),
+                busy_hours=sum(busy_s) / 3600 if busy_s else None,
+                energy_wh=sum(joules) / 3600 if joules else None,
+                energy_share_percent=100 * sum(joules) / total_j if joules and total_j > 0 else None,
+                measured_percent=None if measured is None else 100 * min(1.0, measured),
+            )
+    return found
+
+
+def percentile(counts: Mapping[int, int], share_percent: int) -> int | None:
+    """Return the smallest value that at least this share of the samples does not exceed (nearest rank)."""
+    total = sum(counts.values())
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen * 100 >= total * share_percent:
+            return value
+    return None
+
+
+def cards(devices: Iterable[DeviceFacts]) -> int:
+    """Return how many devices these are, each counted once."""
+    return len({device.card for device in devices})
+
+
+def rows_words(devices: Collection[DeviceFacts], one: str = "device") -> str:
+    """Return how many devices of tasks these are, and say so where one of them has served several tasks."""
+    return count(len(devices), one) + of_tasks(devices)
+
+
+def of_tasks(devices: Collection[DeviceFacts]) -> str:
+    """Return what goes behind a count of devices that were counted once for each task that had them."""
+    return "" if cards(devices) == len(devices) else " of array tasks"

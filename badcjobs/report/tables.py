@@ -29,20 +29,13 @@ class Cell:
 
 
 Row = Sequence[str | Cell]
+Column = tuple[str, str]  # its heading, and what stands below it: text, long (text), or numbers (empty)
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """The heading of a column, and what stands below it: text, long text, or (as a rule) numbers."""
-
-    heading: str
-    kind: str = ""  # text, long; else numbers
-
-
-def columns(*marked: str) -> tuple[Heading, ...]:
+def columns(*marked: str) -> tuple[Column, ...]:
     """Return columns by their headings: '<' before one marks a column of text, '<<' of long text."""
     kinds = ("", "text", "long")
-    return tuple(Heading(heading.lstrip("<"), kinds[len(heading) - len(heading.lstrip("<"))]) for heading in marked)
+    return tuple((heading.lstrip("<"), kinds[len(heading) - len(heading.lstrip("<"))]) for heading in marked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,50 +44,41 @@ class Table:
 
     name: str  # stable: the id of the table on the page
     caption: str
-    columns: Sequence[Heading]
+    columns: Sequence[Column]
     rows: Sequence[Row]
     foot: Row = ()  # the sum, which stays at the end however the rows are sorted
 
-    def first(self, most: int) -> Table:
-        """Return the table with its first rows only."""
-        return replace(self, rows=self.rows[:most])
+    @property
+    def headings(self) -> list[str]:
+        """The headings of its columns."""
+        return [heading for heading, _ in self.columns]
 
     def without(self, heading: str) -> Table:
         """Return the table without a column."""
-        place = [column.heading for column in self.columns].index(heading)
-        rows = [(*row[:place], *row[place + 1 :]) for row in self.rows]
-        foot = (*self.foot[:place], *self.foot[place + 1 :])
+        place = self.headings.index(heading)
+        foot, *rows = ((*row[:place], *row[place + 1 :]) for row in (self.foot, *self.rows))
         return replace(self, columns=(*self.columns[:place], *self.columns[place + 1 :]), rows=rows, foot=foot)
 
     def cells(self) -> list[list[str]]:
         """Return all that is shown, as texts: the headings, the rows, and the sum."""
         shown = (*self.rows, *([self.foot] if self.foot else []))
-        texts = [[cell if isinstance(cell, str) else cell.words for cell in row] for row in shown]
-        return [[column.heading for column in self.columns], *texts]
+        return [self.headings, *([cell if isinstance(cell, str) else cell.words for cell in row] for row in shown)]
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def table_text(table: Table, *, shorten: int | None = None) -> list[str]:
-    """Return a table as aligned lines; the texts of column ``shorten`` lose their beginning where it does not fit."""
+def table_text(table: Table, *, shorten: str | None = None) -> list[str]:
+    """Return a table as aligned lines; the texts below ``shorten`` lose their beginning where they do not fit."""
     rows = table.cells()
-    if shorten is not None:
-        others = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0])) if i != shorten]
-        most = max(8, WIDTH - 2 - sum(others) - 2 * len(others))
-        rows = [[ending(cell, most) if i == shorten else cell for i, cell in enumerate(row)] for row in rows]
-    return aligned(rows, [bool(column.kind) for column in table.columns])
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[bool]) -> list[str]:
-    """Return rows as lines; columns that are not ``left`` are numbers."""
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    if shorten in table.headings:
+        place = table.headings.index(shorten)
+        most = max(8, WIDTH - 2 * len(widths) - sum(widths) + widths[place])
+        rows = [[*row[:place], ending(row[place], most), *row[place + 1 :]] for row in rows]
+        widths[place] = max(cell_len(row[place]) for row in rows)
     lines = []
     for row in rows:
         blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [
-            cell + blank if is_left else blank + cell for cell, blank, is_left in zip(row, blanks, left, strict=True)
-        ]
+        # Numbers stand at the right.
+        cells = [c + b if kind else b + c for c, b, (_, kind) in zip(row, blanks, table.columns, strict=True)]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return lines
 
@@ -104,13 +88,10 @@ def ending(text: str, width: int) -> str:
     return text if cell_len(text) <= width else "…" + set_cell_size(text[::-1], width - 1)[::-1]
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
 def table_markdown(table: Table) -> str:
     """Return a table as Markdown."""
     head, *others = [[escaped(cell) for cell in row] for row in table.cells()]
-    kinds = [":---" if column.kind else "---:" for column in table.columns]
+    kinds = [":---" if kind else "---:" for _, kind in table.columns]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, kinds, *others))
 
 
@@ -119,19 +100,16 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", plain(" ".join(text.split())))
 
 
-# --- HTML -------------------------------------------------------------------------------------------------------------
-
-
 def table_html(table: Table) -> str:
     """Return a table; script makes its headings buttons that sort, and folds what is too long."""
-    kinds = [column.kind for column in table.columns]
-    head = "".join(
-        f'<th scope="col" aria-sort="none"{_class(column.kind)}>{escape(column.heading)}</th>'
-        for column in table.columns
-    )
+    classes = [f' class="{kind}"' if kind else "" for _, kind in table.columns]
+    heads = zip(classes, table.headings, strict=True)
+    head = "".join(f'<th scope="col" aria-sort="none"{kind}>{escape(heading)}</th>' for kind, heading in heads)
     # Without script all rows are shown: see the style sheet's part for noscript.
-    lines = [f"<tr{' hidden' if number >= FOLD else ''}>{_cells(row, kinds)}" for number, row in enumerate(table.rows)]
-    foot = f"<tfoot><tr>{_cells(table.foot, kinds)}</tfoot>" if table.foot else ""
+    lines = [
+        f"<tr{' hidden' if number >= FOLD else ''}>{_cells(row, classes)}" for number, row in enumerate(table.rows)
+    ]
+    foot = f"<tfoot><tr>{_cells(table.foot, classes)}</tfoot>" if table.foot else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}">'
         f'<table id="{escape(table.name)}" data-fold="{FOLD}"><caption>{escape(table.caption)}</caption>'
@@ -139,18 +117,14 @@ def table_html(table: Table) -> str:
     )
 
 
-def _cells(row: Row, kinds: Sequence[str]) -> str:
+def _cells(row: Row, classes: Sequence[str]) -> str:
     """Return a row; its first cell names it. HTML does without closing tags: many rows stay small."""
     found = []
-    for place, (cell, kind) in enumerate(zip(row, kinds, strict=True)):
+    for place, (cell, kind) in enumerate(zip(row, classes, strict=True)):
         if isinstance(cell, Cell):
             value = "" if cell.value is None else f"={cell.value:.6g}"
             found.append(f"<td data-v{value}>{escape(cell.words, quote=False)}")
         else:
             tag = "td" if place else 'th scope="row"'
-            found.append(f"<{tag}{_class(kind)}>{escape(cell, quote=False)}")
+            found.append(f"<{tag}{kind}>{escape(cell, quote=False)}")
     return "".join(found)
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""

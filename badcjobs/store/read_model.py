@@ -25,6 +25,8 @@ from typing import Any
 from badcjobs.model import CHARTED, METRICS, NameGaps, Reading, is_silent
 
 ALIVE = ("running", "silent")
+UNKNOWN_STATE = "unknown"  # of energy that cannot be shared out
+_COUNTER_COVERS = 0.9  # the counter is read every few seconds: short tasks end between two readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,76 @@ class DeviceFacts:
         """How full its memory is, or was."""
         used, total = self.shown.memory_used_bytes, self.memory_total_bytes
         return None if used is None or not total else 100 * used / total
+
+    # --- what was measured on it amounts to
+
+    @property
+    def card(self) -> tuple[str, str]:
+        """What tells it from all others, whichever task it works for."""
+        return self.node, self.uuid or self.token
+
+    @property
+    def label(self) -> str:
+        """What people call it: its index or, where it has none, its token."""
+        return self.token if self.index is None else str(self.index)
+
+    @property
+    def utilization_mean_percent(self) -> float | None:
+        """The plain utilization, which is blind to light load; busy_mean_percent is the best figure there is."""
+        total = sum(self.utilization_counts.values())
+        return sum(value * many for value, many in self.utilization_counts.items()) / total if total else None
+
+    @property
+    def energy_source(self) -> str | None:
+        """The counter where it saw nearly the whole time, else power integrated over the samples."""
+        span_s = self.energy_counter_span_s
+        if self.energy_counter_j is not None and span_s and span_s >= _COUNTER_COVERS * (self.span_s or 0.0):
+            return "counter"
+        return None if self.energy_integrated_j is None else "integrated power"
+
+    @property
+    def energy_j(self) -> float | None:
+        """The energy that it used, as far as it was measured."""
+        return self.energy_counter_j if self.energy_source == "counter" else self.energy_integrated_j
+
+    @property
+    def energy_measured_s(self) -> float:
+        """For how long energy_j was measured: what was used before and after is not in it."""
+        if self.energy_source is None:
+            return 0.0
+        return (self.energy_counter_span_s or 0.0) if self.energy_source == "counter" else sum(self.measured_s.values())
+
+    @property
+    def total_s(self) -> float:
+        """For how long its task had it."""
+        return sum(time.total_s for time in self.states.values())
+
+    @property
+    def state_s(self) -> dict[str, float]:
+        """Its time by state."""
+        return {state: time.total_s for state, time in self.states.items()}
+
+    @property
+    def measured_s(self) -> dict[str, float]:
+        """For so much of the time in each state its power is known."""
+        return {state: time.measured_s for state, time in self.states.items()}
+
+    @property
+    def state_energy_j(self) -> dict[str, float]:
+        """Its energy shared out over its states in the ratio of what was measured in each; adds up to energy_j."""
+        energy_j = self.energy_j
+        if energy_j is None:
+            return {}
+        measured = {state: time.energy_j for state, time in self.states.items() if time.energy_j is not None}
+        total_j = sum(measured.values())
+        if total_j <= 0:
+            return {UNKNOWN_STATE: energy_j}
+        return {state: energy_j * (joules / total_j) for state, joules in measured.items()}
+
+    @property
+    def held_back(self) -> dict[str, int]:
+        """Why its clock was lowered: reason → samples."""
+        return {reason: many for reason, many in self.throttled.items() if reason != "gpu_idle"}
 
 
 # --- a task -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from badcjobs.model import Reading
-from badcjobs.report.rules import PROBLEM, WARNING, Finding
+from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.report.summary import Finding
 from badcjobs.store.read_model import (
     AlertFacts,
     Completeness,

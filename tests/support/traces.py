@@ -17,8 +17,7 @@ from support.trace_task import H200, MIG, RTX4000, V100, Story
 
 from badcjobs.clock import SystemClock
 from badcjobs.report.findings import find
-from badcjobs.report.rules import Finding
-from badcjobs.report.summary import summarize
+from badcjobs.report.summary import Finding, summarize
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.read_job import read_job
 

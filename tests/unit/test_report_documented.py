@@ -11,13 +11,11 @@ import pytest
 from badcjobs.cli.handbook import read_topic
 from badcjobs.model import CutShort, NameGaps
 from badcjobs.report.compare import Comparison, Figure
-from badcjobs.report.device_summary import DEVICE_KEYS, STATE_WORDS, StateSummary
 from badcjobs.report.headlines import HEADLINES
 from badcjobs.report.job_tables import rank_table, state_table, work_table
 from badcjobs.report.progress import Outlook
 from badcjobs.report.prometheus import METRICS
-from badcjobs.report.rules import Finding
-from badcjobs.report.summary import KEYS, SUMMARY_VERSION, TASK_KEYS
+from badcjobs.report.summary import DEVICE_KEYS, KEYS, STATE_WORDS, SUMMARY_VERSION, TASK_KEYS, Finding, StateSummary
 from badcjobs.store.read_model import (
     AlertFacts,
     Completeness,

@@ -19,11 +19,10 @@ from badcjobs.model import CutShort
 from badcjobs.report.compare import FAST, LONG, MUCH, Comparison, at_least, change_words, compare
 from badcjobs.report.headlines import well_words
 from badcjobs.report.job_tables import work_table
-from badcjobs.report.markdown import comparison_markdown, markdown
 from badcjobs.report.page import page
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.report.tables import escaped
-from badcjobs.report.text import comparison_text, summary_text, task_end_text
+from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text, task_end_text
 from badcjobs.report.words import (
     duration,
     durations,
@@ -241,7 +240,7 @@ def test_each_kind_of_alert_has_a_line_in_the_text_and_in_the_notebook() -> None
         "thermal (warning): 2 alerts on 1 device; 87 °C at worst, the limit is 83 °C; 1 min 40 s at longest",
     )
     text, notebook = summary_text(well(HOT, LOST), "july"), markdown(well(HOT, LOST), "july")
-    assert f"alert {lines[0]} alert {lines[1]} " in " ".join(text.split())
+    assert f"alert: {lines[0]} alert: {lines[1]} " in " ".join(text.split())
     assert all(f"- alert: {line}" in notebook for line in lines)
     assert max(map(len, text.splitlines())) <= 100
 
@@ -591,7 +590,7 @@ def test_a_notebook_has_the_numbers_the_findings_and_the_lines_to_paste() -> Non
     assert "**problem**: One of the GPUs was never used.\n\n- 0 of 51 tries" in text
     assert "```sh\n#SBATCH --gpus-per-task=1\n```" in text
     assert "| OVEN | Ovenbird | 900 |" in text
-    assert "| bad\\_audio | the \\|last\\| one |" in text
+    assert "(bad\\_audio): the \\|last\\| one\n" in text
     assert "```sh\nsbatch --array=0,3 …\n```" in text
     assert text.endswith("```\n")
 

@@ -24,11 +24,10 @@ from support.task_files import START_MS, TaskFile
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import NameGaps, Reading
-from badcjobs.report.device_summary import DeviceSummary, percentile
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.page import page
 from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.summary import running_s, summarize
+from badcjobs.report.summary import percentile, running_s, summarize
 from badcjobs.report.text import removal_text, summary_text
 from badcjobs.report.words import moment
 from badcjobs.store.merge import MergeOrder, merge
@@ -55,7 +54,7 @@ JOB = JobFacts(
 )  # fmt: skip
 
 
-def device(**changes: object) -> DeviceSummary:
+def device(**changes: object) -> DeviceFacts:
     [summary] = summarize(replace(JOB, devices=(replace(DEVICE, **changes),))).devices  # type: ignore[arg-type]
     return summary
 
@@ -92,7 +91,7 @@ def test_a_percentile_is_the_sample_at_its_rank(values: list[int], share: int) -
 
 
 def test_utilization_is_weighted_by_how_often_it_was_measured() -> None:
-    summary = device(utilization_counts={0: 1, 100: 3}).to_dict()
+    [summary] = summarize(replace(JOB, devices=(device(utilization_counts={0: 1, 100: 3}),))).to_dict()["devices"]
     assert (summary["utilization_mean_percent"], summary["utilization_max_percent"]) == (75.0, 100)
     assert (summary["utilization_p50_percent"], summary["utilization_p95_percent"]) == (100, 100)
 
@@ -431,10 +430,10 @@ def test_poison_counts_as_failed_and_detections_are_summed() -> None:
 
 
 def test_what_nobody_measured_is_none_and_never_zero() -> None:
-    [silent] = summarize(replace(JOB, devices=(UNKNOWN,))).devices
+    [silent] = summarize(replace(JOB, devices=(UNKNOWN,))).to_dict()["devices"]
     keys = ("utilization_mean_percent", "utilization_p50_percent", "utilization_p95_percent", "utilization_max_percent")
     more = ("memory_peak_bytes", "temperature_max_c", "power_mean_w", "energy_j")
-    assert [silent.to_dict()[key] for key in (*keys, *more)] == [None] * 8
+    assert [silent[key] for key in (*keys, *more)] == [None] * 8
 
 
 def test_a_job_without_devices_or_time_has_no_rates() -> None:
