@@ -26,11 +26,15 @@ _MARK = b"sealcrc32:"  # key and value of a row lie side by side in its record
 _BLOCK_BYTES = 1 << 20
 
 
+def count_tables(db: sqlite3.Connection) -> dict[str, int]:
+    """Return how many rows each table has."""
+    tables = [table.name for table in TABLES if table.name != "meta"]
+    return {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+
+
 def prepare_seal(db: sqlite3.Connection) -> None:
     """Write the row counts of a file that is complete, and leave room for its checksum."""
-    tables = [table.name for table in TABLES if table.name != "meta"]
-    counts = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
-    values = {ROWS: json.dumps(counts), SEAL: f"crc32:{_BLANK.decode()}"}
+    values = {ROWS: json.dumps(count_tables(db)), SEAL: f"crc32:{_BLANK.decode()}"}
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
 

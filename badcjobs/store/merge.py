@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from badcjobs.seams import Clock
 from badcjobs.store.connect import open_job_database, transaction
 from badcjobs.store.filesystem import read_filesystem
 from badcjobs.store.merge_rows import count_rows
-from badcjobs.store.merge_target import OldJob, changed_in_place, damaged_name, drafted, look_at_old, only_merge
+from badcjobs.store.merge_target import changed_in_place, damaged_name, drafted, look_at_old, only_merge
 from badcjobs.store.merge_writer import FileChanged, JobWriter
 from badcjobs.store.schema import DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_news, read_ends, write_ends
@@ -36,7 +36,6 @@ from badcjobs.store.source_files import (
     SALVAGED,
     SKIPPED,
     STILL_WRITTEN,
-    FoundFile,
     Intake,
     NoTaskDatabases,
     SourceFile,
@@ -93,65 +92,67 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
 
 def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     found = find_task_databases(order.inputs, order.target)
-    old = look_at_old(order.target)
-    if not found and not old.files:
+    state, files = look_at_old(order.target)
+    if not found and not files:
         raise NoTaskDatabases(
             "no task database in " + ", ".join(str(place) for place in order.inputs),
             why="task databases are called tasks/<job>_<index>.r<restart>.<node>.sqlite",
             fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
         )
-    known = {file.path: file for file in old.files}
-    changed = [file for file in found if _has_changed(file, known.get(file.name))]
-    gone = _gone(old, order.target)
-    files = old.files
-    if old.state != "current" or changed or gone or has_news(order.target, old.files):
-        files = _bring_up_to_date(order, old, changed, gone, check)
+    known = {file.path: file for file in files}
+    changed = [file for file in found if _has_changed(file, known.get(file.path))]
+    # Forget what was skipped and is gone, or was a closed folder and is open now; of other files that are gone the rows
+    # stay.
+    skipped = [(file.path, order.target.parent / file.path) for file in files if file.status == SKIPPED]
+    gone = {name for name, path in skipped if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
+    old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
+    if state != "current" or changed or len(old) < len(known) or has_news(order.target, files):
+        files = _bring_up_to_date(order, state, old, changed, check)
     _refuse_if_strict(order, files)
-    return MergeOutcome(files, len(changed), frozenset(file.name for file in found))
+    return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
+
+
+def _has_changed(file: Intake, known: SourceFile | None) -> bool:
+    if known is None or file.has_leftovers or file.reason is not None:
+        return True
+    try:
+        return not known.is_same(file.file.stat())
+    except OSError:
+        return known.size_bytes is not None  # cannot be read any more: its rows stay, and that is noted
 
 
 def _bring_up_to_date(
-    order: MergeOrder, old: OldJob, changed: list[FoundFile], gone: set[str], check: Callable[[], None]
+    order: MergeOrder, state: str, old: Mapping[str, SourceFile], changed: list[Intake], check: Callable[[], None]
 ) -> tuple[SourceFile, ...]:
+    """Write what is new: where the job database lies or, if that cannot be, into one that takes its place."""
     # In the order of the key under which most rows are kept: then they are appended.
-    changed.sort(key=lambda file: stable_id(os.fsencode(file.path.stem).decode(errors="replace")))
+    changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
     with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch:
         intakes = _examined(changed, Path(scratch))
-        if old.state == "current" and len(changed) <= _MOST_IN_PLACE:
+        if state == "current" and len(changed) <= _MOST_IN_PLACE:
             few = list(intakes)
-            if _is_simple(few, old, order.target):
+            # All whole, nothing to be put together, and nobody else's disk.
+            unproven = {file.task_id for file in old.values() if file.status in HOLDING and file.checksum is None}
+            whole = all(intake.checksum is not None and intake.task_id not in unproven for intake in few)
+            if whole and not read_filesystem(order.target.parent).shared:
                 try:
                     with changed_in_place(order.target, check=check) as db:
-                        return _write(db, order, old, few, gone, of=len(few))
+                        return _write(db, order, old, few, of=len(few))
                 except sqlite3.OperationalError as error:
                     # Somebody reads it and does not stop; or a file was published meanwhile and attached once more.
                     if "locked" not in str(error) and "attached" not in str(error):
                         raise
             intakes = iter(few)
-        aside = damaged_name(order.target) if old.state == "damaged" else None
-        with drafted(order.target, from_old=old.state == "current", keep_old_as=aside, check=check) as db:
-            return _write(db, order, old, intakes, gone, of=len(changed))
-
-
-def _is_simple(intakes: Sequence[Intake], old: OldJob, target: Path) -> bool:
-    """Say whether a few files can be added where the job database lies: all whole, nothing to be put together."""
-    unproven = {file.task_id for file in old.files if file.status in HOLDING and file.checksum is None}
-    whole = all(intake.checksum is not None and intake.task_id not in unproven for intake in intakes)
-    return whole and not read_filesystem(target.parent).shared
+        aside = damaged_name(order.target) if state == "damaged" else None
+        with drafted(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
+            return _write(db, order, old, intakes, of=len(changed))
 
 
 def _write(
-    db: sqlite3.Connection,
-    order: MergeOrder,
-    old: OldJob,
-    intakes: Iterable[Intake],
-    gone: set[str],
-    *,
-    of: int,
+    db: sqlite3.Connection, order: MergeOrder, old: Mapping[str, SourceFile], intakes: Iterable[Intake], *, of: int
 ) -> tuple[SourceFile, ...]:
-    """Write what is new."""
     ends = read_ends(db)
-    writer = JobWriter(db, {file.path: file for file in old.files if file.path not in gone})
+    writer = JobWriter(db, old)
     rows, halves = 0, []
     for number, intake in enumerate(intakes, 1):
         if intake.is_half:
@@ -186,7 +187,8 @@ def _take(writer: JobWriter, intake: Intake) -> None:
             writer.take(intake)
             break
         except FileChanged:
-            intake = examine(FoundFile(intake.file, intake.path), intake.scratch)
+            found = Intake(intake.path, None, SKIPPED, file=intake.file)
+            intake = examine(found, intake.scratch)
         except sqlite3.DatabaseError as error:
             is_of_file = "malformed" in str(error) and intake.checksum is None and intake.status != SALVAGED
             if not is_of_file:
@@ -197,7 +199,7 @@ def _take(writer: JobWriter, intake: Intake) -> None:
     shutil.rmtree(intake.scratch, ignore_errors=True)
 
 
-def _examined(files: Sequence[FoundFile], scratch: Path) -> Iterator[Intake]:
+def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
     """Look at the files in their order, a few ahead of the one that is being merged."""
     waiting: deque[Future[Intake]] = deque()
     with ThreadPoolExecutor(_THREADS, "examine") as pool:
@@ -222,39 +224,6 @@ def _refuse_if_strict(order: MergeOrder, files: Sequence[SourceFile]) -> None:
             why="\n".join(f"{file.path}: {file.reason}" for file in lossy),
             fix="the same command without --strict merges what can be read and names the rest",
         )
-
-
-def _gone(old: OldJob, target: Path) -> set[str]:
-    """Return what was skipped and is not there any more, or a folder that was closed then and is not any more.
-
-    Of other files that are gone the rows stay.
-    """
-    if old.state == "damaged":
-        return set()
-    skipped = [(file.path, target.parent / file.path) for file in old.files if file.status == SKIPPED]
-    return {name for name, path in skipped if not os.path.lexists(path) or _is_open_folder(path)}
-
-
-def _is_open_folder(path: Path) -> bool:
-    try:
-        os.scandir(path).close()
-    except OSError:
-        return False
-    return True
-
-
-def _has_changed(file: FoundFile, known: SourceFile | None) -> bool:
-    if known is None or file.has_leftovers or file.closed:
-        return True
-    try:
-        return not _is_same(file.path, known)
-    except OSError:
-        return known.size_bytes is not None  # cannot be read any more: its rows stay, and that is noted
-
-
-def _is_same(path: Path, known: SourceFile) -> bool:
-    status = path.stat()
-    return (status.st_size, status.st_mtime_ns) == (known.size_bytes, known.mtime_ns)
 
 
 # --- removing what is in the job database -----------------------------------------------------------------------------
@@ -282,7 +251,7 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
                 path = job_database.parent / file.path
                 if not path.exists():
                     continue
-                why_not = _why_not(db, file, holders.get(file.task_id)) or _why_not_here(path, file, job_database)
+                why_not = _why_not(db, file, holders.get(file.task_id), path, job_database)
                 if why_not is None:
                     path.unlink()
                     path.with_suffix(".slurm.json").unlink(missing_ok=True)
@@ -294,7 +263,9 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
     return Removal(tuple(removed), tuple(left))
 
 
-def _why_not(db: sqlite3.Connection, file: SourceFile, holder: SourceFile | None) -> str | None:
+def _why_not(
+    db: sqlite3.Connection, file: SourceFile, holder: SourceFile | None, path: Path, job_database: Path
+) -> str | None:
     if file.status not in (MERGED, COPY) or holder is None or file.task_id is None:
         return file.reason or f"it was {file.status}"
     if file.checksum is None or file.checksum != holder.checksum:
@@ -303,13 +274,11 @@ def _why_not(db: sqlite3.Connection, file: SourceFile, holder: SourceFile | None
     if verdict is None:
         return "its task had not ended when it was merged"
     counted = sum(count_rows(db, file.task_id, leave_out=DERIVED).values())
-    return None if counted == holder.rows else f"{counted:,} of its {holder.rows:,} rows are in the job database"
-
-
-def _why_not_here(path: Path, file: SourceFile, job_database: Path) -> str | None:
-    if not _is_same(path, file):
+    if counted != holder.rows:
+        return f"{counted:,} of its {holder.rows:,} rows are in the job database"
+    if not file.is_same(path.stat()):
         return "it has changed since it was merged"
-    folder = path.parent
-    if folder.name == "tasks" and full_path(folder.parent / "job.sqlite") != full_path(job_database):
-        return f"only {folder.parent}/job.sqlite tells a later run what is done; merge into that"
+    run = path.parent.parent
+    if path.parent.name == "tasks" and full_path(run / "job.sqlite") != full_path(job_database):
+        return f"only {run}/job.sqlite tells a later run what is done; merge into that"
     return None

@@ -81,18 +81,10 @@ def settle(db: sqlite3.Connection, incomplete: Collection[int]) -> None:
     """
     lost = f"""FROM rival_chunk r JOIN detection d ON {_MEETING.format("d", "r")} AND d.task_id = r.task_id
                WHERE r.status = 'done'"""
-    _set_aside(db, lost)
-    for task_id in incomplete:
-        _set_aside(
-            db,
-            f"""FROM detection d JOIN chunk c ON {_MEETING.format("c", "d")}
-                WHERE d.task_id = {task_id:d} AND c.task_id != d.task_id""",
-        )
-
-
-def _set_aside(db: sqlite3.Connection, which: str) -> None:
-    if db.execute(f"INSERT INTO rival_detection SELECT d.* {which}").rowcount:
-        db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {which})")
+    without_row = f"FROM detection d JOIN chunk c ON {_MEETING.format('c', 'd')} WHERE c.task_id != d.task_id"
+    for which in (lost, *(f"{without_row} AND d.task_id = {task_id:d}" for task_id in incomplete)):
+        if db.execute(f"INSERT INTO rival_detection SELECT d.* {which}").rowcount:
+            db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {which})")
 
 
 def take_out(db: sqlite3.Connection, task_id: int) -> None:
@@ -138,21 +130,17 @@ _SAME = {
     "mark": ("name", "started_at_ms"),
     "decision": ("at_ms", "kind", "subject"),
 }
-# When the other's row tells more than ours: the same story, further on.
+# The key of a table, and when the other's row tells more than ours: the same story, further on.
 _FURTHER = {
-    "task": """(main.task.ended_at_ms IS NULL AND excluded.ended_at_ms IS NOT NULL)
-               OR (main.task.version = 'unknown' AND excluded.version != 'unknown')""",  # made up by salvage
-    "device": "main.device.token = '?' AND excluded.token != '?'",
-    "worker": "main.worker.ended_at_ms IS NULL AND excluded.ended_at_ms IS NOT NULL",
-    "attempt": "main.attempt.outcome IS NULL AND excluded.outcome IS NOT NULL",
-    "chunk": f"{STRENGTH.format('excluded')} > {STRENGTH.format('chunk')}",
-}
-_KEYS = {
-    "task": "task_id",
-    "device": "device_id",
-    "worker": "worker_id",
-    "attempt": "task_id, attempt_id",
-    "chunk": "recording_id, chunk_id",
+    "task": (
+        "task_id",
+        """(main.task.ended_at_ms IS NULL AND excluded.ended_at_ms IS NOT NULL)
+           OR (main.task.version = 'unknown' AND excluded.version != 'unknown')""",  # made up by salvage
+    ),
+    "device": ("device_id", "main.device.token = '?' AND excluded.token != '?'"),
+    "worker": ("worker_id", "main.worker.ended_at_ms IS NULL AND excluded.ended_at_ms IS NOT NULL"),
+    "attempt": ("task_id, attempt_id", "main.attempt.outcome IS NULL AND excluded.outcome IS NOT NULL"),
+    "chunk": ("recording_id, chunk_id", f"{STRENGTH.format('excluded')} > {STRENGTH.format('chunk')}"),
 }
 
 
@@ -194,25 +182,22 @@ def add_missing_rows(ours: Path, other: Path) -> None:
         with transaction(db):
             for table, same in _SAME.items():
                 db.execute(f"CREATE INDEX same_{table} ON {table} ({', '.join(same)})")
-            for table in _OWN:
-                if table != "detection":
-                    db.execute(_missing(table))
+            for table in (table for table in _OWN if table != "detection"):
+                rows = f"INTO main.{table} SELECT * FROM other.{table} o WHERE"
+                if table in _SAME:
+                    same = " AND ".join(f"m.{name} IS o.{name}" for name in _SAME[table])
+                    db.execute(f"INSERT {rows} NOT EXISTS (SELECT 1 FROM main.{table} m WHERE {same})")
+                elif table in _FURTHER:
+                    key, further = _FURTHER[table]
+                    anew = f"ON CONFLICT ({key}) DO UPDATE SET {_all_anew(table)}"
+                    db.execute(f"INSERT {rows} true {anew} WHERE {further}")
+                else:
+                    db.execute(f"INSERT OR IGNORE {rows} true")
             _add_detections(db)
             for table in _SAME:
                 db.execute(f"DROP INDEX same_{table}")
             for table in DERIVED:
                 db.execute(f"DELETE FROM main.{table}")
-
-
-def _missing(table: str) -> str:
-    if table in _SAME:
-        same = " AND ".join(f"m.{name} IS o.{name}" for name in _SAME[table])
-        absent = f"NOT EXISTS (SELECT 1 FROM main.{table} m WHERE {same})"
-        return f"INSERT INTO main.{table} SELECT * FROM other.{table} o WHERE {absent}"
-    rows = f"INTO main.{table} SELECT * FROM other.{table} WHERE true"
-    if table not in _FURTHER:
-        return f"INSERT OR IGNORE {rows}"
-    return f"INSERT {rows} ON CONFLICT ({_KEYS[table]}) DO UPDATE SET {_all_anew(table)} WHERE {_FURTHER[table]}"
 
 
 def _add_detections(db: sqlite3.Connection) -> None:

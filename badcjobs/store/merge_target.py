@@ -9,10 +9,11 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
+
+import psutil
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.seams import Clock
@@ -43,30 +44,35 @@ def only_merge(target: Path, clock: Clock, *, wait: bool, tell: Callable[[str], 
     me = f"{os.uname().nodename} {os.getpid()}"
     _take(lock, me, clock, wait=wait, tell=tell)
     over = threading.Event()
-    toucher = threading.Thread(target=_touch, args=(lock, over), name="merge lock", daemon=True)
-    toucher.start()
+
+    def touch() -> None:
+        while not over.wait(_TOUCH_EVERY_S):
+            with suppress(OSError):  # a full or vanished disk; the merge itself will say so
+                os.utime(lock)
 
     def check() -> None:
-        if _read(lock) != me:
+        if _read(lock)[0] != me:
             raise DatabaseProblem(
                 f"another merge has taken over {target.name} while this one stood still",
                 why="nothing was replaced by this one",
                 fix="the same command again",
             )
 
+    toucher = threading.Thread(target=touch, name="merge lock", daemon=True)
+    toucher.start()
     try:
         yield check
     finally:
         over.set()
         toucher.join()
-        if _read(lock) == me:
+        if _read(lock)[0] == me:
             lock.unlink(missing_ok=True)
 
 
 def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str], None]) -> None:
     seen, seen_at_s, told = None, clock.monotonic_s(), False
     while not _create(lock, me):
-        now = (_read(lock), _mtime_ns(lock))
+        now = _read(lock)
         if now != seen:
             seen, seen_at_s = now, clock.monotonic_s()
         if now == (None, None):
@@ -75,14 +81,15 @@ def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str]
         if _is_dead(holder) or clock.monotonic_s() - seen_at_s > _LEFT_ALONE_S:
             _remove(lock, now[0])
             continue
+        who = " as process ".join(holder.split())
         if not wait:
             raise DatabaseProblem(
                 f"another merge is making {lock.name[1:].removesuffix('.lock')}",
-                why=f"it runs on {' as process '.join(holder.split())}",
+                why=f"it runs on {who}",
                 fix="wait for it, or leave out --no-wait",
             )
         if not told:
-            tell(f"another merge is running ({' as process '.join(holder.split())}); waiting for it")
+            tell(f"another merge is running ({who}); waiting for it")
             told = True
         clock.sleep(_LOOK_EVERY_S)
 
@@ -101,74 +108,45 @@ def _create(lock: Path, me: str) -> bool:
     return True
 
 
-def _read(lock: Path) -> str | None:
-    try:
-        return lock.read_text(encoding="utf-8")
-    except OSError:
-        return None
-
-
-def _mtime_ns(lock: Path) -> int | None:
-    try:
-        return lock.stat().st_mtime_ns
-    except OSError:
-        return None
+def _read(lock: Path) -> tuple[str | None, int | None]:
+    """Return what a lock says, and when it was touched; None: it does not say, or is gone."""
+    text = touched_ns = None
+    with suppress(OSError):
+        touched_ns = lock.stat().st_mtime_ns
+        text = lock.read_text(encoding="utf-8")
+    return text, touched_ns
 
 
 def _is_dead(holder: str) -> bool:
+    """Say whether a merge is gone from this machine; of another machine, or an unfinished lock, nothing is known."""
     node, _, pid = holder.partition(" ")
-    if node != os.uname().nodename or not pid.isdigit():
-        return False  # not to be seen from here; or not yet written to the end
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
+    return node == os.uname().nodename and pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
 def _remove(lock: Path, holder: str | None) -> None:
     """Remove the lock of a dead merge; of several that try, one succeeds, and nobody removes the next one's."""
     aside = lock.with_name(f"{lock.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    try:
+    with suppress(OSError):
         os.rename(lock, aside)  # noqa: PTH104
-    except OSError:
-        return
-    if _read(aside) != holder:
-        try:
-            os.link(aside, lock)
-        except OSError:
-            pass
-    if aside.is_dir():
-        aside.rmdir()
-    else:
-        aside.unlink(missing_ok=True)
-
-
-def _touch(lock: Path, over: threading.Event) -> None:
-    while not over.wait(_TOUCH_EVERY_S):
-        try:
-            os.utime(lock)
-        except OSError:
-            pass  # a full or vanished disk; the merge itself will say so
+        if _read(aside)[0] != holder:
+            with suppress(OSError):
+                os.link(aside, lock)
+        if aside.is_dir():
+            aside.rmdir()
+        else:
+            aside.unlink()
 
 
 # --- the job database of an earlier merge -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OldJob:
-    """``state``: none, current (go on with a copy) or damaged (put aside)."""
+def look_at_old(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
+    """Return none, current (go on with a copy) or damaged (put aside), and the files it knows.
 
-    state: str
-    files: tuple[SourceFile, ...] = ()
-
-
-def look_at_old(target: Path) -> OldJob:
-    """Look; refuse to replace what is not a job database of ours, or is a newer one."""
+    Refuse to replace what is not a job database of ours, or is a newer one.
+    """
     if not target.exists():
-        return OldJob("none")
+        return "none", ()
     try:
         with target.open("rb") as file:
             if file.read(16) != SQLITE_MAGIC:
@@ -181,10 +159,10 @@ def look_at_old(target: Path) -> OldJob:
             _refuse_if(not is_ours, f"{target} is {what}, not a job database")
             complaint = version_complaint(db)
             _refuse_if(complaint is not None, f"{target} has {complaint}")
-            return OldJob("current", read_source_files(db))
+            return "current", read_source_files(db)
     except sqlite3.Error as error:
         reason = f"the earlier job database could not be read ({error}); made anew, and the old one put aside"
-        return OldJob("damaged", (SourceFile(damaged_name(target).name, None, SKIPPED, reason),))
+        return "damaged", (SourceFile(damaged_name(target).name, None, SKIPPED, reason),)
 
 
 def _refuse_if(wrong: bool, what: str) -> None:

@@ -13,9 +13,8 @@ import os
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +47,19 @@ _REOPEN = """
         WHERE d.recording_id = chunk.recording_id AND d.chunk_id = chunk.chunk_id)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Salvaged:
-    """What came of a salvage."""
-
-    rows: Mapping[str, int]  # table → rows that were read
-    lost: Mapping[str, int]  # table → rows that were there at publication and are not any more; empty if not known
-    known: bool  # whether the file could still say how many rows it had
-    task_rebuilt: bool  # the task's own row was lost, and made anew from the name of the file
-
-
-def salvage(damaged: Path, clean: Path) -> Salvaged | None:
+def salvage(damaged: Path, clean: Path) -> tuple[dict[str, int], dict[str, int] | None] | None:
     """Write what can still be read of a damaged task database as a new one; None: nothing can.
 
     The damaged file is only read. Its name says whose rows they are when the task's own row is lost. ``clean`` must not
-    exist; it does not after None either.
+    exist; it does not after None either. Returns, by table, the rows that were read, and those that were there at
+    publication and are not any more; None for these: the file could not say how many it had.
     """
     copy = clean.with_name(f"readable-{clean.name}")
-    with closing(_create(clean)) as db:
+    with closing(sqlite3.connect(clean, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA foreign_keys = OFF")  # a sample whose device is lost is still a sample
+        create_tables(db)
         empty, pages = clean.read_bytes(), _list_of_tables(clean)
         roots = {number for (number,) in db.execute("SELECT rootpage FROM sqlite_master")}
         _copy_pages(damaged, copy)
@@ -83,16 +77,6 @@ def salvage(damaged: Path, clean: Path) -> Salvaged | None:
             return saved
     clean.unlink()
     return None  # rows of no known task cannot be merged
-
-
-def _create(clean: Path) -> sqlite3.Connection:
-    """Make an empty task database."""
-    db = sqlite3.connect(clean, isolation_level=None)
-    db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file
-    db.execute("PRAGMA synchronous = OFF")
-    db.execute("PRAGMA foreign_keys = OFF")  # a sample whose device is lost is still a sample
-    create_tables(db)
-    return db
 
 
 # --- a copy that SQLite opens -----------------------------------------------------------------------------------------
@@ -178,26 +162,23 @@ class _Form:
 
 def _check_of(column: Column) -> Callable[[Any], bool]:
     """Return what a value of this column must stand up to."""
-    kind = column.sql.split()[0]
+    name, kind = column.name, column.sql.split()[0]
     types, may_be_null = _TYPES[kind], "NOT NULL" not in column.sql
-    inside = _range_of(column, kind)
 
     def check(value: Any) -> bool:
-        return may_be_null if value is None else type(value) in types and inside(value)
+        if value is None or type(value) not in types:
+            return value is None and may_be_null
+        if name in _WORDS:
+            return value in _WORDS[name]
+        if is_time(column):
+            return bool(_YEAR_2000_MS <= value < _YEAR_2100_MS)
+        if name.endswith("_percent"):
+            return bool(0 <= value <= 100)
+        if kind == "TEXT":
+            return not value.endswith("\0")  # the rest of it lay on a page that was never written
+        return math.isfinite(value) and (value >= 0 or not name.endswith(("_bytes", "_id")))
 
     return check
-
-
-def _range_of(column: Column, kind: str) -> Callable[[Any], bool]:
-    if column.name in _WORDS:
-        return _WORDS[column.name].__contains__
-    if is_time(column):
-        return lambda at_ms: bool(_YEAR_2000_MS <= at_ms < _YEAR_2100_MS)
-    if column.name.endswith("_percent"):
-        return lambda percent: bool(0 <= percent <= 100)
-    if kind == "TEXT":
-        return lambda text: not text.endswith("\0")  # the rest of it lay on a page that was never written
-    return lambda number: math.isfinite(number) and (number >= 0 or not column.name.endswith(("_bytes", "_id")))
 
 
 def is_time(column: Column) -> bool:
@@ -206,7 +187,8 @@ def is_time(column: Column) -> bool:
 
 
 # Derived tables are made anew from what is left.
-_FORMS = {table.name: _Form(table) for table in TABLES if table.name not in DERIVED}
+_OWN = [table for table in TABLES if table.name not in DERIVED]
+_FORMS = {table.name: _Form(table) for table in _OWN}
 
 
 def _read_tables(copy: Path, clean: sqlite3.Connection) -> bool:
@@ -311,13 +293,10 @@ def _take_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> No
     # rootpgno, pgno, nfield, id, c0, c1, …: rows of pages whose table is not known
     for _, _, fields, rowid, *values in source.execute("SELECT * FROM lost_and_found"):
         row = values[:fields]
-        fitting = [form for form in _FORMS.values() if form.believes(_with_id(form, rowid, row))]
+        with_id = [rowid, *row[1:]] if row and row[0] is None else row
+        fitting = [form for form in _FORMS.values() if form.believes(with_id if form.has_own_id else row)]
         if len(fitting) == 1:
             clean.execute(fitting[0].insert, fitting[0].completed(rowid, row))
-
-
-def _with_id(form: _Form, rowid: int, row: Sequence[Any]) -> Sequence[Any]:
-    return (rowid, *row[1:]) if form.has_own_id and row and row[0] is None else row
 
 
 # --- whose rows -------------------------------------------------------------------------------------------------------
@@ -340,43 +319,28 @@ def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
     return int(*named.values()) if len(named) == 1 else None  # several: a job database
 
 
-def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> Salvaged:
+def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict[str, int], dict[str, int] | None]:
     """Keep the rows of one task, add what can be said of those that are lost, and count."""
-    for form in _FORMS.values():
-        if form.table != "meta":
-            db.execute(f"DELETE FROM {form.table} WHERE task_id != ?", (task_id,))
-    rows = {form.table: _count(db, form.table) for form in _FORMS.values()}
+    rows = {}
+    for table in _FORMS:
+        if table != "meta":
+            db.execute(f"DELETE FROM {table} WHERE task_id != ?", (task_id,))
+        rows[table] = int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
     key = TaskKey.parse(damaged.stem)
     if not rows["task"] and key:
-        _rebuild_task(db, key, task_id, latest_start_ms=int(damaged.stat().st_mtime * 1000))
+        times = [f"SELECT min({c.name}) AS at_ms FROM {t.name}" for t in _OWN for c in t.columns if is_time(c)]
+        (earliest_ms,) = db.execute(f"SELECT min(at_ms) FROM ({' UNION ALL '.join(times)})").fetchone()
+        values = {
+            "task_id": task_id, "name": key.name, "job_id": key.job_id, "array_index": key.array_index,
+            "restart": key.restart, "node": key.node, "procid": key.procid, "version": "unknown",
+            "telemetry": int(rows["sample"] > 0),
+            "started_at_ms": earliest_ms or int(damaged.stat().st_mtime * 1000),
+        }  # fmt: skip
+        marks = ", ".join("?" * len(values))
+        db.execute(f"INSERT INTO task ({', '.join(values)}) VALUES ({marks})", [*values.values()])
     db.execute(_LOST_DEVICE)  # the summary goes through the devices: samples of none would not be seen
     db.execute(_REOPEN)
     db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))  # these are other bytes
     published = read_sealed_rows(db)
     lost = {table: count - rows[table] for table, count in published.items() if count > rows.get(table, count)}
-    return Salvaged(rows, lost, known=bool(published), task_rebuilt=not rows["task"])
-
-
-def _rebuild_task(db: sqlite3.Connection, key: TaskKey, task_id: int, *, latest_start_ms: int) -> None:
-    values = {
-        "task_id": task_id, "name": key.name, "job_id": key.job_id, "array_index": key.array_index,
-        "restart": key.restart, "node": key.node, "procid": key.procid, "version": "unknown",
-        "telemetry": int(_count(db, "sample") > 0), "started_at_ms": _earliest_ms(db) or latest_start_ms,
-    }  # fmt: skip
-    db.execute(f"INSERT INTO task ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
-
-
-def _earliest_ms(db: sqlite3.Connection) -> int | None:
-    """Return the first instant in any row."""
-    times = [
-        db.execute(f"SELECT min({column.name}) FROM {table.name}").fetchone()[0]
-        for table in TABLES
-        if table.name not in DERIVED
-        for column in table.columns
-        if is_time(column)
-    ]
-    return min((at_ms for at_ms in times if at_ms is not None), default=None)
-
-
-def _count(db: sqlite3.Connection, table: str) -> int:
-    return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    return rows, lost if published else None

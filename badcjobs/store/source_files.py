@@ -12,14 +12,14 @@ import shutil
 import sqlite3
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.atomic_write import read_checksum, read_sealed_rows
+from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
     file_uri,
@@ -27,8 +27,8 @@ from badcjobs.store.connect import (
     open_sealed,
     version_complaint,
 )
-from badcjobs.store.salvage import Salvaged, salvage
-from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, TABLES
+from badcjobs.store.salvage import salvage
+from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 
 MERGED = "merged"  # as it is
 RECOVERED = "recovered"  # with the journal or WAL that lay beside it; nothing is lost
@@ -62,6 +62,10 @@ class SourceFile:
         """Of two files of one task, the one that ranks higher was published later."""
         return self.last_sign_ms or 0, self.rows or 0, self.checksum or ""
 
+    def is_same(self, now: os.stat_result) -> bool:
+        """Say whether a file has the size and the time that this one had."""
+        return (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+
     @property
     def lost_something(self) -> bool:
         """Whether rows of this file are missing, or may be; another job database has none of its own."""
@@ -70,14 +74,23 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Intake(SourceFile):
-    """A file that was looked at and is about to be merged."""
+    """A file that was found and, with a ``scratch``, looked at: then it is about to be merged."""
 
     file: Path = Path()
+    has_leftovers: bool = False  # a WAL or a journal lies beside it
     scratch: Path = Path()  # an empty folder for copies, until it is merged
     database: Path | None = None  # what to merge: the file, or a copy made whole; None: nothing
     task_name: str | None = None
     started_at_ms: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # table → rows
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether the file of a task was published again since it was examined; a copy of ours never is."""
+        try:
+            return self.database == self.file and not self.is_same(self.file.stat())
+        except OSError:
+            return True
 
     @property
     def is_half(self) -> bool:
@@ -106,16 +119,6 @@ def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> N
 _LEFTOVERS = ("-wal", "-journal")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file that may be a task database."""
-
-    path: Path
-    name: str  # what ``source_file`` calls it
-    has_leftovers: bool = False  # a WAL or a journal lies beside it
-    closed: str | None = None  # it is a folder that may not be looked into, and why
-
-
 class NoTaskDatabases(DatabaseProblem):
     """There are none yet, or they are elsewhere."""
 
@@ -140,44 +143,37 @@ def check_inputs(inputs: Iterable[Path]) -> None:
         )
 
 
-def find_task_databases(inputs: Iterable[Path], target: Path) -> list[FoundFile]:
+def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
     """Return the files given, and every ``*.sqlite`` below the folders given, in a stable order.
 
-    A folder that may not be looked into is in it, too: whatever lies there is missing.
+    None has been looked at yet. A folder that may not be looked into is in it, too, with the reason.
     """
-    found: dict[Path, FoundFile] = {}
+    found: dict[Path, Intake] = {}
     home = f"{full_path(target.parent)}{os.sep}"
+
+    def add(path: Path, *, has_leftovers: bool = False, closed: str | None = None) -> None:
+        # Not by relative_to, because this is done for thousands; what is no UTF-8 is no text for ``source_file``.
+        name = str(path).removeprefix(home).encode("utf-8", "backslashreplace").decode()
+        found.setdefault(path, Intake(name, None, SKIPPED, closed, file=path, has_leftovers=has_leftovers))
+
     for place in map(full_path, inputs):
-        if place.is_dir():
-            for file in _below(place, home):
-                found.setdefault(file.path, file)
-        else:
-            leftovers = any(place.with_name(place.name + ending).exists() for ending in _LEFTOVERS)
-            found[place] = FoundFile(place, _shown(place, home), leftovers)
+        if not place.is_dir():
+            add(place, has_leftovers=any(place.with_name(place.name + ending).exists() for ending in _LEFTOVERS))
+            continue
+        closed: list[OSError] = []
+        for parent, folders, names in os.walk(place, onerror=closed.append):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            there = set(names)
+            for name in names:  # hidden ones are unfinished copies and live files
+                if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
+                    add(Path(parent, name), has_leftovers=any(name + ending in there for ending in _LEFTOVERS))
+        for error in closed:
+            if not isinstance(error, FileNotFoundError):  # gone since it was listed
+                line = shlex.join(["ls", "-ld", error.filename])
+                why = f"the folder cannot be looked into: {error.strerror}; what lies in it is not here. try: {line}"
+                add(Path(error.filename), closed=why)
     found.pop(full_path(target), None)
-    return sorted(found.values(), key=lambda file: file.path)
-
-
-def _below(folder: Path, home: str) -> Iterator[FoundFile]:
-    """Yield what is called like a database below a folder; hidden names are unfinished copies and live files."""
-    closed: list[OSError] = []
-    for parent, folders, names in os.walk(folder, onerror=closed.append):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        there = set(names)
-        for name in names:
-            if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
-                path = Path(parent, name)
-                yield FoundFile(path, _shown(path, home), any(name + ending in there for ending in _LEFTOVERS))
-    for error in closed:
-        if not isinstance(error, FileNotFoundError):  # gone since it was listed
-            path, line = Path(error.filename), shlex.join(["ls", "-ld", error.filename])
-            why = f"the folder cannot be looked into: {error.strerror}; what lies in it is not here. try: {line}"
-            yield FoundFile(path, _shown(path, home), closed=why)
-
-
-def _shown(path: Path, home: str) -> str:
-    """Return a path as ``source_file`` has it; not by relative_to, because this is done for thousands."""
-    return str(path).removeprefix(home).encode("utf-8", "backslashreplace").decode()  # what is no UTF-8 is no text
+    return sorted(found.values(), key=lambda file: file.file)
 
 
 def full_path(path: Path) -> Path:
@@ -196,67 +192,52 @@ _LAST_SIGN = """
         UNION ALL SELECT max(to_ms) FROM gap UNION ALL SELECT max(ended_at_ms) FROM attempt)"""
 
 
-class _Refused(Exception):
-    """Nothing of this file can be merged; the text says why."""
-
-
-def examine(file: FoundFile, scratch: Path) -> Intake:
-    """Look at a file, and again if it changed meanwhile."""
-    skipped = Intake(file.name, None, SKIPPED, file.closed, file=file.path, scratch=scratch)
-    if file.closed is not None:
-        return skipped
+def examine(found: Intake, scratch: Path) -> Intake:
+    """Look at a file that was found, and again if it changed meanwhile; what cannot be merged is skipped, with why."""
+    found = replace(found, scratch=scratch)
+    if found.reason is not None:
+        return found
     try:
         for _ in range(_LOOKS):
-            before = file.path.stat()
+            before = found.file.stat()
             try:
-                intake = _read(skipped, before)
-            except _Refused as refusal:
-                intake = replace(skipped, reason=str(refusal))
-            if _stamp(before) == _stamp(file.path.stat()):
-                return replace(intake, size_bytes=before.st_size, mtime_ns=before.st_mtime_ns)
+                intake = _read(found, before)
+            except DatabaseProblem as refusal:
+                intake = replace(found, reason=refusal.what)
+            intake = replace(intake, size_bytes=before.st_size, mtime_ns=before.st_mtime_ns)
+            if intake.is_same(found.file.stat()):
+                return intake
     except OSError as error:
-        return replace(skipped, reason=error.strerror or str(error))
-    return replace(skipped, reason=STILL_WRITTEN)
+        return replace(found, reason=error.strerror or str(error))
+    return replace(found, reason=STILL_WRITTEN)
 
 
 def salvage_instead(intake: Intake, damage: str) -> Intake:
     """Save what can be of a file that looked whole and is not."""
     try:
         return _save_what_can_be(intake, damage)
-    except _Refused as refusal:
-        return replace(intake, status=SKIPPED, reason=str(refusal), database=None, task_id=None, rows=None)
-
-
-def has_changed(intake: Intake) -> bool:
-    """Say whether the file of a task was replaced since it was examined."""
-    if intake.database != intake.file:
-        return False  # a copy of ours
-    try:
-        return _stamp(intake.file.stat()) != (intake.size_bytes, intake.mtime_ns)
-    except OSError:
-        return True
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
+    except DatabaseProblem as refusal:
+        return replace(intake, status=SKIPPED, reason=refusal.what, database=None, task_id=None, rows=None)
 
 
 def describe(intake: Intake) -> Intake:
-    """Fill in what the database itself says: whose it is, how many rows it has, until when."""
+    """Fill in what the database itself says: whose it is, how many rows it has, until when.
+
+    A sealed file is believed what it says of itself: not a bit of it has changed since it was published.
+    """
     assert intake.database is not None
+    sealed = intake.checksum is not None
     with closing(open_sealed(intake.database)) as db:
-        tables = [table.name for table in TABLES if table.name != "meta"]
-        counts = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
-        return _describe(db, intake, counts, _LAST_SIGN.format(column="at_ms", table="sample"))
-
-
-def _describe(db: sqlite3.Connection, intake: Intake, counts: Mapping[str, int], last_sign: str) -> Intake:
-    tasks = db.execute("SELECT task_id, name, started_at_ms FROM task").fetchall()
-    tasks = tasks or db.execute(_WHOSE_READINGS).fetchall()
-    if len(tasks) != 1:
-        raise _Refused("it holds no task" if not tasks else f"it holds {len(tasks)} tasks")
+        if is_job_database(db):
+            raise DatabaseProblem(NOT_OURS)
+        counts = read_sealed_rows(db) if sealed else count_tables(db)
+        tasks = db.execute("SELECT task_id, name, started_at_ms FROM task").fetchall()
+        tasks = tasks or db.execute(_WHOSE_READINGS).fetchall()
+        if len(tasks) != 1:
+            raise DatabaseProblem("it holds no task" if not tasks else f"it holds {len(tasks)} tasks")
+        column, table = ("last_at_ms", "device_total") if sealed else ("at_ms", "sample")
+        (last_sign_ms,) = db.execute(_LAST_SIGN.format(column=column, table=table)).fetchone()
     ((task_id, name, started_at_ms),) = tasks
-    (last_sign_ms,) = db.execute(last_sign).fetchone()
     return replace(
         intake,
         task_id=task_id,
@@ -276,14 +257,15 @@ def total(counts: Mapping[str, int]) -> int:
 def _read(intake: Intake, status: os.stat_result) -> Intake:
     path = intake.file
     if not stat.S_ISREG(status.st_mode):  # a pipe of that name would keep us waiting for ever
-        raise _Refused("not a file")
+        raise DatabaseProblem("not a file")
     if status.st_size == 0:
-        raise _Refused("the file is empty")
+        raise DatabaseProblem("the file is empty")
     stated, computed = read_checksum(path)
     damage = _check_head(path, status.st_size, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
-        return _read_sealed(replace(intake, status=MERGED, database=path, checksum=stated))
-    leftovers = [ending for ending in _LEFTOVERS if _has_content(path.with_name(path.name + ending))]
+        return describe(replace(intake, status=MERGED, database=path, checksum=stated))
+    besides = [(ending, path.with_name(path.name + ending)) for ending in _LEFTOVERS]
+    leftovers = [ending for ending, beside in besides if beside.exists() and beside.stat().st_size > 0]
     if leftovers:
         reason = f"with what lay beside it in {path.name}{leftovers[0]}, on a copy"
         intake = replace(intake, status=RECOVERED, reason=reason, database=_recover(path, leftovers, intake.scratch))
@@ -294,39 +276,27 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
     else:
         reason = "damaged: its bytes are not those that were published"
         intake = replace(intake, status=SALVAGED, reason=reason, database=path)
-    return _read_unproven(intake)
+    return _read_unproven(intake, intake.database or path)
 
 
-def _read_sealed(intake: Intake) -> Intake:
-    """Believe what a file says of itself: not a bit of it has changed since it was published."""
-    with closing(open_sealed(intake.file)) as db:
-        if is_job_database(db):
-            raise _Refused(NOT_OURS)
-        last_sign = _LAST_SIGN.format(column="last_at_ms", table="device_total")
-        return _describe(db, intake, read_sealed_rows(db), last_sign)
-
-
-def _read_unproven(intake: Intake) -> Intake:
+def _read_unproven(intake: Intake, database: Path) -> Intake:
     """Read a file without a good seal: a live one, or one that was recovered or changed."""
-    assert intake.database is not None
     try:
-        with closing(open_sealed(intake.database)) as db:
-            if is_job_database(db):
-                raise _Refused(NOT_OURS)
-            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            sealed = read_sealed_rows(db)
         intake = describe(intake)
+        with closing(open_sealed(database)) as db:
+            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            published = read_sealed_rows(db)
     except sqlite3.Error as error:
         verdict = str(error)
     if verdict != "ok":
         return _save_what_can_be(intake, f"damaged: {verdict}")
-    counts = intake.counts
-    lost = {table: many - counts.get(table, 0) for table, many in sealed.items() if many > counts.get(table, 0)}
-    if lost or intake.status == SALVAGED:
-        saved = Salvaged(counts, lost, known=bool(sealed), task_rebuilt=False)
-        reason = f"{intake.reason or 'damaged: rows are missing'}; {_what_was_saved(saved)}"
-        return replace(intake, status=SALVAGED, reason=reason, rows_lost=sum(lost.values()) if sealed else None)
-    return intake
+    lost = {table: many - intake.counts.get(table, 0) for table, many in published.items()}
+    lost = {table: many for table, many in lost.items() if many > 0}
+    if not lost and intake.status != SALVAGED:
+        return intake
+    saved = _what_was_saved(intake.counts, lost if published else None)
+    reason = f"{intake.reason or 'damaged: rows are missing'}; {saved}"
+    return replace(intake, status=SALVAGED, reason=reason, rows_lost=sum(lost.values()) if published else None)
 
 
 def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
@@ -342,16 +312,12 @@ def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
     if not believed and (application != APPLICATION_ID or version != SCHEMA_VERSION):
         return "damaged: its header is not what was published"
     if application != APPLICATION_ID:
-        raise _Refused("not a badcjobs database")
+        raise DatabaseProblem("not a badcjobs database")
     if version != SCHEMA_VERSION:
         with closing(open_sealed(path)) as db:
-            raise _Refused(version_complaint(db) or "")
+            raise DatabaseProblem(version_complaint(db) or "")
     wanted_bytes = pages * (65536 if page_bytes == 1 else page_bytes)
     return f"truncated: {size_bytes:,} of {wanted_bytes:,} bytes" if wanted_bytes > size_bytes else None
-
-
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
 
 
 def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
@@ -373,17 +339,17 @@ def _save_what_can_be(intake: Intake, damage: str) -> Intake:
     clean.unlink(missing_ok=True)
     saved = salvage(intake.database or intake.file, clean)
     if saved is None:
-        raise _Refused(damage)
-    rows_lost = total(saved.lost) if saved.known else None
-    reason = f"{damage}; {_what_was_saved(saved)}"
+        raise DatabaseProblem(damage)
+    rows, lost = saved
+    reason, rows_lost = f"{damage}; {_what_was_saved(rows, lost)}", None if lost is None else total(lost)
     return describe(replace(intake, status=SALVAGED, reason=reason, database=clean, rows_lost=rows_lost, checksum=None))
 
 
-def _what_was_saved(saved: Salvaged) -> str:
-    rows, lost = total(saved.rows), total(saved.lost)
-    if not saved.known:
+def _what_was_saved(saved: Mapping[str, int], lost: Mapping[str, int] | None) -> str:
+    rows = total(saved)
+    if lost is None:
         return f"{rows:,} rows saved; how many there were is lost, too"
-    if not lost:
+    if not total(lost):
         return f"all {rows:,} rows saved, but a value in them may be wrong"
-    words = ", ".join(f"{many:,} of {table}" for table, many in sorted(saved.lost.items()) if total({table: many}))
-    return f"{rows:,} of {rows + lost:,} rows saved (lost: {words})"
+    words = ", ".join(f"{many:,} of {table}" for table, many in sorted(lost.items()) if total({table: many}))
+    return f"{rows:,} of {rows + total(lost):,} rows saved (lost: {words})"

@@ -296,9 +296,9 @@ def test_files_and_folders_may_be_given_in_any_mixture_and_are_found_once(run: P
     files = [TaskFile(run, index=index, states={"a": "done"}).write() for index in range(3)]
     other = TaskFile(run.with_name("august"), states={"b": "done"}).write()
     target = run / "job.sqlite"
-    assert [file.path for file in find_task_databases([run], target)] == files
-    assert [file.path for file in find_task_databases([run / "tasks"], target)] == files
-    assert [file.path for file in find_task_databases([files[1], run, other], target)] == sorted([*files, other])
+    assert [file.file for file in find_task_databases([run], target)] == files
+    assert [file.file for file in find_task_databases([run / "tasks"], target)] == files
+    assert [file.file for file in find_task_databases([files[1], run, other], target)] == sorted([*files, other])
 
 
 def test_unfinished_copies_and_job_databases_are_no_task_databases(run: Path) -> None:
@@ -307,7 +307,7 @@ def test_unfinished_copies_and_job_databases_are_no_task_databases(run: Path) ->
     (run / "tasks" / ".hidden.sqlite").touch()
     (run / "job.sqlite").touch()
     (run / "other-job.sqlite").touch()
-    assert [file.path for file in find_task_databases([run], run / "other-job.sqlite")] == [path]
+    assert [file.file for file in find_task_databases([run], run / "other-job.sqlite")] == [path]
 
 
 @pytest.mark.parametrize("what", ["missing", "empty"])
