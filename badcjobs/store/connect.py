@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -96,6 +97,14 @@ def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()
 def read_as(db: sqlite3.Connection, kind: Callable[..., _Facts], sql: str, *values: object) -> tuple[_Facts, ...]:
     """Return rows as values of one type, whose fields are called like the columns."""
     return tuple(kind(**row) for row in rows_by_name(db, sql, values))
+
+
+def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
+    """Return rows under their first column: each as its other columns, or as the only other one."""
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for key, *others in rows:
+        found[key].append(others[0] if len(others) == 1 else tuple(others))
+    return found
 
 
 def read_only_uri(path: Path, *, sealed: bool) -> str:

@@ -180,8 +180,8 @@ def add_missing_rows(ours: Path, other: Path) -> None:
     with closing(sqlite3.connect(file_uri(ours, "mode=rw"), uri=True, isolation_level=None)) as db:
         db.execute("ATTACH ? AS other", (read_only_uri(other, sealed=True),))
         with transaction(db):
-            for table, same in _SAME.items():
-                db.execute(f"CREATE INDEX same_{table} ON {table} ({', '.join(same)})")
+            for table, columns in _SAME.items():
+                db.execute(f"CREATE INDEX same_{table} ON {table} ({', '.join(columns)})")
             for table in (table for table in _OWN if table != "detection"):
                 rows = f"INTO main.{table} SELECT * FROM other.{table} o WHERE"
                 if table in _SAME:

@@ -57,8 +57,9 @@ class JobWriter:
             self._files[name] = intake
             if before is not None and before.status in HOLDING:
                 reason = f"kept from an earlier merge; the file now: {intake.reason}"
-                now = {"size_bytes": intake.size_bytes, "mtime_ns": intake.mtime_ns}
-                self._files[name] = replace(before, status=KEPT, reason=reason, **now)
+                size_bytes, mtime_ns = intake.size_bytes, intake.mtime_ns
+                kept = replace(before, status=KEPT, reason=reason, size_bytes=size_bytes, mtime_ns=mtime_ns)
+                self._files[name] = kept
         elif holder is None and intake.is_half:
             reason = "half of a task whose other half is not here"
             self._files[name] = SourceFile(name, None, SKIPPED, reason)  # without a time: tried again

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sqlite3
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+import stat
+from collections.abc import Collection, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.connect import complain_about, is_job_database, open_job_database, read_as, rows_by_name
-from badcjobs.store.freshness import add_last_heard
+from badcjobs.model import TaskKey, is_silent, silent_after_s
+from badcjobs.store.atomic_write import read_stated
+from badcjobs.store.connect import complain_about, grouped, is_job_database, open_job_database, read_as, rows_by_name
 from badcjobs.store.job_schema import VIEWS
 from badcjobs.store.read_devices import DURATIONS, read_devices
 from badcjobs.store.read_model import (
     AlertFacts,
     CostFacts,
     DecisionFacts,
-    DeviceFacts,
     ErrorFacts,
     FailedChunk,
     ForeignProcess,
@@ -31,8 +32,8 @@ from badcjobs.store.read_model import (
     TaskAlert,
     TaskFacts,
 )
-from badcjobs.store.read_tasks import EVERY_ALERT, STILL_OPEN, by_task, opened
-from badcjobs.store.source_files import MERGED, NOT_OURS, SourceFile, read_source_files
+from badcjobs.store.read_tasks import EVERY_ALERT, STILL_OPEN, opened, parse_publish_every_s
+from badcjobs.store.source_files import HOLDING, MERGED, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
 _MOST_FAILED = 1000
@@ -80,7 +81,7 @@ def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[Freshness, tup
     if _why_not(db) is not None:
         return Freshness(), ()
     files = _files(db)
-    return add_last_heard(db, _tasks(db), files, folder)[1], _folders(files)
+    return add_last_heard(db, read_as(db, TaskFacts, _TASKS), files, folder)[1], _folders(files)
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
@@ -96,7 +97,7 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         return db.execute(sql).fetchone()[0]
 
     files = _files(db)
-    tasks, merged = add_last_heard(db, _tasks(db), files, folder)
+    tasks, merged = add_last_heard(db, read_as(db, TaskFacts, _TASKS), files, folder)
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
     return JobFacts(
@@ -129,8 +130,8 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         failed_gpu_s=spent_s.get("failed", 0.0),
         lost_gpu_s=spent_s.get("lost", 0.0),
         again_gpu_s=value(_AGAIN_GPU_S),
-        alert_nodes=_by_kind(db, _ALERT_NODES),
-        open_alerts=_by_kind(db, _OPEN_ALERTS),
+        alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
+        open_alerts={kind: tuple(names) for kind, names in grouped(db.execute(_OPEN_ALERTS)).items()},
         recording_names=names if (names := count_gaps(db, EACH_ONCE)).recordings else None,
         merged=merged,
     )
@@ -211,17 +212,6 @@ _AGAIN_GPU_S = """
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
 
 
-def _tasks(db: sqlite3.Connection) -> list[TaskFacts]:
-    return list(read_as(db, TaskFacts, _TASKS))
-
-
-def _by_kind(db: sqlite3.Connection, sql: str) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for kind, name in db.execute(sql):
-        found[kind].append(name)
-    return {kind: tuple(names) for kind, names in found.items()}
-
-
 def _cost(db: sqlite3.Connection) -> CostFacts:
     tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
         f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
@@ -237,6 +227,112 @@ def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | Non
     found = {rank: value for rank, (value,) in enumerate(values, start=1) if rank in wanted}
     p50, p95, highest = (found.get(rank) for rank in wanted)
     return p50, p95, highest
+
+
+# --- what became of the merged files, by their times and sizes --------------------------------------------------------
+# None is opened but those of tasks that were silent already: in a copy of their run they have new times and old seals.
+
+_UNENDED = """
+    SELECT t.name, t.task_id, m.value FROM task t
+    LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = 'settings' WHERE t.verdict IS NULL"""
+
+
+def add_last_heard(
+    db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], folder: Path
+) -> tuple[list[TaskFacts], Freshness]:
+    """Return the tasks, those that had not ended with when they were last heard of and for how long that holds.
+
+    A file that has changed since it was merged, or is gone, may have news that is not known here: its task is shown as
+    of the merge, and counted; so are files that were never merged. ``folder`` is where the paths of the files begin.
+    """
+    holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
+    unended = {name: (holders.get(task_id), settings) for name, task_id, settings in db.execute(_UNENDED)}
+    as_of_ms = max((file.published_ms for file in holders.values()), default=None)
+    known = {path for (path,) in db.execute("SELECT path FROM source_file")}
+    there, closed = _list(folder, known)
+    new = [key for path in there.keys() - known if (key := _task_of(path)) is not None]
+    try:
+        merged_at_ms = Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
+    except (OSError, ValueError):
+        merged_at_ms = None
+    shown, gone, copies = [], 0, set()
+    for task in tasks:
+        file, settings = unended.get(task.name, (None, None))
+        if file is None:
+            shown.append(task)
+            continue
+        publish_every_s, now = parse_publish_every_s(settings), there.get(file.path)
+        after_s = silent_after_s(file.size_bytes or 0, publish_every_s)
+        then = replace(task, heard_at_ms=max(task.last_sign_ms, file.published_ms), silent_after_s=after_s)
+        was_silent = is_silent(then.heard_at_ms, after_s, merged_at_ms)
+        if now is None:
+            # Others were heard of long after it: it was silent then already.
+            was_silent = is_silent(then.heard_at_ms, after_s, as_of_ms)
+            shown.append(then if was_silent else task)
+            gone += not was_silent
+        elif file.is_same(now):
+            shown.append(then)
+        elif was_silent and _is_copy(file, now, folder):
+            shown.append(then)
+            copies.add(file.path)
+        elif was_silent or any(_follows(key, task) for key in new):
+            shown.append(replace(then, changed=True))  # its successor may have published it
+        else:
+            heard_at_ms = max(task.last_sign_ms, now.st_mtime_ns // 10**6)
+            after_s = silent_after_s(now.st_size, publish_every_s)
+            shown.append(replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s, changed=True))
+    # The file of an ended task is not written any more: a new time alone is that of a copy. One that is not here is not
+    # known to have changed.
+    open_files = {file.path for file, _ in unended.values() if file is not None} - copies
+    seen = [(file, there[file.path]) for file in files if file.path in there and file.mtime_ns is not None]
+    changed = sum(
+        not file.is_same(now) if file.path in open_files else now.st_size != file.size_bytes for file, now in seen
+    )
+    indices = {key.array_index for key in new if not key.job_id.startswith("local")}
+    fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
+    return shown, fresh
+
+
+def _list(folder: Path, known: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:
+    """Return what lies in the folders of the merged files, by its path as ``source_file`` has it; each listed once.
+
+    And a folder that is there but cannot be listed, in words.
+    """
+    found, closed = {}, None
+    for parent in {str(PurePath(path).parent) for path in known}:
+        try:
+            with os.scandir(folder / parent) as entries:
+                for entry in entries:
+                    name = entry.name.encode("utf-8", "backslashreplace").decode()  # as shown_path has it
+                    path = name if parent == "." else f"{parent}/{name}"
+                    if path in known or _task_of(path) is not None:
+                        with suppress(OSError):  # removed in this moment, or a link to nowhere
+                            status = entry.stat()
+                            if stat.S_ISREG(status.st_mode):
+                                found[path] = status
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            continue  # what was not seen counts as gone
+        except OSError as error:
+            closed = f"{folder / parent} cannot be looked into: {error.strerror}"
+    return found, closed
+
+
+def _task_of(path: str) -> TaskKey | None:
+    """Return whose database this is, by its name and that of its folder."""
+    pure = PurePath(path)
+    is_one = pure.suffix == ".sqlite" and pure.parent.name == "tasks" and not pure.name.startswith(".")
+    return TaskKey.parse(pure.stem) if is_one else None
+
+
+def _follows(key: TaskKey, task: TaskFacts) -> bool:
+    """Say whether this is another attempt at the same part of the source; tasks of one step have the same number."""
+    return key.array_index == task.array_index and (key.job_id, key.restart) != (task.job_id, task.restart)
+
+
+def _is_copy(file: SourceFile, now: os.stat_result, folder: Path) -> bool:
+    """Say whether a file with another time is what was merged, by its seal."""
+    same_size = now.st_size == file.size_bytes
+    return same_size and file.checksum is not None and read_stated(folder / file.path) == file.checksum
 
 
 # --- the accounts of tasks that may still run -------------------------------------------------------------------------
@@ -258,22 +354,20 @@ def read_accounts(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, .
         if not is_job_database(db):  # the same questions as there, asked of one task
             for view in VIEWS[:2]:
                 db.execute(f"CREATE TEMP VIEW {view.name} AS {view.select()}")
-        tasks = [task for task in _tasks(db) if task.name not in known]
-        return tuple(_with_accounts(db, tasks)) if tasks else ()
-
-
-def _with_accounts(db: sqlite3.Connection, tasks: Sequence[TaskFacts]) -> Iterator[TaskFacts]:
-    tries = dict(db.execute("SELECT t.name, count(*) FROM attempt JOIN task t USING (task_id) GROUP BY 1"))
-    chunks = {row.pop("name"): row for row in rows_by_name(db, _CHUNKS)}
-    devices: dict[str, list[DeviceFacts]] = defaultdict(list)
-    for device in read_devices(db):
-        devices[device.task].append(device)
-    alerts = by_task(read_as(db, TaskAlert, EVERY_ALERT))
-    for task in tasks:
-        yield replace(
-            task,
-            tries=tries.get(task.name, 0),
-            **chunks.get(task.name, {}),
-            its_devices=tuple(devices[task.name]),
-            alerts=tuple(alerts[task.name]),
+        tasks = [task for task in read_as(db, TaskFacts, _TASKS) if task.name not in known]
+        if not tasks:
+            return ()
+        tries = dict(db.execute("SELECT t.name, count(*) FROM attempt JOIN task t USING (task_id) GROUP BY 1"))
+        chunks = {row.pop("name"): row for row in rows_by_name(db, _CHUNKS)}
+        devices = grouped((device.task, device) for device in read_devices(db))
+        alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, EVERY_ALERT))
+        return tuple(
+            replace(
+                task,
+                tries=tries.get(task.name, 0),
+                **chunks.get(task.name, {}),
+                its_devices=tuple(devices[task.name]),
+                alerts=tuple(alerts[task.name]),
+            )
+            for task in tasks
         )

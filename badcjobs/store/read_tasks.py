@@ -5,9 +5,10 @@ Only files that are complete and never change in place, not the live ones. One f
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,15 @@ from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, Reading, silent_after_s
-from badcjobs.store.connect import complain_about, is_job_database, open_published, open_sealed, read_as, rows_by_name
-from badcjobs.store.freshness import parse_publish_every_s
+from badcjobs.store.connect import (
+    complain_about,
+    grouped,
+    is_job_database,
+    open_published,
+    open_sealed,
+    read_as,
+    rows_by_name,
+)
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, ProcessFacts, TaskAlert, TaskFacts, Trail
 
 _TASKS = """
@@ -30,14 +38,21 @@ _COUNTS = """
            count(*), total(audio_s)
     FROM chunk GROUP BY 1, 2"""
 _UNDER_WAY = """
-    SELECT task_id, device_id, recording_id, chunk_id FROM attempt
-    WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
+    SELECT task_id, device_id, CASE WHEN recording_id = chunk_id THEN '' ELSE recording_id || '/' END || chunk_id
+    FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
+_SETTINGS = "SELECT NULL, value FROM meta WHERE key = 'settings'"  # those of the only task
+_SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
+_LAST_ATTEMPT = "SELECT max(coalesce(ended_at_ms, started_at_ms)) FROM attempt WHERE task_id = ?"
+_LAST_HOST = """
+    SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes
+    FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
 _STRETCHES = """
     SELECT device_id, from_ms, to_ms, CAST(round(utilization_mean_percent) AS INTEGER),
            CAST(round(memory_used_mean_bytes) AS INTEGER), CAST(round(temperature_mean_c) AS INTEGER),
            CAST(round(power_mean_w) AS INTEGER)
     FROM device_stretch WHERE task_id = ? ORDER BY device_id, from_ms"""
 STILL_OPEN = "a.ended_at_ms IS NULL AND t.ended_at_ms IS NULL AND t.verdict IS NULL"
+_NOT_ENDED = "a.ended_at_ms IS NULL"
 EVERY_ALERT = f"""
     SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
            d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
@@ -54,8 +69,7 @@ _PROCESSES = f"""
     WHERE process.last_at_ms > device_total.last_at_ms - {_GONE_MS}
     ORDER BY process.first_at_ms"""
 
-_Counts = dict[str, tuple[int, float]]  # status of chunks → how many, seconds of audio
-_NONE = (0, 0.0)
+_NONE = (0, 0.0)  # chunks, seconds of audio
 
 
 @contextmanager
@@ -76,65 +90,62 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
         rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
         if not rows:
             return ()
-        status, there = path.stat(), _Contents(db)
-        tasks = (there.task(row.pop("task_id"), row) for row in rows)
-        return tuple(_as_published(task, status.st_mtime_ns // 10**6, status.st_size) for task in tasks)
+        status, tasks = path.stat(), []
+        for task in _read_now(db, rows):
+            heard_at_ms = task.last_sign_ms
+            if task.verdict is None:  # of one that runs, at the latest when its file was published
+                heard_at_ms = max(heard_at_ms, status.st_mtime_ns // 10**6)
+            after_s = silent_after_s(status.st_size, parse_publish_every_s(task.settings))
+            tasks.append(replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s))
+        return tuple(tasks)
 
 
-def _as_published(task: TaskFacts, published_at_ms: int, size_bytes: int) -> TaskFacts:
-    """Return a task with when it was last heard of: of one that runs, at the latest when its file was published."""
-    heard_at_ms = task.last_sign_ms
-    if task.verdict is None:
-        heard_at_ms = max(heard_at_ms, published_at_ms)
-    after_s = silent_after_s(size_bytes, parse_publish_every_s(task.settings))
-    return replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s)
+def parse_publish_every_s(settings: str | None) -> float | None:
+    """Return how often a task was told to publish its database; ``settings`` are its own, as JSON."""
+    try:
+        return float(json.loads(settings or "")["publish_every"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
-def by_task(alerts: Iterable[TaskAlert]) -> dict[str | None, list[TaskAlert]]:
-    """Return alerts under the name of their task."""
-    found: dict[str | None, list[TaskAlert]] = defaultdict(list)
-    for alert in alerts:
-        found[alert.task].append(alert)
-    return found
-
-
-class _Contents:
-    """All that a file says, by task and by device."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self._of_job = is_job_database(db)
-        self._of_task, self._of_device = self._counts("task_id"), self._counts("device_id")
-        self._devices: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        for device in rows_by_name(db, _DEVICES):
-            self._devices[device.pop("task_id")].append(device)
-        self._under_way: dict[int, list[tuple[int | None, str]]] = defaultdict(list)  # task → device, chunk
-        for task_id, device_id, recording_id, chunk_id in db.execute(_UNDER_WAY):
-            name = recording_id if recording_id == chunk_id else f"{recording_id}/{chunk_id}"
-            self._under_way[task_id].append((device_id, name))
-        self._alerts = by_task(read_as(db, TaskAlert, f"{EVERY_ALERT} WHERE a.ended_at_ms IS NULL"))
-        self._last = last_readings(db)
-        self._settings = self._all_settings()
-
-    def _counts(self, by: str) -> dict[int | None, _Counts]:
-        found: dict[int | None, _Counts] = defaultdict(dict)
-        for place, status, many, audio_s in self._db.execute(_COUNTS.format(by=by)):
-            found[place][status] = many, audio_s
-        return found
-
-    def _all_settings(self) -> dict[int | None, str]:
-        """Return the settings by task; a task database has those of its only task."""
-        if self._of_job:
-            return dict(self._db.execute("SELECT task_id, value FROM task_meta WHERE key = 'settings'"))
-        return dict(self._db.execute("SELECT NULL, value FROM meta WHERE key = 'settings'"))
-
-    def task(self, task_id: int, row: dict[str, Any]) -> TaskFacts:
-        """Return one task; ``row`` is its own row."""
-        chunks, alive = self._of_task[task_id], row["verdict"] is None
-        devices = self._devices_of(task_id, row)
-        host_ms, cpu_percent, memory_used_bytes, memory_percent = self._last_host(task_id)
-        sql = "SELECT max(coalesce(ended_at_ms, started_at_ms)) FROM attempt WHERE task_id = ?"
-        (attempt_ms,) = self._db.execute(sql, (task_id,)).fetchone()
+def _read_now(db: sqlite3.Connection, rows: Sequence[dict[str, Any]]) -> Iterator[TaskFacts]:
+    """Yield tasks with how far they are and what their devices do; ``rows`` are their own."""
+    of_job = is_job_database(db)
+    counts: dict[tuple[str, int | None], dict[str, tuple[int, float]]] = defaultdict(dict)
+    for by in ("task_id", "device_id"):
+        for place, status, many, audio_s in db.execute(_COUNTS.format(by=by)):
+            counts[by, place][status] = many, audio_s
+    all_devices = grouped((row.pop("task_id"), row) for row in rows_by_name(db, _DEVICES))
+    all_under_way = grouped(db.execute(_UNDER_WAY))
+    alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, f"{EVERY_ALERT} WHERE {_NOT_ENDED}"))
+    last, settings = last_readings(db), dict(db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS))
+    for row in rows:
+        task_id, alive = row.pop("task_id"), row["verdict"] is None
+        chunks, under_way, devices = counts["task_id", task_id], all_under_way[task_id], []
+        stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_STRETCHES, (task_id,)))
+        for device in all_devices[task_id]:
+            device_id = device["device_id"]
+            read_at_ms, reading = last.get(device_id, (None, Reading()))
+            trail = _trail(stretches[device_id])
+            done, audio_s = counts["device_id", device_id].get("done", _NONE)
+            names = tuple(name for on, name in under_way if on == device_id)[:_MOST_UNDER_WAY]
+            devices.append(
+                DeviceFacts(
+                    **device,
+                    task=row["name"],
+                    node=row["node"],
+                    alive=alive,
+                    read_at_ms=read_at_ms,
+                    reading=reading,
+                    trail=trail,
+                    means=None if alive else trail.means,
+                    chunks=names if alive else (),
+                    work=DeviceWork(done=done, audio_s=audio_s),
+                )
+            )
+        host = db.execute(_LAST_HOST.format(order="at_ms" if of_job else "rowid"), (task_id,)).fetchone()
+        host_ms, cpu_percent, memory_used_bytes, memory_percent = host or (None,) * 4
+        (attempt_ms,) = db.execute(_LAST_ATTEMPT, (task_id,)).fetchone()
         signs = [row["started_at_ms"], row["ended_at_ms"], host_ms, attempt_ms, *(d.read_at_ms for d in devices)]
         task = TaskFacts(
             **row,
@@ -146,54 +157,16 @@ class _Contents:
             before=chunks.get("skipped", _NONE)[0],
             pending=chunks.get("pending", _NONE)[0],
             audio_s=chunks.get("done", _NONE)[1],
-            settings=self._settings.get(task_id if self._of_job else None),
+            settings=settings.get(task_id if of_job else None),
             cpu_percent=cpu_percent,
             memory_used_bytes=memory_used_bytes,
             memory_percent=memory_percent,
-            working_on=tuple(name for _, name in self._under_way[task_id][:_MOST_UNDER_WAY]) if alive else (),
-            alerts=tuple(self._alerts[row["name"]]),
+            working_on=tuple(name for _, name in under_way[:_MOST_UNDER_WAY]) if alive else (),
+            alerts=tuple(alerts[row["name"]]),
         )
         if task.wall_s > 0:
             devices = [replace(d, rate=d.work.audio_s / task.wall_s) if d.work.audio_s else d for d in devices]
-        return replace(task, its_devices=tuple(devices))
-
-    def _devices_of(self, task_id: int, task: dict[str, Any]) -> list[DeviceFacts]:
-        stretches: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-        for device_id, *stretch in self._db.execute(_STRETCHES, (task_id,)):
-            stretches[device_id].append(tuple(stretch))
-        alive = task["verdict"] is None
-        found = []
-        for row in self._devices[task_id]:
-            device_id = row["device_id"]
-            read_at_ms, reading = self._last.get(device_id, (None, Reading()))
-            trail = _trail(stretches[device_id])
-            done, audio_s = self._of_device[device_id].get("done", _NONE)
-            names = tuple(name for on, name in self._under_way[task_id] if on == device_id)[:_MOST_UNDER_WAY]
-            found.append(
-                DeviceFacts(
-                    **row,
-                    task=task["name"],
-                    node=task["node"],
-                    alive=alive,
-                    read_at_ms=read_at_ms,
-                    reading=reading,
-                    trail=trail,
-                    means=None if alive else trail.means,
-                    chunks=names if alive else (),
-                    work=DeviceWork(done=done, audio_s=audio_s),
-                )
-            )
-        return found
-
-    def _last_host(self, task_id: int) -> tuple[int | None, float | None, int | None, float | None]:
-        """Return when the machine was last read, how busy it was, and how full its memory in bytes and percent."""
-        last = "at_ms" if self._of_job else "rowid"  # what the rows of a job database are ordered by
-        row = self._db.execute(
-            f"""SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes
-                FROM host_sample WHERE task_id = ? ORDER BY {last} DESC LIMIT 1""",
-            (task_id,),
-        ).fetchone()
-        return row or (None, None, None, None)
+        yield replace(task, its_devices=tuple(devices))
 
 
 def last_readings(db: sqlite3.Connection) -> dict[int, tuple[int, Reading]]:
@@ -230,11 +203,10 @@ def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
 
 def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[ProcessFacts]]:
     """Return the processes on the devices of a database, by task, UUID and token; none: it cannot be read now."""
-    found: dict[tuple[str, str | None, str], list[ProcessFacts]] = defaultdict(list)
     try:
         with closing(open_sealed(path)) as db:
-            for task, uuid, token, *process in db.execute(_PROCESSES):
-                found[task, uuid, token].append(ProcessFacts(*process))
+            return grouped(
+                ((task, uuid, token), ProcessFacts(*rest)) for task, uuid, token, *rest in db.execute(_PROCESSES)
+            )
     except (OSError, sqlite3.Error):
         return {}
-    return found
