@@ -23,13 +23,13 @@ from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,
     Heard,
-    Selection,
     Wanted,
     Window,
     check_columns,
     check_tables,
     column_types,
     has_time,
+    in_batches,
     list_tables,
     open_for_export,
     select,
@@ -188,31 +188,32 @@ def _export_tables(
     if order.output is not None and order.needs_folder:
         make_folder(order.output)
     exported = []
-    for selection in selections:
+    for table, (columns, sql) in selections.items():
         target = order.output
         if target is not None and target.is_dir():
-            target /= f"{selection.table}.{order.form}"
-        types = column_types(db, selection) if order.form == "parquet" else dict.fromkeys(selection.columns, "")
+            target /= f"{table}.{order.form}"
+        types = column_types(db, table, columns, sql) if order.form == "parquet" else dict.fromkeys(columns, "")
         rows = 0
         with _writer(order, target, types, stdout) as write:
-            for batch in selection.batches(db, batch_size(order.form)):
+            for batch in in_batches(db.execute(sql), batch_size(order.form)):
                 write(batch)
                 rows += len(batch)
-                progress(selection.table, rows)
-        exported.append(ExportedFile(str(target or "-"), selection.table, rows))
+                progress(table, rows)
+        exported.append(ExportedFile(str(target or "-"), table, rows))
     return exported
 
 
-def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> list[Selection]:
+def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return the columns and the query of each table."""
     if order.everything:  # what has no time describes the rest: it comes whole
         windows = {table: order.window if has_time(db, table) else None for table in list_tables(db)}
-        return [select(db, table, window=window) for table, window in windows.items()]
+        return {table: select(db, table, window=window) for table, window in windows.items()}
     tables = dict.fromkeys(order.tables or ("detection",))
     check_tables(db, list(tables), database)
     if order.columns is not None:
         for table in tables:
             check_columns(db, table, order.columns, replace(order, columns=None).command_line())
-    return [select(db, table, order.columns, order.window) for table in tables]
+    return {table: select(db, table, order.columns, order.window) for table in tables}
 
 
 def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:

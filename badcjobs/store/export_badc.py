@@ -7,9 +7,10 @@ import json
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from badcjobs.store.atomic_write import fresh_file, make_folder
@@ -69,9 +70,22 @@ _DETECTIONS = """
 
 
 def write_chunks(db: sqlite3.Connection, folder: Path, window: Window, progress: Callable[[int], None]) -> int:
-    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return how many."""
+    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return how many.
+
+    Chunks and detections are each read once, in the order of their keys.
+    """
+    groups = groupby(_named_rows(db, _DETECTIONS), key=_key)
+    key, group = next(groups, (None, iter(())))
+    chunks = f"""
+        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
+               t.engine
+        FROM chunk c LEFT JOIN task t USING (task_id) WHERE {finished(window)} ORDER BY c.recording_id, c.chunk_id"""
     written = 0
-    for written, (chunk, detections) in enumerate(_finished_chunks(db, window), 1):
+    for written, chunk in enumerate(_named_rows(db, chunks), 1):
+        while key is not None and key < _key(chunk):
+            key, group = next(groups, (None, iter(())))
+        heard = group if key == _key(chunk) else ()
+        detections = [{name: row[name] for name in row.keys()[2:]} for row in heard]
         target = folder / chunk_file(*_key(chunk))
         make_folder(target.parent)
         with fresh_file(target) as out:
@@ -84,21 +98,6 @@ def finished(window: Window) -> str:
     """Return the SQL condition for the chunks ``c`` that BADC hears of: done or failed, in this time."""
     inside = window.overlaps("c.started_at_ms", "c.ended_at_ms") if window else "true"
     return f"c.status IN ('done', 'failed', 'poison') AND {inside}"
-
-
-def _finished_chunks(db: sqlite3.Connection, window: Window) -> Iterator[tuple[sqlite3.Row, list[dict[str, object]]]]:
-    """Yield each chunk with its detections; both lists are read once, in the order of their keys."""
-    groups = groupby(_named_rows(db, _DETECTIONS), key=_key)
-    key, group = next(groups, (None, iter(())))
-    chunks = f"""
-        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
-               t.engine
-        FROM chunk c LEFT JOIN task t USING (task_id) WHERE {finished(window)} ORDER BY c.recording_id, c.chunk_id"""
-    for chunk in _named_rows(db, chunks):
-        while key is not None and key < _key(chunk):
-            key, group = next(groups, (None, iter(())))
-        heard = group if key == _key(chunk) else ()
-        yield chunk, [{name: row[name] for name in row.keys()[2:]} for row in heard]
 
 
 def _key(row: sqlite3.Row) -> tuple[str, str]:
@@ -138,6 +137,7 @@ def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[s
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NEAR_MS = 15_000  # the longest step of the summary's energy, too: farther apart nothing was sampled
 _LAST_WORDS = 500  # characters of an error, as many as BADC keeps
+_MetricsNear = Callable[[sqlite3.Row, int], dict[str, object] | None]
 
 _EVENTS = """
     SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id, a.attempt_id AS attempt_id,
@@ -147,29 +147,34 @@ _EVENTS = """
     WHERE {where}"""
 
 
+_SAMPLES_BY_TIME = """
+    CREATE TEMP TABLE sample_by_time (
+        task_id, device_id, at_ms, utilization_percent, memory_used_bytes, PRIMARY KEY (task_id, device_id, at_ms)
+    ) WITHOUT ROWID;
+    INSERT OR IGNORE INTO sample_by_time
+    SELECT task_id, device_id, at_ms, utilization_percent, memory_used_bytes FROM sample
+    ORDER BY task_id, device_id, at_ms"""
+
+
 def write_telemetry(
     db: sqlite3.Connection, folder: Path, target: Path, window: Window, progress: Callable[[int], None]
 ) -> int:
     """Write the log and return how many lines it has."""
-    samples = _NearestSamples(db)
-    lines = 0
-    with fresh_file(target) as out, as_text(out) as text:
-        for lines, event in enumerate(_events(db, window), 1):
-            text.write(json.dumps(_line(event, samples, folder)) + "\n")
-            progress(lines)
-    return lines
-
-
-def _events(db: sqlite3.Connection, window: Window) -> sqlite3.Cursor:
     chosen = window.overlaps("a.started_at_ms", "a.ended_at_ms") if window else "true"
     # A try that was cut short has no end; BADC's own log has none either when it is killed.
     ended = f"{chosen} AND a.ended_at_ms IS NOT NULL AND a.outcome IS NOT NULL"
     starts = _EVENTS.format(at="a.started_at_ms", end=0, where=chosen)
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
-    return _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
+    events = _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
+    metrics_near, lines = _nearest_samples(db), 0
+    with fresh_file(target) as out, as_text(out) as text:
+        for lines, event in enumerate(events, 1):
+            text.write(json.dumps(_line(event, metrics_near, folder)) + "\n")
+            progress(lines)
+    return lines
 
 
-def _line(event: sqlite3.Row, samples: _NearestSamples, folder: Path) -> dict[str, object]:
+def _line(event: sqlite3.Row, metrics_near: _MetricsNear, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
     details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
     if ended and event["outcome"] == "done":
@@ -177,8 +182,8 @@ def _line(event: sqlite3.Row, samples: _NearestSamples, folder: Path) -> dict[st
     elif ended:
         details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_LAST_WORDS:]}
     details["gpu_metrics"] = {
-        "before": samples.near(event, event["started_at_ms"]),
-        "after": samples.near(event, event["ended_at_ms"]) if ended else None,
+        "before": metrics_near(event, event["started_at_ms"]),
+        "after": metrics_near(event, event["ended_at_ms"]) if ended else None,
     }
     return {
         "chunk_id": event["chunk_id"],
@@ -192,25 +197,25 @@ def _line(event: sqlite3.Row, samples: _NearestSamples, folder: Path) -> dict[st
     }
 
 
-class _NearestSamples:
-    """Finds the reading of a device that is nearest to a moment."""
+def _nearest_samples(db: sqlite3.Connection) -> _MetricsNear:
+    """Return what finds the reading nearest to a moment, as BADC would have asked it of the device of a try."""
+    table = "sample"
+    if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database keeps its samples as they came
+        db.executescript(_SAMPLES_BY_TIME)
+        table = "sample_by_time"
+    side = f"""SELECT at_ms, utilization_percent, memory_used_bytes FROM {table}
+               WHERE task_id = :task AND device_id = :device AND at_ms BETWEEN"""
+    sql = f"""
+        SELECT utilization_percent, memory_used_bytes FROM (
+            SELECT * FROM ({side} :at - {_NEAR_MS} AND :at ORDER BY at_ms DESC LIMIT 1) UNION ALL
+            SELECT * FROM ({side} :at + 1 AND :at + {_NEAR_MS} ORDER BY at_ms LIMIT 1))
+        ORDER BY abs(at_ms - :at), at_ms LIMIT 1"""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        side = f"""SELECT at_ms, utilization_percent, memory_used_bytes FROM {self._indexed()}
-                   WHERE task_id = :task AND device_id = :device AND at_ms BETWEEN"""
-        self._sql = f"""
-            SELECT utilization_percent, memory_used_bytes FROM (
-                SELECT * FROM ({side} :at - {_NEAR_MS} AND :at ORDER BY at_ms DESC LIMIT 1) UNION ALL
-                SELECT * FROM ({side} :at + 1 AND :at + {_NEAR_MS} ORDER BY at_ms LIMIT 1))
-            ORDER BY abs(at_ms - :at), at_ms LIMIT 1"""
-
-    def near(self, event: sqlite3.Row, at_ms: int) -> dict[str, object] | None:
-        """Return what BADC would have asked of the try's device; None: nothing was sampled around then."""
+    def metrics_near(event: sqlite3.Row, at_ms: int) -> dict[str, object] | None:
         if event["device_id"] is None:
             return None
         asked = {"task": event["task_id"], "device": event["device_id"], "at": at_ms}
-        found = self._db.execute(self._sql, asked).fetchone()
+        found = db.execute(sql, asked).fetchone()  # None: nothing was sampled around then
         return found and {
             "index": event["device_index"],
             "utilization": found[0],
@@ -218,20 +223,7 @@ class _NearestSamples:
             "memory_total_mb": _mib(event["memory_total_bytes"]),
         }
 
-    def _indexed(self) -> str:
-        """Return a table in which a moment is found quickly: a task database keeps its samples as they came."""
-        if self._db.execute("PRAGMA index_list(sample)").fetchone():
-            return "sample"
-        self._db.execute(
-            """CREATE TEMP TABLE sample_by_time (task_id, device_id, at_ms, utilization_percent, memory_used_bytes,
-                                                 PRIMARY KEY (task_id, device_id, at_ms)) WITHOUT ROWID"""
-        )
-        self._db.execute(
-            """INSERT OR IGNORE INTO sample_by_time
-               SELECT task_id, device_id, at_ms, utilization_percent, memory_used_bytes FROM sample
-               ORDER BY task_id, device_id, at_ms"""
-        )
-        return "sample_by_time"
+    return metrics_near
 
 
 def _iso(at_ms: int) -> str:
@@ -253,46 +245,38 @@ _WORKER = """t.node || '/' || CASE WHEN c.device_id IS NULL THEN 'cpu'
 
 
 def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path, window: Window) -> tuple[Path, int]:
-    """Write, next to the telemetry log, how every chunk ended; return the file and how many chunks are in it."""
+    """Write, next to the telemetry log, how every chunk ended; return the file and how many chunks are in it.
+
+    BADC keeps this list by chunk id alone, so each id is in it once.
+    """
     target = telemetry.with_name(telemetry.name + ".summary.json")  # the name that BADC derives from the log's
-    written = 0
-    with fresh_file(target) as out, as_text(out) as text:
-        text.write(f'{{"telemetry_log": {json.dumps(str(telemetry))},\n')
-        text.write(f'"workers": {json.dumps(_workers(db, window))},\n"jobs": {{')
-        for written, (chunk_id, state) in enumerate(_jobs(db, folder, window), 1):
-            text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
-        text.write("\n}}\n")
-    return target, written
-
-
-def _workers(db: sqlite3.Connection, window: Window) -> dict[str, dict[str, int]]:
-    rows = db.execute(
+    counts = db.execute(
         f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
                    sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))
             FROM {_CHUNKS} WHERE {finished(window)} GROUP BY worker ORDER BY worker"""
     )
     names = ("success", "failure", "retries", "failed_retries")
-    return {worker: dict(zip(names, counts, strict=True)) for worker, *counts in rows}
-
-
-def _jobs(db: sqlite3.Connection, folder: Path, window: Window) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield each chunk id once: BADC keeps this list by chunk id alone."""
-    rows = db.execute(
+    workers = {worker: dict(zip(names, figures, strict=True)) for worker, *figures in counts}
+    chunks = db.execute(
         f"""SELECT c.chunk_id, c.recording_id, c.status, c.attempts, c.error, {_WORKER}
             FROM {_CHUNKS} WHERE {finished(window)} ORDER BY c.chunk_id, c.status != 'done', c.recording_id"""
     )
-    last, hidden = None, 0
-    for chunk_id, recording_id, status, attempts, error, worker in rows:
-        if chunk_id == last:
-            hidden += 1
-            continue
-        last = chunk_id
-        if status == "done":
-            output = str(folder / chunk_file(recording_id, chunk_id))
-            state = {"status": "success", "attempts": attempts, "retries": max(attempts - 1, 0), "output": output}
-        else:
-            state = {"status": "failure", "attempts": attempts, "error": error}
-        yield chunk_id, {**state, "worker": worker, "recording_id": recording_id}
+    written = hidden = 0
+    with fresh_file(target) as out, as_text(out) as text:
+        text.write(f'{{"telemetry_log": {json.dumps(str(telemetry))},\n')
+        text.write(f'"workers": {json.dumps(workers)},\n"jobs": {{')
+        for written, (chunk_id, rows) in enumerate(groupby(chunks, key=itemgetter(0)), 1):
+            (_, recording_id, status, attempts, error, worker), *others = rows
+            hidden += len(others)
+            if status == "done":
+                output = str(folder / chunk_file(recording_id, chunk_id))
+                state = {"status": "success", "attempts": attempts, "retries": max(attempts - 1, 0), "output": output}
+            else:
+                state = {"status": "failure", "attempts": attempts, "error": error}
+            state |= {"worker": worker, "recording_id": recording_id}
+            text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
+        text.write("\n}}\n")
     if hidden:
         log.warning("BADC's resume summary has one entry per chunk id: it leaves out %d chunks whose id another "
                     "recording has too, and BADC would do them again", hidden)  # fmt: skip
+    return target, written

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from badcjobs.errors import BadInput, DatabaseProblem
@@ -62,11 +63,15 @@ class Window:
 
 def parse_window(from_text: str | None, to_text: str | None) -> Window:
     """Return the window that two options say, or name everything that is wrong with them."""
-    mistakes: list[str] = []
-    from_ms = _parse_option("--from", from_text, mistakes)
-    to_ms = _parse_option("--to", to_text, mistakes)
+    mistakes, moments = [], []
+    for option, text in (("--from", from_text), ("--to", to_text)):
+        try:
+            moments.append(None if text is None else parse_moment(text))
+        except ValueError:
+            mistakes.append(f"{option} {text} is not a time")
     if mistakes:
         raise BadInput("; ".join(mistakes), why=_FORMS, fix="--from 2026-07-01 --to 2026-07-02T06:30Z")
+    from_ms, to_ms = moments
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         raise BadInput(
             f"--from {from_text} is not before --to {to_text}",
@@ -74,14 +79,6 @@ def parse_window(from_text: str | None, to_text: str | None) -> Window:
             fix=f"--from {to_text} --to {from_text}" if from_ms > to_ms else None,
         )
     return Window(from_ms, to_ms)
-
-
-def _parse_option(option: str, text: str | None, mistakes: list[str]) -> int | None:
-    try:
-        return None if text is None else parse_moment(text)
-    except ValueError:
-        mistakes.append(f"{option} {text} is not a time")
-        return None
 
 
 def parse_moment(text: str) -> int:
@@ -117,50 +114,33 @@ Row = tuple[object, ...]
 _STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Some columns and rows of one table or view."""
-
-    table: str
-    columns: tuple[str, ...]
-    sql: str
-
-    def batches(self, db: sqlite3.Connection, size: int) -> Iterator[list[Row]]:
-        """Yield the rows, so many at a time: neither all of them in memory nor one call for each."""
-        cursor = db.execute(self.sql)
-        while batch := cursor.fetchmany(size):
-            yield batch
+def in_batches(cursor: sqlite3.Cursor, size: int) -> Iterator[list[Row]]:
+    """Yield rows, so many at a time: neither all of them in memory nor one call for each."""
+    return iter(lambda: cursor.fetchmany(size), [])
 
 
 @contextmanager
 def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a published task or job database for reading; whatever goes wrong while reading it names the file."""
+    """Open a published task or job database for reading; whatever goes wrong while reading it names the file.
+
+    Refuse one beside which a writer has left something: opening it as sealed would miss those rows.
+    """
     try:
-        with closing(open_published(path)) as db:
-            if trouble := _left_beside(path):  # of a job database's journal nothing is left by now
-                raise DatabaseProblem(f"{path} is not complete", why=trouble, fix=f"badcjobs merge {path.parent}")
+        with closing(open_published(path)) as db:  # of a job database's journal nothing is left by now
+            for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
+                if beside.exists() and beside.stat().st_size:
+                    why = f"{beside.name} lies next to it: it is being written, or its writer was killed"
+                    raise DatabaseProblem(f"{path} is not complete", why=why, fix=f"badcjobs merge {path.parent}")
             complaint = complain_about(path, db)
             if complaint is not None:
-                raise DatabaseProblem(f"{path} cannot be exported", why=complaint, fix=_way_out(path, complaint))
+                run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
+                fix = f"badcjobs merge {run} && badcjobs export {run} …"
+                if complaint.startswith("schema "):
+                    fix = "pip install --upgrade badcjobs"
+                raise DatabaseProblem(f"{path} cannot be exported", why=complaint, fix=fix)
             yield db
     except sqlite3.Error as error:
         raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=f"badcjobs merge {path.parent}") from error
-
-
-def _way_out(path: Path, complaint: str) -> str:
-    if complaint.startswith("schema "):
-        return "pip install --upgrade badcjobs"
-    run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
-    return f"badcjobs merge {run} && badcjobs export {run} …"
-
-
-def _left_beside(path: Path) -> str | None:
-    """Return what a writer has left next to a file that is not sealed: opening it as sealed would miss those rows."""
-    for ending in ("-wal", "-journal"):
-        beside = path.with_name(path.name + ending)
-        if beside.exists() and beside.stat().st_size:
-            return f"{beside.name} lies next to it: it is being written, or its writer was killed"
-    return None
 
 
 def list_tables(db: sqlite3.Connection) -> list[str]:
@@ -196,8 +176,8 @@ def check_columns(db: sqlite3.Connection, table: str, wanted: Sequence[str], com
 
 def select(
     db: sqlite3.Connection, table: str, columns: Sequence[str] | None = None, window: Window | None = None
-) -> Selection:
-    """Return the selection of these columns (None: all) and this time; the table and the columns are there."""
+) -> tuple[tuple[str, ...], str]:
+    """Return these columns (None: all) and the query for them in this time; the table and the columns are there."""
     there = tuple(declared_types(db, table))
     chosen = there if columns is None else tuple(columns)
     sql = f"SELECT {', '.join(map(quoted, chosen))} FROM {quoted(table)}"
@@ -210,7 +190,7 @@ def select(
                 fix=f"the same command without them for --table {table}",
             )
         sql += f" WHERE {inside}"
-    return Selection(table, chosen, sql)
+    return chosen, sql
 
 
 def has_time(db: sqlite3.Connection, table: str) -> bool:
@@ -223,26 +203,20 @@ def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
     return {column.name: column.type for column in with_tool(db)[table].columns}
 
 
-def column_types(db: sqlite3.Connection, selection: Selection) -> dict[str, str]:
-    """Map each column to its SQL type: as declared or, where a view computes it, as its values are."""
-    types = {name: declared_types(db, selection.table)[name] for name in selection.columns}
+def column_types(db: sqlite3.Connection, table: str, columns: Sequence[str], sql: str) -> dict[str, str]:
+    """Map each column to its SQL type: as declared or, where a view computes it, as its values are.
+
+    All values are looked at once: a view may take a while.
+    """
+    declared = declared_types(db, table)
+    types = {name: declared[name] for name in columns}
     computed = [name for name, kind in types.items() if kind not in _STORED]
-    return {**types, **_types_of_values(db, selection, computed)}
-
-
-def _types_of_values(db: sqlite3.Connection, selection: Selection, names: Sequence[str]) -> dict[str, str]:
-    """Look at all values, once: a view may take a while."""
-    if not names:
-        return {}
-    found = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in names)
-    row = db.execute(f"SELECT {found} FROM ({selection.sql})").fetchone()
-    return {name: _type_for(set((kinds or "null").split(","))) for name, kinds in zip(names, row, strict=True)}
-
-
-def _type_for(kinds: set[str]) -> str:
-    if "text" in kinds:
-        return "TEXT"
-    return "INTEGER" if kinds - {"null"} == {"integer"} else "REAL"
+    if computed:
+        found = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in computed)
+        for name, kinds in zip(computed, db.execute(f"SELECT {found} FROM ({sql})").fetchone(), strict=True):
+            there = set((kinds or "null").split(",")) - {"null"}
+            types[name] = "TEXT" if "text" in there else "INTEGER" if there == {"integer"} else "REAL"
+    return types
 
 
 def quoted(name: str) -> str:
@@ -308,14 +282,9 @@ class Heard:
         self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?)", rows)
         self._renamed = True
 
-    @property
-    def _recordings(self) -> str:
-        """One row for each recording."""
-        return _RENAMED if self._renamed else EACH_ONCE
-
     def gaps(self) -> NameGaps:
         """Return of how many recordings the paths do not tell enough."""
-        return count_gaps(self._db, self._recordings)
+        return count_gaps(self._db, _RENAMED if self._renamed else EACH_ONCE)
 
     def study_areas(self) -> list[str | None]:
         """Return all study areas in the order of the rows; None: that of recordings without one."""
@@ -346,6 +315,6 @@ class Heard:
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
             values,
         )
-        while batch := cursor.fetchmany(size):
-            for area, rows in groupby(batch, key=lambda row: row[0]):
+        for batch in in_batches(cursor, size):
+            for area, rows in groupby(batch, key=itemgetter(0)):
                 yield area, list(rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS
 from badcjobs.store.accounting import (
     STATES,
-    Books,
     Cumulated,
     Span,
     Try,
@@ -39,7 +39,11 @@ _LAST_SIGN = """
 
 
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
+_OVER_TIME = ("power_w", "busy_percent", "utilization_percent")
 _BLOCK_ROWS = 20_000
+_SAMPLES = f"""
+    SELECT at_ms, energy_j, {", ".join(GAUGES)} FROM sample
+    WHERE task_id = ? AND device_id = ? ORDER BY at_ms"""
 
 
 def write_figures(db: sqlite3.Connection, task_id: int) -> None:
@@ -49,86 +53,84 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
     lived = db.execute(_LAST_SIGN, (task_id,)).fetchone()  # None: a recorder's half alone
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,)).fetchall()
     for (device_id,) in devices:
-        busy, energy = _measured(db, task_id, device_id)
-        figures = DeviceFigures()
-        for rows in _blocks(db, task_id, device_id):
-            figures.take(rows)
-        figures.write(db, task_id, device_id, energy.total)
+        busy, energy = _write_totals(db, task_id, device_id)
         if lived is not None:
             from_ms, to_ms = lived
-            tries = _tries(db, task_id, device_id, to_ms)
-            spans = list(make_spans(from_ms, to_ms, tries, _lives(db, task_id, device_id, to_ms)))
-            books = keep_books(spans, busy, energy)
-            _write_books(db, task_id, device_id, books, {one.attempt_id: one.state for one in tries})
+            tries = [Try(*row) for row in db.execute(_TRIES, (to_ms, task_id, device_id))]
+            lives = [WorkerLife(*row) for row in db.execute(_LIVES, (to_ms, task_id, device_id))]
+            spans = list(make_spans(from_ms, to_ms, tries, lives))
+            books, states = keep_books(spans, busy, energy), {one.attempt_id: one.state for one in tries}
+            times = [
+                (task_id, device_id, state, account.seconds, account.measured_s, account.busy_s, account.energy_j)
+                for state, account in sorted(books.states.items())
+            ]
+            costs = [
+                (task_id, attempt_id, states[attempt_id], account.seconds, account.busy_s, account.energy_j)
+                for attempt_id, account in sorted(books.tries.items())
+            ]
+            db.executemany(insert_sql("device_time"), times)
+            db.executemany(insert_sql("attempt_cost"), costs)
             _write_stretches(db, task_id, device_id, spans)
     if lived is not None:
         _write_throttling(db, task_id)
-        _write_task_total(db, task_id)
+        db.execute(_TASK_TOTAL, {"task": task_id})
 
 
-def _tries(db: sqlite3.Connection, task_id: int, device_id: int, to_ms: int) -> list[Try]:
-    rows = db.execute(
-        f"""SELECT a.attempt_id, a.started_at_ms, coalesce(a.ended_at_ms, w.ended_at_ms),
-                   CASE WHEN a.outcome = 'done' OR {UNDER_WAY} THEN 'working'
-                        WHEN a.outcome = 'failed' THEN 'failed' ELSE 'lost' END
-            FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
-            WHERE a.task_id = ? AND a.device_id = ?""",
-        (task_id, device_id),
-    )
-    return [
-        Try(attempt_id, begin_ms, to_ms if end_ms is None else end_ms, state)
-        for attempt_id, begin_ms, end_ms, state in rows
-    ]
+# The end of a try or a worker that has none is that of its task, the first value.
+_TRIES = f"""
+    SELECT a.attempt_id, a.started_at_ms, coalesce(a.ended_at_ms, w.ended_at_ms, ?),
+           CASE WHEN a.outcome = 'done' OR {UNDER_WAY} THEN 'working'
+                WHEN a.outcome = 'failed' THEN 'failed' ELSE 'lost' END
+    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    WHERE a.task_id = ? AND a.device_id = ?"""
+_LIVES = """
+    SELECT w.started_at_ms, min(a.started_at_ms), coalesce(w.ended_at_ms, ?)
+    FROM worker w LEFT JOIN attempt a ON a.task_id = w.task_id AND a.worker_id = w.worker_id
+    WHERE w.task_id = ? AND w.device_id = ? GROUP BY w.worker_id"""
 
 
-def _lives(db: sqlite3.Connection, task_id: int, device_id: int, to_ms: int) -> list[WorkerLife]:
-    rows = db.execute(
-        """SELECT w.started_at_ms, min(a.started_at_ms), w.ended_at_ms
-           FROM worker w LEFT JOIN attempt a ON a.task_id = w.task_id AND a.worker_id = w.worker_id
-           WHERE w.task_id = ? AND w.device_id = ? GROUP BY w.worker_id""",
-        (task_id, device_id),
-    )
-    return [WorkerLife(begin_ms, began_ms, to_ms if end_ms is None else end_ms) for begin_ms, began_ms, end_ms in rows]
+def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple[Cumulated, Cumulated]:
+    """Add up the samples of one device; return its busy seconds and joules over time.
 
-
-def _measured(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple[Cumulated, Cumulated]:
-    """Return busy seconds and joules over time; the plain utilization where nothing better was measured."""
-    rows = db.execute(
-        """SELECT at_ms, power_w, busy_percent, utilization_percent FROM sample
-           WHERE task_id = ? AND device_id = ? ORDER BY at_ms""",
-        (task_id, device_id),
-    ).fetchall()
-    watts = [(at_ms, power_w) for at_ms, power_w, _, _ in rows]
-    busy = [(at_ms, busy_percent) for at_ms, _, busy_percent, _ in rows]
-    if all(percent is None for _, percent in busy):
-        busy = [(at_ms, percent) for at_ms, _, _, percent in rows]
-    return Cumulated(busy_steps(busy, LONGEST_STEP_MS)), Cumulated(power_steps(watts, LONGEST_STEP_MS))
-
-
-def _write_books(db: sqlite3.Connection, task_id: int, device_id: int, books: Books, states: Mapping[int, str]) -> None:
-    times = [
-        (task_id, device_id, state, account.seconds, account.measured_s, account.busy_s, account.energy_j)
-        for state, account in sorted(books.states.items())
-    ]
-    costs = [
-        (task_id, attempt_id, states[attempt_id], account.seconds, account.busy_s, account.energy_j)
-        for attempt_id, account in sorted(books.tries.items())
-    ]
-    db.executemany(insert_sql("device_time"), times)
-    db.executemany(insert_sql("attempt_cost"), costs)
-
-
-def stretch_width_ms(span_ms: int) -> int:
-    """Return how long a stretch is, in whole seconds, so that there are not too many."""
-    seconds = -(-span_ms // (MOST_STRETCHES * 1000))
-    return max(_SHORTEST_STRETCH_MS, seconds * 1000)
+    Busy is the plain utilization where nothing better was measured. The samples are read block by block.
+    """
+    counts: dict[str, Counter[Any]] = {metric: Counter() for metric in GAUGES}
+    counter: list[tuple[int, float]] = []  # first and last reading of the energy counter
+    points: dict[str, list[tuple[int, float | None]]] = {name: [] for name in _OVER_TIME}
+    samples, first_ms, last_ms = 0, None, None
+    cursor = db.execute(_SAMPLES, (task_id, device_id))
+    while rows := cursor.fetchmany(_BLOCK_ROWS):
+        times, joules, *gauges = zip(*rows, strict=True)
+        samples, first_ms, last_ms = samples + len(rows), first_ms or times[0], times[-1]
+        if known := [(at_ms, value) for at_ms, value in zip(times, joules, strict=True) if value is not None]:
+            counter = [(counter or known)[0], known[-1]]
+        for metric, values in zip(GAUGES, gauges, strict=True):
+            counts[metric].update(values)
+            if metric in points:
+                points[metric] += zip(times, values, strict=True)
+    for metric in counts:
+        del counts[metric][None]  # what the device did not say
+    energy = Cumulated(power_steps(points["power_w"], LONGEST_STEP_MS))
+    busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
+    counted: tuple[float | None, float | None] = (None, None)
+    if counter:
+        (from_ms, from_j), (to_ms, to_j) = counter
+        counted = (to_j - from_j, (to_ms - from_ms) / 1000)
+    total = (device_id, task_id, samples, first_ms, last_ms, *counted, energy.total)
+    db.execute(insert_sql("device_total"), total)
+    figures = [(task_id, device_id, metric, *describe(found)) for metric, found in counts.items() if found]
+    db.executemany(insert_sql("metric_summary"), figures)
+    utilization = sorted(counts["utilization_percent"].items())
+    db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])
+    return Cumulated(busy_steps(points[busy_metric], LONGEST_STEP_MS)), energy
 
 
 def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans: Sequence[Span]) -> None:
     if not spans:
         return
     from_ms, to_ms = spans[0].from_ms, spans[-1].to_ms
-    width_ms = stretch_width_ms(to_ms - from_ms)
+    seconds_each = -(-(to_ms - from_ms) // (MOST_STRETCHES * 1000))  # whole seconds, so that there are not too many
+    width_ms = max(_SHORTEST_STRETCH_MS, seconds_each * 1000)
     seconds = state_seconds(spans, from_ms, width_ms)
     figures = ", ".join(f"min({name}), avg({name}), max({name})" for name in CHARTED)
     measured = {
@@ -172,82 +174,21 @@ def _write_throttling(db: sqlite3.Connection, task_id: int) -> None:
     db.executemany(insert_sql("throttle_count"), rows)
 
 
-def _write_task_total(db: sqlite3.Connection, task_id: int) -> None:
-    """Add up what was used; means are over the time in which chunks were worked on, start-up and end left out."""
-    at_work = """at_ms BETWEEN (SELECT min(started_at_ms) FROM attempt WHERE task_id = :task)
-                  AND (SELECT max(ended_at_ms) FROM attempt WHERE task_id = :task AND outcome IN ('done', 'failed'))"""
-    # These readings are not evenly spaced; each speaks for the time since the one before.
-    spaced = """(SELECT *, at_ms - lag(at_ms) OVER (ORDER BY at_ms) AS span_ms
-                 FROM usage_sample WHERE task_id = :task)"""
-    db.execute(
-        f"""INSERT INTO task_total SELECT :task,
-                (SELECT count(*) FROM usage_sample WHERE task_id = :task),
-                (SELECT sum(cpu_cores * span_ms) / sum(span_ms) FROM {spaced}
-                 WHERE cpu_cores IS NOT NULL AND {at_work}),
-                (SELECT max(memory_bytes) FROM usage_sample WHERE task_id = :task),
-                (SELECT sum(read_bytes_per_s * span_ms) / sum(span_ms) FROM {spaced}
-                 WHERE read_bytes_per_s IS NOT NULL AND {at_work}),
-                (SELECT avg(cpu_percent) FROM host_sample WHERE task_id = :task AND {at_work}),
-                (SELECT max(memory_used_bytes) FROM host_sample WHERE task_id = :task)""",
-        {"task": task_id},
-    )
-
-
-# --- samples ----------------------------------------------------------------------------------------------------------
-
-
-def _blocks(db: sqlite3.Connection, task_id: int, device_id: int) -> Iterator[list[tuple[object, ...]]]:
-    cursor = db.execute(
-        f"""SELECT at_ms, energy_j, {", ".join(GAUGES)} FROM sample
-            WHERE task_id = ? AND device_id = ? ORDER BY at_ms""",
-        (task_id, device_id),
-    )
-    while rows := cursor.fetchmany(_BLOCK_ROWS):
-        yield rows
-
-
-class DeviceFigures:
-    """The figures of one device, from its samples in the order of time."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._span_ms: tuple[int, int] | None = None
-        self._counter: list[tuple[int, float]] = []  # first and last reading
-        self._counts: dict[str, Counter[float]] = {metric: Counter() for metric in GAUGES}
-
-    def take(self, rows: Sequence[Sequence[object]]) -> None:
-        """Take the next samples: time, energy counter, gauges."""
-        times, counter, *gauges = zip(*rows, strict=True)
-        self._samples += len(rows)
-        self._span_ms = (self._span_ms or (times[0], 0))[0], times[-1]
-        known = [(at_ms, joules) for at_ms, joules in zip(times, counter, strict=True) if joules is not None]
-        if known:
-            self._counter = [(self._counter or known)[0], known[-1]]
-        for metric, values in zip(GAUGES, gauges, strict=True):
-            self._counts[metric].update(values)
-
-    def write(self, db: sqlite3.Connection, task_id: int, device_id: int, joules: float | None) -> None:
-        """Write the rows of the three tables; ``joules``: the power integrated over time."""
-        for counts in self._counts.values():
-            del counts[None]  # what the device did not say
-        first_ms, last_ms = self._span_ms or (None, None)
-        total = (device_id, task_id, self._samples, first_ms, last_ms, *self._energy(), joules)
-        db.execute(insert_sql("device_total"), total)
-        db.executemany(
-            insert_sql("metric_summary"),
-            [(task_id, device_id, metric, *describe(counts)) for metric, counts in self._counts.items() if counts],
-        )
-        db.executemany(
-            insert_sql("utilization_count"),
-            [(task_id, device_id, *pair) for pair in sorted(self._counts["utilization_percent"].items())],
-        )
-
-    def _energy(self) -> tuple[float | None, float | None]:
-        """Return what the energy counter counted, and over how many seconds."""
-        if not self._counter:
-            return None, None
-        (first_ms, first_j), (last_ms, last_j) = self._counter[0], self._counter[-1]
-        return last_j - first_j, (last_ms - first_ms) / 1000
+# What was used; means are over the time in which chunks were worked on, start-up and end left out. The readings are not
+# evenly spaced; each speaks for the time since the one before.
+_AT_WORK = """at_ms BETWEEN (SELECT min(started_at_ms) FROM attempt WHERE task_id = :task)
+              AND (SELECT max(ended_at_ms) FROM attempt WHERE task_id = :task AND outcome IN ('done', 'failed'))"""
+_SPACED = """(SELECT *, at_ms - lag(at_ms) OVER (ORDER BY at_ms) AS span_ms
+              FROM usage_sample WHERE task_id = :task)"""
+_TASK_TOTAL = f"""
+    INSERT INTO task_total SELECT :task,
+        (SELECT count(*) FROM usage_sample WHERE task_id = :task),
+        (SELECT sum(cpu_cores * span_ms) / sum(span_ms) FROM {_SPACED} WHERE cpu_cores IS NOT NULL AND {_AT_WORK}),
+        (SELECT max(memory_bytes) FROM usage_sample WHERE task_id = :task),
+        (SELECT sum(read_bytes_per_s * span_ms) / sum(span_ms) FROM {_SPACED}
+         WHERE read_bytes_per_s IS NOT NULL AND {_AT_WORK}),
+        (SELECT avg(cpu_percent) FROM host_sample WHERE task_id = :task AND {_AT_WORK}),
+        (SELECT max(memory_used_bytes) FROM host_sample WHERE task_id = :task)"""
 
 
 def describe(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:

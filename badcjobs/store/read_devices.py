@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import CHARTED, ChartData, Envelope, Reading, Stretches
 from badcjobs.store.accounting import STATES
-from badcjobs.store.connect import open_job_database, rows_by_name
+from badcjobs.store.connect import grouped, open_job_database, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, describe
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, MetricFacts, StateTime, UnderWay
 from badcjobs.store.read_tasks import last_readings
@@ -57,9 +57,7 @@ def read_under_way(db: sqlite3.Connection) -> dict[int, UnderWay]:
 
 def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
     """Return by device when such tries were in flight, and none beside them that was done in the end."""
-    done: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for device_id, from_ms, to_ms in db.execute(_DONE_BESIDE):
-        done[device_id].append((from_ms, to_ms))
+    done = grouped(db.execute(_DONE_BESIDE))
     return {
         device_id: tuple(_without(from_ms, to_ms, done[device_id]))
         for device_id, from_ms, to_ms in db.execute(_FROM_TO)
@@ -96,7 +94,8 @@ def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
     throttled = _by_device(db, "SELECT device_id, reason, samples FROM throttle_count", int)
     states = _by_device(db, f"SELECT device_id, state, {_names(StateTime)} FROM device_time", StateTime)
     metrics = _by_device(db, f"SELECT device_id, metric, {_names(MetricFacts)} FROM metric_summary", MetricFacts)
-    work, sparks, last, under_way = _work(db), _sparks(db), last_readings(db), read_under_way(db)
+    work, last, under_way = _work(db), last_readings(db), read_under_way(db)
+    sparks = {device_id: _thin(stretches) for device_id, stretches in grouped(db.execute(_UTILIZATION)).items()}
     for row in rows_by_name(db, _DEVICES):
         device_id = row["device_id"]
         read_at_ms, reading = last.get(device_id, (None, Reading()))
@@ -126,53 +125,37 @@ def _names(kind: type) -> str:
     return ", ".join(field.name for field in fields(kind))
 
 
+_DURATIONS = """
+    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
+    WHERE outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
+_AUDIO_S = "SELECT device_id, total(audio_s) FROM chunk WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"
+_WORK = f"""
+    SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
+           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
+           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
+    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    WHERE a.device_id IS NOT NULL GROUP BY 1"""
+_UTILIZATION = """
+    SELECT device_id, coalesce(utilization_mean_percent, 0.0),
+           CASE WHEN utilization_mean_percent IS NULL THEN 0 ELSE samples END
+    FROM device_stretch ORDER BY task_id, device_id, from_ms"""
+
+
 def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
     workers = dict(db.execute("SELECT device_id, count(*) FROM worker WHERE device_id IS NOT NULL GROUP BY 1"))
-    durations: dict[int, Counter[float]] = defaultdict(Counter)
-    for device_id, took_ms, many in db.execute(
-        """SELECT device_id, ended_at_ms - started_at_ms, count(*) FROM attempt
-           WHERE outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
-    ):
-        durations[device_id][took_ms / 1000] = many
-    audio_s = dict(
-        db.execute(
-            "SELECT device_id, total(audio_s) FROM chunk WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"
-        )
-    )
-    tries = db.execute(
-        f"""SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
-                   sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
-                   max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
-            FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
-            WHERE a.device_id IS NOT NULL GROUP BY 1"""
-    )
-    found = {}
-    for device_id, done, failed, lost, *ends in tries:
+    durations, audio_s = grouped(db.execute(_DURATIONS)), dict(db.execute(_AUDIO_S))
+    found = {device_id: DeviceWork(many) for device_id, many in workers.items()}
+    for device_id, done, failed, lost, *ends in db.execute(_WORK):
         p50_s = p95_s = longest_s = None
         if durations[device_id]:
-            _, _, _, p50_s, p95_s, longest_s = describe(durations[device_id])
-        heard_s = audio_s.get(device_id, 0.0)
+            _, _, _, p50_s, p95_s, longest_s = describe(dict(durations[device_id]))
         counts = (workers.get(device_id, 0), done, failed, lost)
-        found[device_id] = DeviceWork(*counts, heard_s, p50_s, p95_s, longest_s, *ends)
-    for device_id in workers.keys() - found.keys():
-        found[device_id] = DeviceWork(workers[device_id])
+        found[device_id] = DeviceWork(*counts, audio_s.get(device_id, 0.0), p50_s, p95_s, longest_s, *ends)
     return found
 
 
-def _sparks(db: sqlite3.Connection) -> dict[int, tuple[float | None, ...]]:
-    """Return the utilization of each device over its time, in few columns."""
-    found: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for device_id, mean, samples in db.execute(
-        """SELECT device_id, coalesce(utilization_mean_percent, 0.0),
-                  CASE WHEN utilization_mean_percent IS NULL THEN 0 ELSE samples END
-           FROM device_stretch ORDER BY task_id, device_id, from_ms"""
-    ):
-        found[device_id].append((mean, samples))
-    return {device_id: _thin(stretches) for device_id, stretches in found.items()}
-
-
 def _thin(stretches: Sequence[tuple[float, int]]) -> tuple[float | None, ...]:
-    """Return weighted means of (mean, samples) over neighbours; None where there is no sample."""
+    """Return weighted means of (mean, samples) over neighbours, in few columns; None where there is no sample."""
     columns = min(_SPARK_COLUMNS, len(stretches))
     edges = [len(stretches) * column // columns for column in range(columns + 1)]
     parts = [stretches[a:b] for a, b in pairwise(edges)]
@@ -214,8 +197,12 @@ def read_chart_data(path: Path) -> ChartData:
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
 _VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
+_SECONDS = ", ".join(f"{state}_s" for state in STATES)
+_MIXED = f"""
+    SELECT device_id, from_ms, {_SECONDS} FROM device_stretch
+    WHERE to_ms - from_ms <= {SHORT_MS} AND max({_SECONDS}) < (to_ms - from_ms) / 1000.0 - {_ROUNDING_S}"""
 _LAST = f"""
-    SELECT from_ms, to_ms, {", ".join(f"{state}_s" for state in STATES)} FROM device_stretch
+    SELECT from_ms, to_ms, {_SECONDS} FROM device_stretch
     WHERE device_id = :device AND task_id = (SELECT task_id FROM device WHERE device_id = :device)
     AND to_ms > :from_ms"""
 _NAMES = "SELECT d.device_id, t.name, d.token FROM device d JOIN task t USING (task_id)"
@@ -229,64 +216,46 @@ def _by_name(db: sqlite3.Connection, stretches: Mapping[int, Stretches]) -> dict
 def read_stretches(db: sqlite3.Connection) -> Iterator[tuple[int, Stretches]]:
     """Yield (device_id, its stretches), device by device."""
     columns = ", ".join(("device_id", "from_ms", "to_ms", "state", *_FIGURES))
-    mixed = _mixed(db)
+    mixed = grouped(db.execute(_MIXED))  # short stretches that had several states
     rows = db.execute(f"SELECT {columns} FROM device_stretch ORDER BY task_id, device_id, from_ms")
     rows.arraysize = 1000
     for device_id, group in groupby(rows, itemgetter(0)):
-        yield device_id, _stretches(group, mixed.get(device_id, {}))
-
-
-def _mixed(db: sqlite3.Connection) -> dict[int, dict[int, dict[str, float]]]:
-    """Return of each device, by its beginning, what states there were in a short stretch that had several."""
-    longest = f"max({', '.join(f'{state}_s' for state in STATES)})"
-    rows = db.execute(
-        f"""SELECT device_id, from_ms, {", ".join(f"{state}_s" for state in STATES)} FROM device_stretch
-            WHERE to_ms - from_ms <= {SHORT_MS} AND {longest} < (to_ms - from_ms) / 1000.0 - {_ROUNDING_S}"""
-    )
-    found: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
-    for device_id, from_ms, *seconds in rows:
-        found[device_id][from_ms] = {state: s for state, s in zip(STATES, seconds, strict=True) if s > 0}
-    return found
-
-
-def _stretches(rows: Iterable[Sequence[Any]], mixed: Mapping[int, Mapping[str, float]]) -> Stretches:
-    _, from_ms, to_ms, states, *columns = zip(*rows, strict=True)
-    figures = [_floats(column) for column in columns]
-    return Stretches(
-        array("q", from_ms),
-        array("q", to_ms),
-        tuple(map(intern, states)),
-        {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
-        {place: mixed[begin_ms] for place, begin_ms in enumerate(from_ms) if begin_ms in mixed} if mixed else {},
-    )
+        _, from_ms, to_ms, states, *figures = zip(*group, strict=True)
+        floats = [array("d", [nan if value is None else value for value in column]) for column in figures]
+        places = {begin_ms: place for place, begin_ms in enumerate(from_ms)} if mixed[device_id] else {}
+        yield (
+            device_id,
+            Stretches(
+                array("q", from_ms),
+                array("q", to_ms),
+                tuple(map(intern, states)),
+                {metric: Envelope(*floats[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+                {
+                    places[begin_ms]: {state: s for state, s in zip(STATES, seconds, strict=True) if s > 0}
+                    for begin_ms, *seconds in mixed[device_id]
+                },
+            ),
+        )
 
 
 def _given_up(db: sqlite3.Connection, stretches: Mapping[int, Stretches]) -> dict[int, Stretches]:
     """Return the stretches of devices that had tries under way, with the time of these in the state lost."""
     found = {}
     for device_id, times in read_alone(db).items():
-        if times and device_id in stretches:
-            rows = db.execute(_LAST, {"device": device_id, "from_ms": times[0][0]})
-            found[device_id] = _with_lost(stretches[device_id], times, rows)
+        if not times or device_id not in stretches:
+            continue
+        device = stretches[device_id]
+        places = {begin_ms: place for place, begin_ms in enumerate(device.from_ms)}
+        states, mixed = list(device.states), dict(device.mixed)
+        for from_ms, to_ms, *figures in db.execute(_LAST, {"device": device_id, "from_ms": times[0][0]}):
+            seconds = dict(zip(STATES, figures, strict=True))
+            lost_s = min(seconds["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
+            seconds["working"], seconds["lost"] = seconds["working"] - lost_s, seconds["lost"] + lost_s
+            parts = {state: s for state, s in seconds.items() if s > _ROUNDING_S}
+            place = places[from_ms]
+            states[place] = max(seconds, key=seconds.__getitem__)
+            mixed.pop(place, None)
+            if to_ms - from_ms <= SHORT_MS and len(parts) > 1:
+                mixed[place] = parts
+        found[device_id] = replace(device, states=tuple(states), mixed=mixed)
     return found
-
-
-def _with_lost(device: Stretches, times: Times, rows: Iterable[Sequence[Any]]) -> Stretches:
-    """Return the stretches with working time as lost; ``rows`` are those concerned: from, to, seconds by state."""
-    places = {begin_ms: place for place, begin_ms in enumerate(device.from_ms)}
-    states, mixed = list(device.states), dict(device.mixed)
-    for from_ms, to_ms, *figures in rows:
-        seconds = dict(zip(STATES, figures, strict=True))
-        lost_s = min(seconds["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
-        seconds["working"], seconds["lost"] = seconds["working"] - lost_s, seconds["lost"] + lost_s
-        parts = {state: s for state, s in seconds.items() if s > _ROUNDING_S}
-        place = places[from_ms]
-        states[place] = max(seconds, key=seconds.__getitem__)
-        mixed.pop(place, None)
-        if to_ms - from_ms <= SHORT_MS and len(parts) > 1:
-            mixed[place] = parts
-    return replace(device, states=tuple(states), mixed=mixed)
-
-
-def _floats(column: Sequence[float | None]) -> array[float]:
-    return array("d", [nan if value is None else value for value in column])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.databases import query
-from support.task_files import START_MS, TaskFile
+from support.task_files import TaskFile
 
 from badcjobs.model import Reading
 from badcjobs.store.accounting import Cumulated, power_steps
-from badcjobs.store.figures import GAUGES, LONGEST_STEP_MS, DeviceFigures, describe
+from badcjobs.store.figures import LONGEST_STEP_MS, describe
 
 VALUES = st.lists(st.integers(0, 100), min_size=1, max_size=200)
 
@@ -41,26 +39,6 @@ def test_power_is_integrated_over_neighbours_and_never_across_a_hole(steps: list
     known = [(at, power) for at, power in points if power is not None]
     parts = [(b + a) / 2 * (t2 - t1) / 1000 for (t1, a), (t2, b) in pairwise(known) if t2 - t1 <= 15_000]
     assert Cumulated(power_steps(points, LONGEST_STEP_MS)).total == (pytest.approx(sum(parts)) if parts else None)
-
-
-def test_blocks_of_any_size_give_the_same_figures() -> None:
-    rows = [
-        (START_MS + n * 1000, None if n % 5 else 1000.0 + n, *(n % 7 if g != "power_w" else 100.0 + n for g in GAUGES))
-        for n in range(97)
-    ]
-    written = []
-    for block in (1, 10, 97):
-        figures = DeviceFigures()
-        for start in range(0, len(rows), block):
-            figures.take(rows[start : start + block])
-        with closing(sqlite3.connect(":memory:")) as db:
-            db.execute("CREATE TABLE device_total (a, b, c, d, e, f, g, h)")
-            db.execute("CREATE TABLE metric_summary (a, b, c, d, e, f, g, h, i)")
-            db.execute("CREATE TABLE utilization_count (a, b, c, d)")
-            figures.write(db, 1, 2, 96 * 148.0)
-            written.append([db.execute(f"SELECT * FROM {t}").fetchall() for t in ("device_total", "metric_summary")])
-    assert written[0] == written[1] == written[2]
-    assert written[0][0] == [(2, 1, 97, START_MS, START_MS + 96_000, 95.0, 95.0, pytest.approx(96 * 148.0))]
 
 
 def test_a_published_file_has_its_figures_and_what_was_not_said_has_none(tmp_path: Path) -> None:
