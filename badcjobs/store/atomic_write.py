@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -47,55 +47,31 @@ def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
         return {}
 
 
-class Checksum:
-    """The checksum of a file, fed block by block; finds the seal on its way."""
+def checksum(blocks: Iterable[bytes]) -> tuple[int | None, str | None, str]:
+    """Return where the digits of a file's seal are, what they are, and the checksum of all blocks with none there."""
+    crc, held, position, seal_at, stated = 0, b"", 0, None, None
+    for block in blocks:
+        held += block
+        start = held.find(_MARK) + len(_MARK)
+        if stated is None and start >= len(_MARK) and len(held) >= start + _DIGITS:
+            seal_at, stated = position + start, held[start : start + _DIGITS]
+            held = held[:start] + _BLANK + held[start + _DIGITS :]
+        keep = 0 if stated is not None else len(_MARK) + _DIGITS - 1  # a seal may begin in it
+        count = max(0, len(held) - keep)
+        crc, held, position = zlib.crc32(held[:count], crc), held[count:], position + count
+    said = None if stated is None or stated == _BLANK else stated.decode(errors="replace")
+    return seal_at, said, f"{zlib.crc32(held, crc):08x}"
 
-    def __init__(self) -> None:
-        self._crc = 0
-        self._held = b""  # the end of what came: a seal may begin in it
-        self._position = 0  # of the held bytes in the file
-        self.seal_at: int | None = None
-        self.stated: bytes | None = None
 
-    def feed(self, block: bytes) -> None:
-        """Take the next bytes of the file."""
-        self._held += block
-        if self.stated is None:
-            self._look_for_seal()
-        keep = 0 if self.stated is not None else len(_MARK) + _DIGITS - 1
-        self._take(len(self._held) - keep)
-
-    def digits(self) -> bytes:
-        """Return the checksum of all that came, as it stands in a seal."""
-        self._take(len(self._held))
-        return b"%08x" % self._crc
-
-    def _look_for_seal(self) -> None:
-        found = self._held.find(_MARK)
-        start = found + len(_MARK)
-        if found >= 0 and len(self._held) >= start + _DIGITS:
-            self.seal_at = self._position + start
-            self.stated = self._held[start : start + _DIGITS]
-            self._held = self._held[:start] + _BLANK + self._held[start + _DIGITS :]
-
-    def _take(self, count: int) -> None:
-        if count > 0:
-            self._crc = zlib.crc32(self._held[:count], self._crc)
-            self._held = self._held[count:]
-            self._position += count
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(_BLOCK_BYTES), b"")
 
 
 def read_checksum(path: Path) -> tuple[str | None, str]:
     """Return the checksum that a file states (None: it has no seal), and the one of its bytes."""
-    checksum = Checksum()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            checksum.feed(block)
-    computed = checksum.digits().decode()
-    stated = checksum.stated
-    if stated is None or stated == _BLANK:
-        return None, computed
-    return stated.decode(errors="replace"), computed
+        _, stated, computed = checksum(_blocks(file))
+    return stated, computed
 
 
 def read_stated(path: Path) -> str | None:
@@ -109,11 +85,20 @@ def read_stated(path: Path) -> str | None:
 
 
 def move_into_place(local: Path, target: Path) -> None:
-    """Copy a finished local file to where readers look, so that they never see half of it."""
+    """Copy a finished local file to where readers look, and seal it, so that they never see half of it."""
     temporary = unfinished_name(target)
     try:
         with local.open("rb") as source, temporary.open("wb") as copy:
-            _copy_and_seal(source, copy)
+
+            def copied() -> Iterator[bytes]:
+                for block in _blocks(source):
+                    copy.write(block)
+                    yield block
+
+            seal_at, _, digits = checksum(copied())
+            if seal_at is not None:  # None: samples as text
+                copy.seek(seal_at)
+                copy.write(digits.encode())
             copy.flush()
             os.fsync(copy.fileno())
         os.replace(temporary, target)  # noqa: PTH105
@@ -121,17 +106,6 @@ def move_into_place(local: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
-
-
-def _copy_and_seal(source: BinaryIO, copy: BinaryIO) -> None:
-    checksum = Checksum()
-    while block := source.read(_BLOCK_BYTES):
-        checksum.feed(block)
-        copy.write(block)
-    digits = checksum.digits()
-    if checksum.seal_at is not None:  # None: samples as text
-        copy.seek(checksum.seal_at)
-        copy.write(digits)
 
 
 def unfinished_name(target: Path) -> Path:
@@ -196,13 +170,12 @@ def make_folder(folder: Path) -> None:
 
 def cannot_write(target: Path, error: OSError) -> BadInput:
     """Return the error for an output that cannot be written."""
-    return BadInput(f"{target} cannot be written", why=error.strerror, fix=_way_out(target, error))
-
-
-def _way_out(target: Path, error: OSError) -> str:
     name, folder = shlex.quote(str(target)), shlex.quote(str(target.parent))
-    if isinstance(error, FileNotFoundError):
-        return f"mkdir -p {folder}"
-    if error.errno == errno.EFBIG:
-        return "ulimit -f unlimited   (then the same command again)"
-    return f"df -h {folder}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"ls -ld {folder} {name}"
+    fixes = {
+        errno.ENOENT: f"mkdir -p {folder}",
+        errno.EFBIG: "ulimit -f unlimited   (then the same command again)",
+        errno.ENOSPC: f"df -h {folder}",
+        errno.EDQUOT: f"df -h {folder}",
+    }
+    fix = fixes.get(error.errno or 0, f"ls -ld {folder} {name}")
+    return BadInput(f"{target} cannot be written", why=error.strerror, fix=fix)

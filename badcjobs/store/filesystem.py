@@ -62,25 +62,11 @@ def parse_mountinfo(text: str, path: str) -> Filesystem:
     """
     best = Filesystem(UNKNOWN)
     for line in text.splitlines():
-        mount, kind = _mount_and_kind(line)
-        if kind and _lies_in(path, mount) and len(mount) >= len(best.mount):
-            best = Filesystem(kind, mount)
+        before, found, after = line.partition(" - ")  # a lone hyphen ends the optional fields before the type
+        fields = before.split(" ")
+        if not found or len(fields) < 6:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])  # blanks, backslashes
+        if PurePosixPath(path).is_relative_to(mount) and len(mount) >= len(best.mount):
+            best = Filesystem(after.split(" ")[0], mount)
     return best
-
-
-def _mount_and_kind(line: str) -> tuple[str, str]:
-    """Return mount point and type; the optional fields between them end with a lone hyphen."""
-    before, found, after = line.partition(" - ")
-    fields, rest = before.split(" "), after.split(" ")
-    if not found or len(fields) < 6:
-        return "", ""
-    return _unescaped(fields[4]), rest[0]
-
-
-def _unescaped(text: str) -> str:
-    """Undo the octal escapes of blanks, tabs, newlines and backslashes."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
-
-
-def _lies_in(path: str, mount: str) -> bool:
-    return PurePosixPath(path).is_relative_to(mount)

@@ -18,31 +18,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from badcjobs.store.atomic_write import sync_file
-from badcjobs.store.connect import create_live, file_uri, read_only_uri, unshared_uri
-from badcjobs.store.schema import TABLES
+from badcjobs.store.connect import create_live, file_uri, read_only_uri, transaction, unshared_uri
 
 log = logging.getLogger(__name__)
 
-EVERYTHING = frozenset(table.name for table in TABLES)
-_WORK = frozenset({
-    "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "mark",
-    "usage_sample",
-})  # fmt: skip  # what the wrapper writes
 _GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")
 
-
-class Half(Protocol):
-    """One of the two live files, and the tables to be taken from it."""
-
-    @property
-    def tables(self) -> Collection[str]: ...
-
-    def uri(self, workplace: Path) -> str | None:
-        """Return where its rows can be read now, perhaps after copying them to ``workplace``; None: nowhere yet."""
-        ...
+# One of the two live files: called with a folder for copies, it says where its rows can be read now; None: nowhere yet.
+Half = Callable[[Path], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,60 +36,48 @@ class LiveHalf:
     """A file that can be opened; ``kind`` says how.
 
     local: on node-local disk, whether its writer lives or not. left: on a shared filesystem, by a writer that has
-    stopped or is dead; what it left half written is undone. sealed: a snapshot, complete and never changed in place.
-    published: likewise, and only the wrapper's tables of it.
+    stopped or is dead; what it left half written is undone. sealed: a snapshot, or a published file: complete and never
+    changed in place.
     """
 
     path: Path
     kind: str = "local"
 
-    @property
-    def tables(self) -> Collection[str]:
-        """The tables to be taken from it."""
-        return _WORK if self.kind == "published" else EVERYTHING
-
-    def uri(self, workplace: Path) -> str | None:
+    def __call__(self, workplace: Path) -> str | None:
         """Return the file itself, or a copy where its own disk has not even the room that reading needs."""
         if not self.path.exists():
             return None
         if self.kind == "left":
             return unshared_uri(self.path)
-        if self.kind in ("sealed", "published"):
+        if self.kind == "sealed":
             return read_only_uri(self.path, sealed=True)
         uri = file_uri(self.path, "mode=ro&vfs=unix")
         try:
             with closing(sqlite3.connect(uri, uri=True)) as db:
                 db.execute("PRAGMA user_version").fetchone()
-        except sqlite3.OperationalError:
-            return self._copied_to(workplace)
-        return uri
-
-    def _copied_to(self, workplace: Path) -> str:
-        """Copy the file with its log; its writer is dead, or else opening it would have worked."""
-        copy = workplace / self.path.name
-        for ending in ("", "-wal"):
-            source = self.path.with_name(self.path.name + ending)
-            if source.exists():
-                shutil.copyfile(source, copy.with_name(copy.name + ending))
-        return file_uri(copy, "vfs=unix-excl")  # needs no shared memory
+            return uri
+        except sqlite3.OperationalError:  # so its writer is dead: copy it with its log
+            copy = workplace / self.path.name
+            for ending in ("", "-wal"):
+                source = self.path.with_name(self.path.name + ending)
+                if source.exists():
+                    shutil.copyfile(source, copy.with_name(copy.name + ending))
+            return file_uri(copy, "vfs=unix-excl")  # needs no shared memory
 
 
-@dataclass(frozen=True, slots=True)
-class OwnHalf:
-    """Our own file, read through the connection that writes it: also what the disk would not take, or has lost."""
+def own_half(snapshot: Callable[[Path], None]) -> Half:
+    """Return our own file as a half: by snapshots of what writes it, also with what the disk would not take."""
 
-    tables: ClassVar[Collection[str]] = EVERYTHING
-    snapshot: Callable[[Path], None]  # of the one who writes it, and can therefore copy it at any time
-
-    def uri(self, workplace: Path) -> str | None:
-        """Return a snapshot of this moment."""
+    def take(workplace: Path) -> str:
         copy = workplace / "own.sqlite"
-        self.snapshot(copy)
+        snapshot(copy)
         return read_only_uri(copy, sealed=True)
+
+    return take
 
 
 def left_behind(path: Path, *, shared: bool) -> LiveHalf:
-    """Return the half of somebody who writes no more."""
+    """Return the half of a process that writes no more."""
     return LiveHalf(path, "left" if shared else "local")
 
 
@@ -112,32 +86,24 @@ def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
 
     Both hold the beginning of the same story; the longer one is the newer.
     """
-    left, told = left_behind(path, shared=shared), LiveHalf(published, "published")
+    left, told = left_behind(path, shared=shared), LiveHalf(published, "sealed")
     with tempfile.TemporaryDirectory(prefix=f".{published.name}.", suffix=".tmp", dir=published.parent) as workplace:
         return told if _length(told, Path(workplace)) > _length(left, Path(workplace)) else left
-
-
-def can_be_read(half: Half, workplace: Path) -> bool:
-    """Say whether every row of a half can be read, so that an error must have had another cause."""
-    try:
-        uri = half.uri(workplace)
-        if uri is not None:
-            _count_rows(uri, EVERYTHING)
-    except sqlite3.Error:
-        return False
-    return True
 
 
 def _length(half: Half, workplace: Path) -> int:
     """Return how far a wrapper's story goes: rows are added to it and never taken away."""
     try:
-        uri = half.uri(workplace)
-        return -1 if uri is None else _count_rows(uri, _GROWING)
+        return count_rows(half, workplace, _GROWING)
     except (OSError, sqlite3.Error):
         return -1
 
 
-def _count_rows(uri: str, tables: Collection[str]) -> int:
+def count_rows(half: Half, workplace: Path, tables: Collection[str]) -> int:
+    """Return how many rows some tables of a half have; -1: it is not there."""
+    uri = half(workplace)
+    if uri is None:
+        return -1
     with closing(sqlite3.connect(uri, uri=True)) as db:
         return sum(int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in tables)
 
@@ -159,7 +125,13 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        _copy(live, temporary)
+        with closing(sqlite3.connect(unshared_uri(temporary), uri=True, isolation_level=None)) as copy:
+            copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else a WAL file's copy cannot be turned into a plain one
+            copy.execute("PRAGMA journal_mode = OFF")  # half a copy is thrown away
+            copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end, when the writer does not wait for us
+            copy.execute("PRAGMA cache_size = -512")
+            live.backup(copy, pages=_STEP_PAGES, progress=lambda *_: time.sleep(_BREATH_S), sleep=_BUSY_S)
+            copy.execute("PRAGMA journal_mode = DELETE")
         if lasting:
             sync_file(temporary)
         os.replace(temporary, target)  # noqa: PTH105
@@ -168,26 +140,7 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
         raise
 
 
-def _copy(live: sqlite3.Connection, temporary: Path) -> None:
-    with closing(sqlite3.connect(unshared_uri(temporary), uri=True, isolation_level=None)) as copy:
-        copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else the copy of a WAL file cannot be turned into a plain one
-        copy.execute("PRAGMA journal_mode = OFF")  # half a copy is thrown away
-        copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end, when the writer does not wait for us
-        copy.execute("PRAGMA cache_size = -512")
-        live.backup(copy, pages=_STEP_PAGES, progress=lambda *_: time.sleep(_BREATH_S), sleep=_BUSY_S)
-        copy.execute("PRAGMA journal_mode = DELETE")
-
-
 # --- the newest readings ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """The machine now; None where it is not known."""
-
-    cpu_percent: float | None = None
-    memory_percent: float | None = None
-    gpu_percent: float | None = None
 
 
 def _ask(uri: str | None, sql: str, values: Sequence[object] = ()) -> list[Any]:
@@ -226,13 +179,13 @@ def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = Non
     return dict(_ask(uri, sql, (since_ms, until_ms)))
 
 
-def read_pulse(uri: str | None, since_ms: int) -> Pulse:
-    """Return means over the recent past; an unreadable file is an unknown pulse, not an error."""
+def read_pulse(uri: str | None, since_ms: int) -> tuple[float | None, float | None, float | None]:
+    """Return the mean percentages of CPU, memory and GPU in the recent past; None: not known, or not readable now."""
     sql = """SELECT avg(cpu_percent), avg(100.0 * memory_used_bytes / memory_total_bytes),
                     (SELECT avg(utilization_percent) FROM sample WHERE at_ms >= ?)
              FROM host_sample WHERE at_ms >= ?"""
-    found = _ask(uri, sql, (since_ms, since_ms))
-    return Pulse(*found[0]) if found else Pulse()
+    cpu, memory, gpu = next(iter(_ask(uri, sql, (since_ms, since_ms))), (None, None, None))
+    return cpu, memory, gpu
 
 
 # --- a disk that refuses ----------------------------------------------------------------------------------------------
@@ -285,7 +238,7 @@ class PatientDatabase:
         try:
             self._attempt(_begin)
             yield
-            self._attempt(_commit)
+            self._attempt(lambda db: db.execute("COMMIT"))
             if self._memory is not None and self._open:
                 self._backlog.append(self._open)
         except BaseException:
@@ -307,10 +260,11 @@ class PatientDatabase:
             return
         try:
             while self._backlog:
-                _write_whole(self._disk, self._backlog[0])
+                with transaction(self._disk):
+                    for change in self._backlog[0]:
+                        change(self._disk)
                 del self._backlog[0]
         except sqlite3.OperationalError:
-            _roll_back(self._disk)
             self._retry_at_s = self._monotonic_s() + _RETRY_S
             return
         self._memory = None  # not closed: a snapshot of it may still be under way
@@ -344,14 +298,11 @@ class PatientDatabase:
             for change in self._open:
                 change(memory)
         self._memory = memory
-        self._retry_at_s = self._monotonic_s() + _RETRY_S
-        self._warn(error)
-
-    def _warn(self, error: sqlite3.Error) -> None:
-        """Say it, but not every second of a night in which the disk is on the brink."""
-        if self._monotonic_s() >= self._quiet_until_s:
+        now_s = self._monotonic_s()
+        self._retry_at_s = now_s + _RETRY_S
+        if now_s >= self._quiet_until_s:  # not every second of a night in which the disk is nearly full
             log.warning("%s cannot be written: %s; going on, and keeping the rest in memory", self._path, error)
-        self._quiet_until_s = self._monotonic_s() + _QUIET_S
+        self._quiet_until_s = now_s + _QUIET_S
 
 
 def _begin(db: sqlite3.Connection) -> None:
@@ -359,17 +310,6 @@ def _begin(db: sqlite3.Connection) -> None:
         db.execute("BEGIN")
 
 
-def _commit(db: sqlite3.Connection) -> None:
-    db.execute("COMMIT")
-
-
 def _roll_back(db: sqlite3.Connection) -> None:
     if db.in_transaction:  # SQLite has often done it by itself
         db.execute("ROLLBACK")
-
-
-def _write_whole(db: sqlite3.Connection, changes: list[Change]) -> None:
-    db.execute("BEGIN")
-    for change in changes:
-        change(db)
-    db.execute("COMMIT")

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,11 +38,6 @@ class LiveFolder:
     why: str
 
     @property
-    def mode(self) -> str:
-        """The mode in words."""
-        return "safe mode for shared filesystems" if self.shared else "WAL on node-local disk"
-
-    @property
     def is_risky(self) -> bool:
         """Whether somebody insists on WAL where it is not known to be safe."""
         return self.filesystem.shared and not self.shared
@@ -50,7 +45,8 @@ class LiveFolder:
     @property
     def words(self) -> str:
         """Which folder, which filesystem, which mode, and why; for the log."""
-        return f"live files: {self.folder.path} ({self.filesystem.words}); {self.mode}: {self.why}"
+        mode = "safe mode for shared filesystems" if self.shared else "WAL on node-local disk"
+        return f"live files: {self.folder.path} ({self.filesystem.words}); {mode}: {self.why}"
 
     def to_meta(self) -> dict[str, str]:
         """Return the same for the database."""
@@ -63,38 +59,38 @@ class LiveFolder:
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
     """Make the folder; ``wanted`` is one of config.LIVE_MODES, ``target`` the file that will be published."""
-    if wanted == "shared":
-        return _beside(target, "--live-mode shared")
     candidate = Path(local_dir or tempfile.gettempdir())
     filesystem = read_filesystem(candidate)
     if wanted == "local":
         return LiveFolder(LocalFolder.create(str(candidate), key), filesystem, False, "--live-mode local")
-    if filesystem.shared and candidate.exists():
-        return _beside(target, f"{candidate} is no node-local disk ({filesystem.words})")
-    try:
-        folder = LocalFolder.create(str(candidate), key)
-    except BadInput as error:
-        return _beside(target, f"there is no node-local folder {candidate} ({error.why})")
-    try:
-        _write_something(folder.path)
-    except OSError as error:
-        folder.remove()
-        return _beside(target, f"{candidate} cannot be written ({error.strerror})")
-    return LiveFolder(folder, filesystem, False, f"{candidate} is local")
-
-
-def _beside(target: Path, why: str) -> LiveFolder:
+    why = "--live-mode shared"
+    if wanted != "shared":
+        if not filesystem.shared or not candidate.exists():
+            try:
+                folder = LocalFolder.create(str(candidate), key)
+                _write_something(folder)
+                return LiveFolder(folder, filesystem, False, f"{candidate} is local")
+            except BadInput as error:
+                why = f"there is no node-local folder {candidate} ({error.why})"
+            except OSError as error:
+                why = f"{candidate} cannot be written ({error.strerror})"
+        else:
+            why = f"{candidate} is no node-local disk ({filesystem.words})"
     return LiveFolder(LocalFolder.beside(target), read_filesystem(target.parent), True, why)
 
 
-def _write_something(folder: Path) -> None:
+def _write_something(folder: LocalFolder) -> None:
     """Find out whether there is any room; a quota speaks only when it is asked to keep something."""
-    trial = folder / "trial"
-    with trial.open("wb") as file:
-        file.write(bytes(_ROOM_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    trial.unlink()
+    trial = folder.path / "trial"
+    try:
+        with trial.open("wb") as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        trial.unlink()
+    except OSError:
+        folder.remove()
+        raise
 
 
 # --- left behind ------------------------------------------------------------------------------------------------------
@@ -111,27 +107,18 @@ class Owner:
     publish_to: str
     mark: str
     shared: bool
-    machine: tuple[str, str]  # its name and its boot: a lock says nothing about other machines
+    hostname: str
+    boot_id: str  # a lock says nothing about other machines
 
     @classmethod
     def of(cls, publish_to: Path, mark: str, *, shared: bool, hostname: str) -> Owner:
         """Describe a task of this machine."""
-        return cls(str(publish_to), mark, shared, (hostname, _read_boot_id()))
+        return cls(str(publish_to), mark, shared, hostname, _read_boot_id())
 
-    @classmethod
-    def read(cls, fd: int) -> Owner | None:
-        """Read what ``hold`` wrote; None: it never came to that, or it is somebody else's file."""
-        try:
-            told = json.loads(os.pread(fd, 65536, 0))
-            hostname, boot_id = told["machine"]
-            return cls(str(told["publish_to"]), str(told["mark"]), bool(told["shared"]), (hostname, boot_id))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def is_of(self, machine: tuple[str, str]) -> bool:
+    def is_of(self, hostname: str) -> bool:
         """Say whether a free lock means that it is dead: it ran on this machine, perhaps before a reboot."""
-        same_name, same_boot = (mine and mine == theirs for mine, theirs in zip(machine, self.machine, strict=True))
-        return bool(same_boot or (same_name and not self.shared))
+        same_boot = self.boot_id != "" and self.boot_id == _read_boot_id()
+        return same_boot or (hostname == self.hostname != "" and not self.shared)
 
 
 def hold(folder: LocalFolder, owner: Owner) -> int | None:
@@ -160,10 +147,10 @@ def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
 
 def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> list[Path]:
     """Publish what killed tasks of this machine have left for this run; return the task databases."""
-    published, machine = [], (hostname, _read_boot_id())
+    published = []
     for folder in _candidates(out, mine, key):
         with _locked(folder) as owner:
-            if owner is None or Path(owner.publish_to).parent != out.tasks or not owner.is_of(machine):
+            if owner is None or Path(owner.publish_to).parent != out.tasks or not owner.is_of(hostname):
                 continue
             if _publish_for(folder, owner):
                 published.append(Path(owner.publish_to))
@@ -188,11 +175,14 @@ def _locked(folder: LocalFolder) -> Iterator[Owner | None]:
     except OSError:
         yield None
         return
+    owner = None
     try:
         # In /tmp anybody can make a folder that names our run. A file that is gone by now was published by somebody
         # else who had the lock before us.
-        ours = os.fstat(fd).st_uid == os.geteuid()
-        yield Owner.read(fd) if ours and _lock(fd) and folder.owner_file.exists() else None
+        if os.fstat(fd).st_uid == os.geteuid() and _lock(fd) and folder.owner_file.exists():
+            with suppress(OSError, ValueError, TypeError):  # not written to its end, or not ours
+                owner = Owner(**json.loads(os.pread(fd, 65536, 0)))
+        yield owner
     finally:
         os.close(fd)
 
@@ -211,13 +201,13 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
     end_leftovers(owner.mark)
     try:
         ended_at_ms = _last_sign_ms(folder)
-        work = left_behind(folder.wrapper_file, shared=owner.shared).uri(folder.path)
+        work = left_behind(folder.wrapper_file, shared=owner.shared)(folder.path)
         if work is None or (not target.exists() and not _has_begun(work)):
             folder.remove()  # killed while it was listing its work
             return False
         log.warning("an earlier task was killed with its recorder: publishing what it left in %s", folder.path)
         readings = left_behind(folder.recorder_file, shared=owner.shared)
-        last_ms = last_reading_ms(readings.uri(folder.path))
+        last_ms = last_reading_ms(readings(folder.path))
         publish(
             [work_left_behind(folder.wrapper_file, target, shared=owner.shared), readings],
             target,

@@ -17,12 +17,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from badcjobs.model import METRICS, publish_interval_s
-from badcjobs.store.atomic_write import move_into_place, prepare_seal
+from badcjobs.store.atomic_write import SEAL, move_into_place, prepare_seal
 from badcjobs.store.connect import create_tables, open_sealed, transaction, unshared_uri
 from badcjobs.store.export_formats import csv_rows, json_lines
 from badcjobs.store.figures import write_figures
-from badcjobs.store.live_files import Half, LiveHalf, can_be_read
+from badcjobs.store.live_files import Half, LiveHalf, count_rows
 from badcjobs.store.schema import TABLES
+
+log = logging.getLogger(__name__)
 
 TEXT_FORMS = (".csv", ".jsonl")
 
@@ -30,6 +32,15 @@ _SAMPLES = f"""
     SELECT strftime('%Y-%m-%dT%H:%M:%f', s.at_ms / 1000.0, 'unixepoch') || 'Z' AS at, s.at_ms,
            d.device_index, d.uuid, d.name, {", ".join(f"s.{metric}" for metric in METRICS)}
     FROM sample s JOIN device d USING (device_id) ORDER BY s.at_ms, d.device_index"""
+
+_UNREADABLE = """
+    INSERT INTO gap (task_id, from_ms, to_ms, reason)
+    SELECT task_id, started_at_ms,
+           coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task"""
+_WORK = frozenset({
+    "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "mark",
+    "usage_sample",
+})  # fmt: skip  # what the wrapper writes
 
 
 def publish(
@@ -86,9 +97,10 @@ def join_files(
             try:
                 found = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
-                if half is halves[0] or can_be_read(part, joined.parent):
+                if half is halves[0] or _can_be_read(part, joined.parent):
                     raise  # it is our own file that has no room
-                _note_unreadable(db, error)
+                log.warning("the recorder's file cannot be read, its readings are not published: %s", error)
+                db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
             else:
                 if half is halves[0] and not found:
                     raise FileNotFoundError("the wrapper's file is gone")  # never publish nothing over something
@@ -103,9 +115,21 @@ def join_files(
         db.close()
 
 
+def _can_be_read(half: Half, workplace: Path) -> bool:
+    """Say whether every row of a half can be read, so that an error must have had another cause."""
+    try:
+        count_rows(half, workplace, [table.name for table in TABLES])
+    except sqlite3.Error:
+        return False
+    return True
+
+
 def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
-    """Copy all there is; return whether there was a database at all."""
-    uri = half.uri(workplace)
+    """Copy all there is, in the order in which it was written; return whether there was a database at all.
+
+    Samples are copied device by device, as merge keeps them. Of a published file only the wrapper's tables are taken.
+    """
+    uri = half(workplace)
     if uri is None:
         return False
     db.execute("ATTACH ? AS live", (uri,))
@@ -113,31 +137,17 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
         if db.execute("PRAGMA live.user_version").fetchone() == (0,):
             return False  # just created: its tables come next
         with transaction(db):  # one snapshot of the live file
-            for table in (table for table in TABLES if table.name in half.tables):
-                _copy_table(db, table.name)
+            is_published = db.execute("SELECT 1 FROM live.meta WHERE key = ?", (SEAL,)).fetchone()
+            for table in (table.name for table in TABLES if not is_published or table.name in _WORK):
+                copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
+                if table == "sample":
+                    for device in db.execute("SELECT DISTINCT device_id FROM live.sample ORDER BY 1").fetchall():
+                        db.execute(f"{copy} WHERE device_id = ? ORDER BY rowid", device)
+                else:
+                    db.execute(f"{copy} ORDER BY rowid")
     finally:
         db.execute("DETACH live")
     return True
-
-
-def _copy_table(db: sqlite3.Connection, table: str) -> None:
-    """Copy the rows in the order in which they were written; samples device by device, as merge keeps them."""
-    copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
-    if table != "sample":
-        db.execute(f"{copy} ORDER BY rowid")
-        return
-    for device in db.execute("SELECT DISTINCT device_id FROM live.sample ORDER BY 1").fetchall():
-        db.execute(f"{copy} WHERE device_id = ? ORDER BY rowid", device)
-
-
-def _note_unreadable(db: sqlite3.Connection, error: sqlite3.Error) -> None:
-    log.warning("the recorder's file cannot be read, its readings are not published: %s", error)
-    db.execute(
-        """INSERT INTO gap (task_id, from_ms, to_ms, reason)
-           SELECT task_id, started_at_ms,
-                  coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task""",
-        (f"the recorder's file cannot be read: {error}",),
-    )
 
 
 # --- samples as text, for people who want no database -----------------------------------------------------------------
@@ -151,9 +161,6 @@ def write_samples(database: Path, target: Path) -> Path:
         with rows_to([column[0] for column in cursor.description], out) as write:
             write(cursor)
     return target
-
-
-log = logging.getLogger(__name__)
 
 
 # --- now and then, from a thread of its own ---------------------------------------------------------------------------
@@ -197,18 +204,16 @@ class Publisher:
             try:
                 self._size_bytes = publish(self._halves, self._target, workplace=self._workplace, closing=closing)
             except (OSError, sqlite3.Error) as error:
-                self._note_failure(error)
+                if not self._failing:  # once, not at every interval of a disk that stays full
+                    log.warning(
+                        "%s could not be published: %s; trying again at every interval", self._target.name, error
+                    )
+                self._failing = True
                 return False
         if self._failing:
             log.info("%s is published again", self._target.name)
         self._failing = False
         return True
-
-    def _note_failure(self, error: Exception) -> None:
-        """Warn once, not at every interval, of a disk that stays full."""
-        if not self._failing:
-            log.warning("%s could not be published: %s; trying again at every interval", self._target.name, error)
-        self._failing = True
 
     def stop(self) -> None:
         """End the background thread; the last publication is the caller's, by ``publish_now``."""
@@ -217,17 +222,10 @@ class Publisher:
         self._thread.join()
 
     def _loop(self) -> None:
-        _step_back()
+        with contextlib.suppress(OSError):  # a sandbox may not let us; on Linux a priority is a thread's own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._over.is_set():
             self._wake.wait(publish_interval_s(self._size_bytes, self._base_interval_s))
             self._wake.clear()
             if not self._over.is_set():
                 self.publish_now()
-
-
-def _step_back() -> None:
-    """Let everybody else go first on a busy machine: on Linux a priority is a thread's own."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    except OSError:
-        pass  # a sandbox that does not let us; then we compete

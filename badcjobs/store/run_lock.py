@@ -12,7 +12,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -30,19 +30,12 @@ def alone_in(out: Path) -> Iterator[None]:
     """Let one submit after the other look into a run folder: the second finds what the first has left."""
     if not out.is_dir():
         check_writable(out)
-    try:
-        lock = os.open(out, os.O_RDONLY)
-    except OSError:
-        yield
-        return
-    try:
-        try:
+    with ExitStack() as stack:
+        with suppress(OSError):  # a folder that is closed to us, or a filesystem without locks
+            lock = os.open(out, os.O_RDONLY)
+            stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # this filesystem has no locks
         yield
-    finally:
-        os.close(lock)
 
 
 def check_writable(out: Path) -> None:
@@ -77,25 +70,18 @@ def emulation_in(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
     path = lock_in(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a+")  # not "w": whoever holds it keeps his words
+        opened = path.open("a+")  # not "w": what its holder has written stays
     except OSError as error:
         line = shlex.join(["ls", "-ld", str(path.parent)])
         raise BadInput(f"{path} cannot be written", why=error.strerror, fix=line) from error
     with opened as file:
-        if not _take(file):
-            raise _at_work(out)
+        while not _try_lock(file, fcntl.LOCK_EX):
+            if not _try_lock(file, fcntl.LOCK_SH):  # else it was somebody who only asked, for a moment
+                raise _at_work(out)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "command": list(command)}) + "\n")
         file.flush()
         yield file
-
-
-def _take(file: IO[str]) -> bool:
-    """Lock a file alone; say whether no emulation has it. Who only asks for that has it for a moment, too."""
-    while not _try_lock(file, fcntl.LOCK_EX):
-        if not _try_lock(file, fcntl.LOCK_SH):
-            return False
-    return True
 
 
 def _try_lock(file: IO[str], kind: int) -> bool:
@@ -136,27 +122,15 @@ def emulated_command(out: Path) -> tuple[str, ...]:
 @contextmanager
 def leaving_nothing(out: Path) -> Iterator[None]:
     """Take the folders away again that were made for something that was then refused."""
-    folders = [out / "logs", RunFolder(out).tasks, out]
-    made = [folder for folder in folders if not _is_there(folder)]
+    lock = lock_in(out)
+    made = [folder for folder in (lock.parent, RunFolder(out).tasks, out) if not os.path.exists(folder)]  # noqa: PTH110
     try:
         yield
     except BaseException:
-        if made and made[0] == folders[0] and _names_in(made[0]) == {lock_in(out).name}:
-            lock_in(out).unlink()
+        with suppress(OSError):
+            if lock.parent in made and os.listdir(lock.parent) == [lock.name]:  # noqa: PTH208
+                lock.unlink()
         for folder in made:
-            try:
+            with suppress(OSError):  # not there, or not empty: something has begun
                 folder.rmdir()
-            except OSError:
-                pass  # not there, or not empty: something has begun
         raise
-
-
-def _is_there(folder: Path) -> bool:
-    try:
-        return folder.exists()
-    except OSError:  # below somebody else's folder
-        return True
-
-
-def _names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import EndTime, requested_memory_bytes
@@ -17,12 +17,10 @@ from badcjobs.model import AlertHooks, AlertLimits, Allocation, Device, MemoryHe
 from badcjobs.paths import LocalFolder
 from badcjobs.processes import TASK_MARK
 from badcjobs.store.live_files import (
-    EVERYTHING,
     LiveHalf,
-    OwnHalf,
-    Pulse,
     last_reading_ms,
     left_behind,
+    own_half,
     read_device_state,
     read_memory_peaks,
     read_pulse,
@@ -121,7 +119,7 @@ class Records:
 
     def start_publishing(self, every_s: float) -> None:
         """Publish now, so that a file is there from the beginning, and again every so many seconds."""
-        halves = (OwnHalf(self.writer.snapshot), self._readings)
+        halves = (own_half(self.writer.snapshot), self._readings.uri)
         self._publisher = Publisher(halves, self._target, base_interval_s=every_s, workplace=self.local.path)
         self._publisher.start()
 
@@ -217,7 +215,7 @@ class Records:
         """Return the URI under which the newest readings can be read now; None: there are none."""
         return self._readings.uri_at_hand()
 
-    def pulse(self, last_s: float) -> Pulse:
+    def pulse(self, last_s: float) -> tuple[float | None, float | None, float | None]:
         """Return the mean load of the machine and its devices lately."""
         return read_pulse(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
@@ -282,8 +280,6 @@ class RecorderHalf:
     cleaned up: then the file has no name any more, but the recorder still has it open.
     """
 
-    tables: ClassVar[Collection[str]] = EVERYTHING
-
     def __init__(self, local: LocalFolder, target: Path, *, shared: bool) -> None:
         self.recorder: Sidecar | None = None  # None: it was not started yet
         self._local = local
@@ -310,8 +306,8 @@ class RecorderHalf:
     def _at_hand(self, workplace: Path) -> str | None:
         writes_on = self.recorder is not None and not self.recorder.over
         if self._is_tidied_away or (self._shared and writes_on):
-            return LiveHalf(self._snapshot, "sealed").uri(workplace)
-        return left_behind(self._local.recorder_file, shared=self._shared).uri(workplace)
+            return LiveHalf(self._snapshot, "sealed")(workplace)
+        return left_behind(self._local.recorder_file, shared=self._shared)(workplace)
 
     @property
     def refuge(self) -> Path | None:

@@ -20,7 +20,7 @@ from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.store.filesystem import Filesystem
-from badcjobs.store.live_files import LiveHalf, OwnHalf, left_behind, work_left_behind
+from badcjobs.store.live_files import LiveHalf, left_behind, own_half, work_left_behind
 from badcjobs.store.live_folder import LiveFolder, choose_live_folder
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
@@ -217,7 +217,7 @@ def test_the_halves_of_the_safe_mode_are_joined_without_opening_a_live_file(tmp_
         )
         with recorder.batch():
             recorder.write_tick(START_MS, [(1, READING)], HostReading(1.0, 2, 3))
-        halves = [OwnHalf(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")]
+        halves = [own_half(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")]
         publish(halves, target, workplace=tmp_path)
         assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 0)]
         recorder.snapshot(tmp_path / "snapshot.sqlite")
@@ -247,10 +247,10 @@ def test_what_was_published_from_memory_is_not_replaced_by_the_older_file_of_a_d
             if number == 0:
                 wrapper.snapshot(tmp_path / "stale.sqlite")
                 assert work_left_behind(file, target, shared=shared) == left_behind(file, shared=shared)
-        publish([OwnHalf(wrapper.snapshot)], target, workplace=tmp_path)
+        publish([own_half(wrapper.snapshot)], target, workplace=tmp_path)
     assert work_left_behind(file, target, shared=shared) == left_behind(file, shared=shared), "they are equal"
     stale = work_left_behind(tmp_path / "stale.sqlite", target, shared=shared)
-    assert stale == LiveHalf(target, "published")
+    assert stale == LiveHalf(target, "sealed")
     with closing(TelemetryWriter(tmp_path / "recorder.sqlite", KEY.task_id, shared=shared)) as recorder:
         recorder.write_tick(START_MS, [(1, READING)], None)
     for _ in range(2):  # nothing is doubled, however often
@@ -281,7 +281,7 @@ def test_a_publication_delays_no_tick(tmp_path: Path, target: Path, shared: bool
                 if shared:
                     writer.snapshot(tmp_path / "snapshot.sqlite")
                     publish(
-                        [OwnHalf(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")],
+                        [own_half(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")],
                         target,
                         workplace=tmp_path,
                     )

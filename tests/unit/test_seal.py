@@ -10,7 +10,7 @@ import pytest
 from support.databases import query, seal_is_broken
 from support.task_files import TaskFile
 
-from badcjobs.store.atomic_write import Checksum, read_checksum, read_stated
+from badcjobs.store.atomic_write import checksum, read_checksum, read_stated
 from badcjobs.store.schema import TABLES
 
 
@@ -61,9 +61,7 @@ def test_a_file_without_a_seal_is_not_called_broken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [1, 2, 7, 17, 18, 19, 1000])
 def test_the_checksum_does_not_depend_on_the_size_of_the_blocks(block: int) -> None:
     data = b"x" * 25 + b"sealcrc32:0a1b2c3d" + b"y" * 40
-    whole, parts = Checksum(), Checksum()
-    whole.feed(data)
-    for at in range(0, len(data), block):
-        parts.feed(data[at : at + block])
-    assert parts.digits() == whole.digits()
-    assert (parts.stated, parts.seal_at) == (b"0a1b2c3d", 35)
+    seal_at, stated, whole = checksum([data])
+    parts = [data[at : at + block] for at in range(0, len(data), block)]
+    assert checksum(parts) == (seal_at, stated, whole)
+    assert (stated, seal_at) == ("0a1b2c3d", 35)
