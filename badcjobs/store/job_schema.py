@@ -9,7 +9,7 @@ from pathlib import Path
 
 from badcjobs import __version__
 from badcjobs.store.connect import file_uri, with_tool
-from badcjobs.store.schema import TABLE_BY_NAME, TABLES, Column, TableDef, ddl_script
+from badcjobs.store.schema import TABLE_BY_NAME, TABLES, Column, ddl_script, define_table
 
 _COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
 
@@ -258,31 +258,27 @@ SORT_CACHE_KIB = 32_000
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 
 ADDED_TABLES = (
-    TableDef(
+    define_table(
         "source_file",
         "What merge found: one row per file, read or not.",
-        (
-            Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
-            Column("task_id", "INTEGER REFERENCES task (task_id)", "the task in it; NULL: none of its rows are here"),
-            Column("status", "TEXT NOT NULL", "merged, recovered, salvaged, copy, kept or skipped"),
-            Column("reason", "TEXT", "why it was not simply merged"),
-            Column("size_bytes", "INTEGER", "its size when it was read"),
-            Column("mtime_ns", "INTEGER", "its time when it was read"),
-            Column("rows", "INTEGER", "how many rows of it are here"),
-            Column("rows_lost", "INTEGER", "how many are known to be lost; NULL: nobody knows"),
-            Column("last_sign_ms", "INTEGER", "the latest time in it"),
-            Column("checksum", "TEXT", "of its bytes, as sealed; NULL: it had no seal"),
-        ),
+        Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
+        Column("task_id", "INTEGER REFERENCES task (task_id)", "the task in it; NULL: none of its rows are here"),
+        Column("status", "TEXT NOT NULL", "merged, recovered, salvaged, copy, kept or skipped"),
+        Column("reason", "TEXT", "why it was not simply merged"),
+        Column("size_bytes", "INTEGER", "its size when it was read"),
+        Column("mtime_ns", "INTEGER", "its time when it was read"),
+        Column("rows", "INTEGER", "how many rows of it are here"),
+        Column("rows_lost", "INTEGER", "how many are known to be lost; NULL: nobody knows"),
+        Column("last_sign_ms", "INTEGER", "the latest time in it"),
+        Column("checksum", "TEXT", "of its bytes, as sealed; NULL: it had no seal"),
         key="path",
     ),
-    TableDef(
+    define_table(
         "task_meta",
         "What `meta` says in each task's own file: the settings it ran with, its environment, where it wrote.",
-        (
-            Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "task.task_id"),
-            Column("key", "TEXT NOT NULL", "name"),
-            Column("value", "TEXT", "value; structured ones are JSON"),
-        ),
+        Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "task.task_id"),
+        Column("key", "TEXT NOT NULL", "name"),
+        Column("value", "TEXT", "value; structured ones are JSON"),
         key="task_id, key",
     ),
     replace(
