@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 _Facts = TypeVar("_Facts")
+# What people call a chunk, as an SQL expression.
+CHUNK_NAME = "CASE WHEN recording_id = chunk_id THEN '' ELSE recording_id || '/' END || chunk_id"
 _OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 
 

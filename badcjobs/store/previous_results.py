@@ -10,36 +10,6 @@ from pathlib import Path
 
 from badcjobs.store.connect import complain_about, open_job_database, open_sealed, published_uri
 
-# A checksum, where both sides have one, outlives a move or a copy without its times; else path and time must agree. A
-# path may be written in another way, or begin elsewhere, not both. Without a fingerprint it counts as the same.
-_SAME = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
-        o.audio_bytes = c.audio_bytes AND o.start_ms = c.start_ms AND o.end_ms IS c.end_ms
-        AND CASE WHEN o.audio_sha256 IS NOT NULL AND c.audio_sha256 IS NOT NULL THEN o.audio_sha256 = c.audio_sha256
-            ELSE o.audio_mtime_ns = c.audio_mtime_ns
-                AND (o.source_path = c.source_path OR o.audio_path = c.audio_path) END))"""
-# A chunk that failed in one database may be done in the next, so those that are skipped with an error count as open.
-_SETTLED = f"""
-    SELECT c.rowid, o.status, CASE WHEN o.status != 'done' THEN coalesce(o.error_class, 'unknown') END,
-           CASE WHEN o.status != 'done' THEN o.error END, {_SAME}
-    FROM main.chunk c CROSS JOIN other.chunk o ON o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id
-    WHERE c.rowid > ? AND (c.status = 'pending' OR c.error_class IS NOT NULL)
-        AND (o.status = 'done' OR ? AND o.status IN ('failed', 'poison'))
-    ORDER BY c.rowid LIMIT 10000"""
-
-
-def find_settled(
-    db: sqlite3.Connection, *, failed_too: bool
-) -> Iterator[list[tuple[int, str, str | None, str | None, int]]]:
-    """Yield, in batches, our open chunks that the database attached as ``other`` knows as done (or as failed).
-
-    Each by its row here, with its status there, class and text of what went wrong there, and whether it is the same
-    audio.
-    """
-    last = 0
-    while rows := db.execute(_SETTLED, (last, failed_too)).fetchall():
-        last = rows[-1][0]
-        yield rows
-
 
 def merged_files(job_database: Path) -> set[str]:
     """Return the names of the task databases that job.sqlite holds already; none if it cannot be read.

@@ -17,6 +17,7 @@ from typing import Any
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, Reading, silent_after_s
 from badcjobs.store.connect import (
+    CHUNK_NAME,
     complain_about,
     grouped,
     is_job_database,
@@ -37,9 +38,8 @@ _COUNTS = """
     SELECT {by}, status || CASE WHEN status = 'skipped' AND error_class IS NOT NULL THEN ' with an error' ELSE '' END,
            count(*), total(audio_s)
     FROM chunk GROUP BY 1, 2"""
-_UNDER_WAY = """
-    SELECT task_id, device_id, CASE WHEN recording_id = chunk_id THEN '' ELSE recording_id || '/' END || chunk_id
-    FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
+_UNDER_WAY = f"""
+    SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _SETTINGS = "SELECT NULL, value FROM meta WHERE key = 'settings'"  # those of the only task
 _SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _LAST_ATTEMPT = "SELECT max(coalesce(ended_at_ms, started_at_ms)) FROM attempt WHERE task_id = ?"

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import (
@@ -25,9 +26,9 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.store.connect import published_uri, transaction
+from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, transaction
 from badcjobs.store.live_files import PatientDatabase
-from badcjobs.store.previous_results import complaint, find_settled
+from badcjobs.store.previous_results import complaint
 from badcjobs.store.schema import insert_sql
 
 # Chunks of one recording mostly come one after the other; where they do not, the first has told enough.
@@ -60,6 +61,29 @@ _FILL = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
                        audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status, attempts)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
+
+
+# A checksum, where both sides have one, outlives a move or a copy without its times; else path and time must agree. A
+# path may be written in another way, or begin elsewhere, not both. Without a fingerprint it counts as the same.
+_SAME = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
+        o.audio_bytes = c.audio_bytes AND o.start_ms = c.start_ms AND o.end_ms IS c.end_ms
+        AND CASE WHEN o.audio_sha256 IS NOT NULL AND c.audio_sha256 IS NOT NULL THEN o.audio_sha256 = c.audio_sha256
+            ELSE o.audio_mtime_ns = c.audio_mtime_ns
+                AND (o.source_path = c.source_path OR o.audio_path = c.audio_path) END))"""
+# Our open chunks that the database attached as ``other`` knows as done (or as failed): row here, status there, class
+# and text of what went wrong there, whether it is the same audio. A chunk that failed in one database may be done in
+# the next, so those that are skipped with an error count as open.
+_SETTLED = f"""
+    SELECT c.rowid, o.status, CASE WHEN o.status != 'done' THEN coalesce(o.error_class, 'unknown') END,
+           CASE WHEN o.status != 'done' THEN o.error END, {_SAME}
+    FROM main.chunk c CROSS JOIN other.chunk o ON o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id
+    WHERE c.rowid > ? AND (c.status = 'pending' OR c.error_class IS NOT NULL)
+        AND (o.status = 'done' OR ? AND o.status IN ('failed', 'poison'))
+    ORDER BY c.rowid LIMIT 10000"""
+
+
+def _unreadable(database: Path, trouble: str) -> DatabaseProblem:
+    return DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
 
 
 class TaskWriter:
@@ -101,17 +125,10 @@ class TaskWriter:
         )  # fmt: skip
         self.write_meta({"environment": json.dumps(dict(allocation.facts))})
 
-    def set_shard(self, index: int, count: int) -> None:
-        """Write which part of the source is ours."""
-        self._write("UPDATE task SET shard_index = ?, shard_count = ?", (index, count))
-
-    def set_plan(self, *, devices: int, workers: int) -> None:
-        """Write with how many devices and workers we go at it."""
-        self._write("UPDATE task SET devices = ?, workers = ?", (devices, workers))
-
-    def end_task(self, *, ended_at_ms: int, exit_code: int, verdict: str) -> None:
-        """Write how it ended."""
-        self._write("UPDATE task SET ended_at_ms = ?, exit_code = ?, verdict = ?", (ended_at_ms, exit_code, verdict))
+    def update_task(self, **values: object) -> None:
+        """Write what is known of the task by now: its part of the source, its plan, its end."""
+        changes = ", ".join(f"{name} = ?" for name in values)
+        self._write(f"UPDATE task SET {changes}", tuple(values.values()))
 
     def write_meta(self, values: Mapping[str, str]) -> None:
         """Write facts about this file."""
@@ -206,27 +223,23 @@ class TaskWriter:
         is open again for the next database, which may know the chunk as done.
         """
         trouble = complaint(database)
-        if trouble is None:
-            try:
-                return self._skip_done_in(database, failed_too=not retry_failed)
-            except sqlite3.Error as error:
-                trouble = str(error)
-        raise DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
-
-    def _skip_done_in(self, database: Path, *, failed_too: bool) -> int:
-        db = self._db.now  # should the disk refuse in between, this one still reads both
-        db.execute("ATTACH ? AS other", (published_uri(database),))
-        skipped = 0
+        if trouble is not None:
+            raise _unreadable(database, trouble)
+        db, skipped, last = self._db.now, 0, 0  # should the disk refuse in between, this one still reads both
         try:
-            for found in find_settled(db, failed_too=failed_too):
-                same = [(error_class, error, row) for row, _, error_class, error, is_same in found if is_same]
-                sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
-                self._write_many(sql, same)
-                self._changed |= {row for row, status, _, _, is_same in found if status == "done" and not is_same}
-                self._changed -= {row for _, _, row in same}
-                skipped += len(same)
-        finally:
-            db.execute("DETACH other")
+            db.execute("ATTACH ? AS other", (published_uri(database),))
+            try:
+                while found := db.execute(_SETTLED, (last, not retry_failed)).fetchall():
+                    same = [(error_class, error, row) for row, _, error_class, error, is_same in found if is_same]
+                    sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
+                    self._write_many(sql, same)
+                    self._changed |= {row for row, status, _, _, is_same in found if status == "done" and not is_same}
+                    self._changed -= {row for _, _, row in same}
+                    skipped, last = skipped + len(same), found[-1][0]
+            finally:
+                db.execute("DETACH other")
+        except sqlite3.Error as error:
+            raise _unreadable(database, str(error)) from error
         return skipped
 
     @property
@@ -236,9 +249,7 @@ class TaskWriter:
 
     def count_failed_before(self) -> int:
         """Return how many chunks are skipped because they failed in an earlier task."""
-        sql = "SELECT count(*) FROM chunk WHERE status = 'skipped' AND error_class IS NOT NULL"
-        (many,) = self._db.now.execute(sql).fetchone()
-        return int(many)
+        return int(self._value("SELECT count(*) FROM chunk WHERE status = 'skipped' AND error_class IS NOT NULL"))
 
     def next_pending(self, limit: int) -> list[Chunk]:
         """Return the next chunks to do, in source order; each is returned once."""
@@ -258,20 +269,18 @@ class TaskWriter:
 
     def count_retrying(self) -> int:
         """Return how many chunks have failed, or were lost, and are not settled."""
-        sql = "SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"
-        return int(self._db.now.execute(sql).fetchone()[0])
+        return int(self._value("SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"))
 
     def start_up_s(self) -> float | None:
         """Return how long the task was there before it began its first chunk; None: it has begun none."""
-        sql = """SELECT (a.started_at_ms - t.started_at_ms) / 1000.0 FROM attempt a JOIN task t USING (task_id)
-                 WHERE a.task_id = ? AND a.attempt_id = 1"""
-        found = self._db.now.execute(sql, (self.task_id,)).fetchone()
-        return None if found is None else max(0.0, found[0])
+        sql = """SELECT max(0.0, (min(a.started_at_ms) - t.started_at_ms) / 1000.0) FROM attempt a
+                 JOIN task t USING (task_id) WHERE a.task_id = ? AND a.attempt_id = 1"""
+        seconds = self._value(sql, self.task_id)
+        return None if seconds is None else float(seconds)
 
     def audio_done_s(self) -> float:
         """Return the seconds of audio analysed by this task so far."""
-        (seconds,) = self._db.now.execute("SELECT total(audio_s) FROM chunk WHERE status = 'done'").fetchone()
-        return float(seconds)
+        return float(self._value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"))
 
     def done_by_device(self) -> dict[int | None, tuple[int, float]]:
         """Return how many chunks, and seconds of audio, each device has done; None: the CPU."""
@@ -280,13 +289,9 @@ class TaskWriter:
 
     def under_way(self) -> dict[int | None, list[str]]:
         """Return what each device is working on; None: the CPU."""
-        found: dict[int | None, list[str]] = {}
-        sql = """SELECT device_id, recording_id, chunk_id FROM attempt
-                 WHERE task_id = ? AND ended_at_ms IS NULL ORDER BY attempt_id"""
-        for device_id, recording_id, chunk_id in self._db.now.execute(sql, (self.task_id,)):
-            name = recording_id if recording_id == chunk_id else f"{recording_id}/{chunk_id}"
-            found.setdefault(device_id, []).append(name)
-        return found
+        sql = f"""SELECT device_id, {CHUNK_NAME} FROM attempt
+                  WHERE task_id = ? AND ended_at_ms IS NULL ORDER BY attempt_id"""
+        return grouped(self._db.now.execute(sql, (self.task_id,)))
 
     def recent_work(self, limit: int) -> list[tuple[int | None, float | None, float]]:
         """Return device, seconds of audio and seconds of work of the chunks that were done last."""
@@ -390,6 +395,9 @@ class TaskWriter:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def _value(self, sql: str, *values: object) -> Any:
+        return self._db.now.execute(sql, values).fetchone()[0]
 
     def _insert(self, table: str, **values: object) -> None:
         names, marks = ", ".join(values), ", ".join("?" * len(values))

@@ -102,7 +102,7 @@ def start_recording(
     )
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
-    records.writer.set_plan(devices=len(grant.devices), workers=0)
+    records.writer.update_task(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
     records.start_recorder(grant.devices, options, wait_s=_FIRST_SAMPLE_PATIENCE_S)
     return records, grant.devices

@@ -238,7 +238,7 @@ class Records:
         ended_at_ms = self._world.clock.now_ms()
         end: dict[str, Any] = {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
         with _warned("the end of the task"):  # the publication has it, too
-            self.writer.end_task(**end)
+            self.writer.update_task(**end)
         published = self._publisher is not None and self._publisher.publish_now(end)
         if self._sidecar is not None:
             self._sidecar.release(_SIDECAR_PATIENCE_S)

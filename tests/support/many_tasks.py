@@ -52,7 +52,7 @@ def _write_work(writer: TaskWriter, chance: random.Random, seconds: int, many: i
     writer.begin_task(allocation, started_at_ms=START_MS, pid=42, version="0.1.0", engine="demo", telemetry=True)
     devices = [make_device(index) for index in range(DEVICES)]
     writer.add_devices(devices)
-    writer.set_plan(devices=DEVICES, workers=1)
+    writer.update_task(devices=DEVICES, workers=1)
     chunks = [
         Chunk(f"site{n // 24:03d}", f"c{n:05d}", f"site/{n:05d}.wav", f"/scratch/lab/audio/site/{n:05d}.wav", 0, 30_000)
         for n in range(many)
@@ -72,7 +72,7 @@ def _write_work(writer: TaskWriter, chance: random.Random, seconds: int, many: i
         writer.attempt_ended(
             result, status="done", try_number=1, worker_id=lives[number % DEVICES], device_id=device_id
         )
-    writer.end_task(ended_at_ms=START_MS + seconds * 1000, exit_code=0, verdict="done")
+    writer.update_task(ended_at_ms=START_MS + seconds * 1000, exit_code=0, verdict="done")
 
 
 def _reading(chance: random.Random, energy_j: list[float], device: int, second: int) -> Reading:

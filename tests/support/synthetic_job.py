@@ -251,7 +251,7 @@ def _write_work(
     writer.write_meta({"settings": json.dumps(settings)})
     devices = [_device(index) for index in range(DEVICES)]
     writer.add_devices(devices)
-    writer.set_plan(devices=DEVICES, workers=DEVICES)
+    writer.update_task(devices=DEVICES, workers=DEVICES)
     writer.fill(chunks, lambda rows: None)
     ids = [writer.device_id(device) for device in devices]
     lives = [
@@ -278,7 +278,7 @@ def _write_work(
                 if shape.lost_at_s is None or life != lives[2]:
                     writer.worker_ended(life, exit_code=0, at_ms=START_MS + lasted_ms - 3000)
             code = 1 if shape.poison else 0
-            writer.end_task(ended_at_ms=START_MS + lasted_ms, exit_code=code, verdict="failed" if code else "done")
+            writer.update_task(ended_at_ms=START_MS + lasted_ms, exit_code=code, verdict="failed" if code else "done")
     return ids
 
 

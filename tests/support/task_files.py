@@ -84,10 +84,10 @@ class TaskFile:
             telemetry=self.telemetry,
         )
         writer.add_devices(self._granted)
-        writer.set_plan(devices=self.devices, workers=self.devices)
+        writer.update_task(devices=self.devices, workers=self.devices)
         writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
         if self.shard is not None:
-            writer.set_shard(*self.shard)
+            writer.update_task(shard_index=self.shard[0], shard_count=self.shard[1])
         device_id = next((writer.device_id(device) for device in self._granted), None)
         worker_id = writer.worker_started(device_id=device_id, pid=7, engine="demo", at_ms=self.started_at_ms)
         for name, state in self.states.items():
@@ -98,7 +98,7 @@ class TaskFile:
                 result = self._result(name, state)
                 writer.attempt_ended(result, status=state, try_number=1, worker_id=worker_id, device_id=device_id)
         if self.ended_at_ms is not None:
-            writer.end_task(ended_at_ms=self.ended_at_ms, exit_code=0, verdict=self.verdict)
+            writer.update_task(ended_at_ms=self.ended_at_ms, exit_code=0, verdict=self.verdict)
 
     def _result(self, name: str, state: str) -> ChunkResult:
         times = (self.chunk_ended_at_ms - 1000, self.chunk_ended_at_ms)

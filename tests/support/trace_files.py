@@ -105,7 +105,7 @@ class TraceWriter:
         workers_per_gpu = str(story.workers)
         writer.write_meta({"settings": json.dumps({"workers_per_gpu": workers_per_gpu, **story.settings})})
         writer.add_devices(self._devices())
-        writer.set_plan(devices=story.devices, workers=len(self._play.places))
+        writer.update_task(devices=story.devices, workers=len(self._play.places))
         writer.fill([self._chunk(number) for number in range(len(story.chunks))], lambda rows: None)
         return [writer.device_id(device) for device in self._devices()]
 
@@ -130,7 +130,7 @@ class TraceWriter:
             writer.add_decision(kind, subject, value, reason, self._at(60))
         if story.killed_s is None and story.under_way_s is None:
             verdict = "stopped" if story.stopped_s else "failed" if story.hopeless else "done"
-            writer.end_task(ended_at_ms=self._at(play.end_s), exit_code=0, verdict=verdict)
+            writer.update_task(ended_at_ms=self._at(play.end_s), exit_code=0, verdict=verdict)
 
     def _write_attempt(self, writer: TaskWriter, attempt: Attempt, worker_id: int, device_id: int | None) -> None:
         chunk, begin_ms = self._chunk(attempt.chunk), self._at(attempt.start_s)

@@ -28,7 +28,7 @@ def publish_task(run: Path, *, verdict: str | None = None, worker_died: bool = F
         allocation = Allocation(True, "4821", "gpu1", array_index=0)
         writer.begin_task(allocation, started_at_ms=START_MS, pid=1, version="1", engine="demo", telemetry=True)
         writer.add_devices([device])
-        writer.set_plan(devices=1, workers=1)
+        writer.update_task(devices=1, workers=1)
         writer.fill([make_chunk("a"), make_chunk("b")], lambda rows: None)
         on = writer.device_id(device)
         worker = writer.worker_started(device_id=on, pid=7, engine="demo", at_ms=START_MS + 1000)

@@ -183,7 +183,7 @@ def test_closing_fills_what_a_killed_wrapper_left_open(live: LiveFiles, target: 
 
 
 def test_closing_never_overwrites_what_the_wrapper_said(live: LiveFiles, target: Path) -> None:
-    live.wrapper.end_task(ended_at_ms=START_MS + 5, exit_code=0, verdict="done")
+    live.wrapper.update_task(ended_at_ms=START_MS + 5, exit_code=0, verdict="done")
     publish(live.paths, target, closing={"ended_at_ms": START_MS + 7, "verdict": "killed"})
     assert query(target, "SELECT ended_at_ms, verdict, exit_code FROM task") == [(START_MS + 5, "done", 0)]
 

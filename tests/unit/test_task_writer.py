@@ -82,9 +82,9 @@ def test_what_was_asked_of_slurm_is_written_where_it_is_known(writer: TaskWriter
 
 def test_shard_plan_and_end_are_written_as_they_become_known(writer: TaskWriter) -> None:
     begin(writer)
-    writer.set_shard(3, 8)
-    writer.set_plan(devices=4, workers=2)
-    writer.end_task(ended_at_ms=START_MS + 9, exit_code=75, verdict="stopped")
+    writer.update_task(shard_index=3, shard_count=8)
+    writer.update_task(devices=4, workers=2)
+    writer.update_task(ended_at_ms=START_MS + 9, exit_code=75, verdict="stopped")
     columns = "shard_index, shard_count, devices, workers, ended_at_ms, exit_code, verdict"
     assert query(writer.path, f"SELECT {columns} FROM task") == [(3, 8, 4, 2, START_MS + 9, 75, "stopped")]
 
