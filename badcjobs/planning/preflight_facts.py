@@ -29,7 +29,7 @@ from badcjobs.seams import Clock, Unanswered
 from badcjobs.sources.mistakes import SHOWN, Remarks, shown
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import WHOLE, SeenKeys
-from badcjobs.store.filesystem import read_filesystem
+from badcjobs.store.connect import read_filesystem
 
 _PATIENCE_S = 30.0
 _COARSE_MS = 20  # the kernel stamps files with a clock that ticks a hundred times a second

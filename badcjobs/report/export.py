@@ -18,13 +18,14 @@ from badcjobs.report.job import find_job_database
 from badcjobs.sources.recording_names import NameReader, area_line, gap_lines
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
-from badcjobs.store.export_formats import Write, batch_size, require_pyarrow, rows_written_to
 from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,
     Heard,
     Wanted,
     Window,
+    Write,
+    batch_size,
     check_columns,
     check_tables,
     column_types,
@@ -32,6 +33,8 @@ from badcjobs.store.export_tables import (
     in_batches,
     list_tables,
     open_for_export,
+    require_pyarrow,
+    rows_written_to,
     select,
 )
 

@@ -1,24 +1,83 @@
-"""Opens SQLite files: the live ones of a task that runs, the sealed ones that are published, and the job database."""
+"""Opens SQLite files: live, sealed, and the job database; by the filesystem they lie on, where that matters."""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
-from badcjobs.store.filesystem import read_filesystem
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
+# --- where files lie --------------------------------------------------------------------------------------------------
+# Only what is known to be local counts as local: on a filesystem that several machines see, a lock may be invisible to
+# the next machine, and a live database is then destroyed by whatever opens it there.
+
+_MOUNTINFO = Path("/proc/self/mountinfo")
+UNKNOWN = "unknown"
+
+LOCAL = frozenset({
+    "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "reiserfs", "rootfs",
+    "tmpfs", "ufs", "vfat", "xfs", "zfs", "fuse.fuse-overlayfs",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Filesystem:
+    """What a folder lies on."""
+
+    kind: str  # as in /proc/self/mountinfo; "unknown": the system did not say
+    mount: str = ""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other machines may see it; so an unknown one is treated."""
+        return self.kind not in LOCAL
+
+    @property
+    def words(self) -> str:
+        """The filesystem and what is thought of it, for the log."""
+        return f"{self.kind}, {'treated as shared' if self.shared else 'local'}"
+
+
+def read_filesystem(folder: Path) -> Filesystem:
+    """Ask this machine what a folder lies on; the folder need not exist yet."""
+    try:
+        text = _MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+        return parse_mountinfo(text, str(folder.resolve()))
+    except (OSError, RuntimeError):  # no /proc; a loop of links
+        return Filesystem(UNKNOWN)
+
+
+def parse_mountinfo(text: str, path: str) -> Filesystem:
+    """Find the mount that a resolved absolute path lies on, in the text of /proc/self/mountinfo.
+
+    The longest mount point wins; of several mounts on one point the last does, for it hides the others.
+    """
+    best = Filesystem(UNKNOWN)
+    for line in text.splitlines():
+        before, found, after = line.partition(" - ")  # a lone hyphen ends the optional fields before the type
+        fields = before.split(" ")
+        if not found or len(fields) < 6:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])  # blanks, backslashes
+        if PurePosixPath(path).is_relative_to(mount) and len(mount) >= len(best.mount):
+            best = Filesystem(after.split(" ")[0], mount)
+    return best
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 _Facts = TypeVar("_Facts")

@@ -14,8 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_formats import as_text
-from badcjobs.store.export_tables import Window
+from badcjobs.store.export_tables import Window, as_text
 
 _LONGEST_NAME_BYTES = 240  # 255 is what filesystems take; some of it is for the ending
 

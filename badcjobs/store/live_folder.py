@@ -21,7 +21,7 @@ from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished
-from badcjobs.store.filesystem import Filesystem, read_filesystem
+from badcjobs.store.connect import Filesystem, read_filesystem
 from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind
 from badcjobs.store.publish import publish
 

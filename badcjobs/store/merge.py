@@ -2,8 +2,8 @@
 
 Files that an earlier merge has read and that have not changed since are not opened. What it had of files that are gone
 by now, or damaged, or not given this time, stays. The other parts of the story: merge_target (one merge at a time, the
-old job database and the new one), source_files (look at each file; salvage what is damaged), merge_writer (which file
-holds a task), merge_rows (its rows, and the rule for chunks that several tasks have).
+old job database and the new one), source_files (look at each file; salvage what is damaged), merge_writer (the rows of
+a task, which file they are from, and the rule for chunks that several tasks have).
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from pathlib import Path
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.store.connect import open_job_database, transaction
-from badcjobs.store.filesystem import read_filesystem
-from badcjobs.store.merge_rows import count_rows
+from badcjobs.store.connect import open_job_database, read_filesystem, transaction
 from badcjobs.store.merge_target import changed_in_place, damaged_name, drafted, look_at_old, only_merge
-from badcjobs.store.merge_writer import FileChanged, JobWriter
+from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
 from badcjobs.store.schema import DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_news, read_ends, write_ends
 from badcjobs.store.source_files import (

@@ -19,7 +19,7 @@ from pathlib import Path
 from badcjobs.model import METRICS, publish_interval_s
 from badcjobs.store.atomic_write import SEAL, move_into_place, prepare_seal
 from badcjobs.store.connect import create_tables, open_sealed, transaction, unshared_uri
-from badcjobs.store.export_formats import csv_rows, json_lines
+from badcjobs.store.export_tables import csv_rows, json_lines
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
 from badcjobs.store.schema import TABLES

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from badcjobs.model import Chunk
 from badcjobs.sources.cutter import AudioCutter, CannotCut
-from badcjobs.store.filesystem import read_filesystem
+from badcjobs.store.connect import read_filesystem
 from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stretch_of
 
 log = logging.getLogger(__name__)

@@ -51,7 +51,7 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
     """Copy the samples of a part of the files alone, by the same statements, and index them as merge does."""
     from badcjobs.store.connect import read_only_uri
     from badcjobs.store.job_schema import index_samples, open_draft
-    from badcjobs.store.merge_rows import copy_table
+    from badcjobs.store.merge_writer import copy_table
 
     files = sorted((folder / "tasks").glob("*.sqlite"), key=task_id_of)[int(part) :: ROUNDS]
     started_s = time.perf_counter()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from badcjobs.store.filesystem import LOCAL, SHARED, UNKNOWN, Filesystem, parse_mountinfo, read_filesystem
+from badcjobs.store.connect import UNKNOWN, Filesystem, parse_mountinfo, read_filesystem
 
 ROOT = "22 1 8:2 / / rw,relatime shared:1 - xfs /dev/sda2 rw,attr2,inode64,logbufs=8,noquota"
 TMP = "61 22 8:5 / /tmp rw,nosuid,nodev shared:30 - ext4 /dev/sda5 rw"
@@ -70,11 +70,9 @@ def test_a_table_that_says_nothing_is_treated_as_shared(text: str) -> None:
     assert found.shared
 
 
-def test_no_filesystem_is_both_local_and_shared_and_the_words_say_which() -> None:
-    assert not LOCAL & SHARED
+def test_only_a_filesystem_that_is_known_to_be_local_counts_as_local() -> None:
     assert Filesystem("xfs").words == "xfs, local"
-    assert Filesystem("lustre").words == "lustre, shared"
-    assert Filesystem("shinyfs").words.startswith("shinyfs, treated as shared because")
+    assert Filesystem("lustre").words == "lustre, treated as shared"
 
 
 def test_a_link_is_followed_before_its_filesystem_is_asked_for(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from support.task_files import START_MS, make_chunk
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
 from badcjobs.paths import LocalFolder
-from badcjobs.store.filesystem import Filesystem
+from badcjobs.store.connect import Filesystem
 from badcjobs.store.live_files import LiveHalf, left_behind, own_half, work_left_behind
 from badcjobs.store.live_folder import LiveFolder, choose_live_folder
 from badcjobs.store.publish import publish
