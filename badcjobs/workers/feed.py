@@ -103,26 +103,27 @@ class EngineSetup:
         known = {model: self._learned.about(model).limit for model in models}
         for model, limit in known.items():
             if limit != MemoryLimit():
-                self._decide(model, limit, "as an earlier task has learned: ")
+                self._decide(model, limit, f"as an earlier task has learned: {self._describe(limit)}")
         for model, limit in probed.items():
             lengths = ((limit.crowded_s, "done with one thread"), (limit.alone_s, "cut"))
             found = [f"what is longer than {seconds:.0f} s is {how}" for seconds, how in lengths if seconds is not None]
-            words = f"as badcjobs probe has found: {', '.join(found)}"
-            log.info("%s: %s", model, words)
-            self._decisions.put(("memory_limit", model, limit.shortest_s, words))
+            self._decide(model, limit, f"as badcjobs probe has found: {', '.join(found)}", logging.INFO)
             known[model] = known.get(model, MemoryLimit()).lower(limit)
         return known
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a limit that has fallen, for later tasks; called in a worker's thread."""
         self._learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
-        self._decide(model, limit)
+        self._decide(model, limit, self._describe(limit))
 
-    def _decide(self, model: str, limit: MemoryLimit, since: str = "") -> None:
+    @staticmethod
+    def _describe(limit: MemoryLimit) -> str:
         how = "; done with one thread" if limit.alone_s is None else " even with one thread; cut"
-        words = f"{since}{limit.shortest_s:g} s of audio ran out of memory{how} from now on"
-        log.warning("%s: %s", model, words)
-        self._decisions.put(("memory_limit", model, limit.shortest_s, words))
+        return f"{limit.shortest_s:g} s of audio ran out of memory{how} from now on"
+
+    def _decide(self, model: str, limit: MemoryLimit, reason: str, level: int = logging.WARNING) -> None:
+        log.log(level, "%s: %s", model, reason)
+        self._decisions.put(("memory_limit", model, limit.shortest_s, reason))
 
 
 class SessionFeed:
@@ -202,15 +203,20 @@ class SessionFeed:
         broke = False
         try:
             given = self._stage(batch)
-            yield from self._tell_not_given()
+            yield from self._take_not_given()
             for news in self._session.process(given, staged_more) if given else ():
                 yield self._take_back(news)
-                yield from self._tell_not_given()
-            yield from self._tell_not_given()
+                yield from self._take_not_given()
+            yield from self._take_not_given()
         except SessionBroken as broken:
             broke = True
-            yield from self._tell_not_given()
-            self._note_end(broken)
+            yield from self._take_not_given()
+            suspects = list(self._begun.values()) or [original for original, _ in self._given.values()]
+            if not broken.at_start and broken.error_class != retry.OUT_OF_MEMORY:
+                for chunk in suspects:
+                    self._limits.failed_otherwise(chunk.key)
+            elif not broken.at_start and len(suspects) == 1:  # of several it is not known which it was
+                self._ran_out(suspects[0], suspects[0].audio_s, self._way)
             raise SessionBroken(broken.error_class, self._in_words(str(broken)), at_start=broken.at_start) from broken
         finally:
             for original, _ in self._given.values():
@@ -234,7 +240,7 @@ class SessionFeed:
             staged.append(given)
         return staged
 
-    def _tell_not_given(self) -> Iterator[ChunkResult]:
+    def _take_not_given(self) -> Iterator[ChunkResult]:
         while self._not_given:
             yield self._not_given.popleft()
 
@@ -248,9 +254,11 @@ class SessionFeed:
         del self._given[original.key]
         sound = self._stager.release(original, failed=not news.ok)
         result = replace(news, chunk=original, error=error, charged=news.charged and (news.ok or sound))
-        told = self._note(result)
+        # Where a recording breaks off it was less than the chunk says.
+        lengths = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
+        result = self._note(result, min(lengths, default=None), self._way, "and cannot be cut")
         self._begun.pop(original.key, None)
-        return told
+        return result
 
     def _in_words(self, text: str) -> str:
         """Name files as people know them."""
@@ -261,39 +269,25 @@ class SessionFeed:
 
     # --- the device's memory --------------------------------------------------------------------------------------
 
-    def _note(self, result: ChunkResult) -> ChunkResult:
+    def _note(self, result: ChunkResult, audio_s: float | None, way: Way, smallest: str) -> ChunkResult:
+        """Note what fitted and what did not; say so where a chunk can be done in no way at all."""
+        key = result.chunk.key
         if result.ok:
-            lengths = [audio_s for audio_s in (result.audio_s, result.chunk.audio_s) if audio_s is not None]
-            audio_s = min(lengths, default=None)  # where a recording breaks off it was less than the chunk says
-            self._limits.came_through(self._model, result.chunk.key, audio_s, self._way)
-        elif result.error_class == retry.OUT_OF_MEMORY and result.charged:
-            self._note_ran_out(result.chunk)
-            return self._explain_no_way(result, "and cannot be cut")
+            self._limits.came_through(self._model, key, audio_s, way)
+        elif result.error_class != retry.OUT_OF_MEMORY or not result.charged:
+            self._limits.failed_otherwise(key)
         else:
-            self._limits.failed_otherwise(result.chunk.key)
+            self._ran_out(result.chunk, audio_s, way)
+            if not self._limits.ways_left(key):
+                why = f"it does not fit into the device's memory even alone, {smallest}"
+                return replace(result, error=f"{result.error}\n{why}")
         return result
 
-    def _note_end(self, broken: SessionBroken) -> None:
-        suspects = list(self._begun.values()) or [original for original, _ in self._given.values()]
-        if broken.at_start:
-            return
-        if broken.error_class != retry.OUT_OF_MEMORY:
-            for chunk in suspects:
-                self._limits.failed_otherwise(chunk.key)
-        elif len(suspects) == 1:  # of several it is not known which it was
-            self._note_ran_out(suspects[0])
-
-    def _note_ran_out(self, chunk: Chunk) -> None:
+    def _ran_out(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
         """Note it; with others in progress it was the longest of them all that was too much."""
-        audio_s = chunk.audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
+        audio_s = audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
         lengths = [other.audio_s for other in self._begun.values() if other.audio_s is not None]
-        self._limits.ran_out(self._model, chunk.key, audio_s, self._way, beside_s=max(lengths, default=None))
-
-    def _explain_no_way(self, result: ChunkResult, how: str) -> ChunkResult:
-        """Say so where a chunk can be done in no way at all."""
-        if self._limits.ways_left(result.chunk.key):
-            return result
-        return replace(result, error=f"{result.error}\nit does not fit into the device's memory even alone, {how}")
+        self._limits.ran_out(self._model, chunk.key, audio_s, way, beside_s=max(lengths, default=None))
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
@@ -306,12 +300,13 @@ class SessionFeed:
                         self._in_pieces = True
                     yield news
                 else:
-                    yield self._note_pieces(news, run, way)
+                    smallest = f"in pieces of {run.stretch.length_s:.0f} s, and is not cut any smaller"
+                    yield self._note(news, audio_s, way, smallest)
         except SessionBroken as broken:
             if broken.error_class != retry.OUT_OF_MEMORY:
                 self._limits.failed_otherwise(chunk.key)
             elif not broken.at_start:
-                self._limits.ran_out(self._model, chunk.key, audio_s, way)
+                self._ran_out(chunk, audio_s, way)
             at_start = broken.at_start and run.begun_at_ms is None  # between two pieces it is no start of the chunk
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
@@ -322,18 +317,6 @@ class SessionFeed:
                     self._session.interrupt()
         if run.problem is not None:
             yield from self._process_uncut(run, run.problem)
-
-    def _note_pieces(self, result: ChunkResult, run: PieceRun, way: Way) -> ChunkResult:
-        key = result.chunk.key
-        if result.ok:
-            self._limits.came_through(self._model, key, run.audio_s, way)
-        elif result.error_class == retry.OUT_OF_MEMORY:
-            self._limits.ran_out(self._model, key, run.audio_s, way)
-            how = f"in pieces of {run.stretch.length_s:.0f} s, and is not cut any smaller"
-            return self._explain_no_way(result, how)
-        else:
-            self._limits.failed_otherwise(key)
-        return result
 
     def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[News]:
         """Let the engine judge audio that cannot be cut; if it has done so already, the chunk fails."""
