@@ -41,17 +41,24 @@ def record(
     from badcjobs.cli.targets import Target, refuse_data
     from badcjobs.cli.world import read_world
     from badcjobs.settings import stand_in
-    from badcjobs.task.record_command import RecordSettings, read_alert_settings, run_record
+    from badcjobs.task.record_command import read_alert_settings, run_record
+    from badcjobs.task.records import RecordingOptions
 
     log_to_stderr(quiet=True)
     if overwrite:
         refuse_data([Target("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
     world = read_world()
-    settings = RecordSettings(
-        out, interval, duration, tuple(command or ()), stand_in(world.cwd, simulate, simulate_script, replay),
-        overwrite, live_mode, *read_alert_settings(config),
-    )  # fmt: skip
-    end = run_record(settings, world, remark)  # the log, kept to warnings, tells only of their begin
+    limits, hooks = read_alert_settings(config)
+    options = RecordingOptions(
+        interval,
+        stand_in(world.cwd, simulate, simulate_script, replay),
+        limits,
+        lambda alert: remark(alert.words) if alert.over else None,  # the log, kept to warnings, has only their begin
+        hooks,
+    )
+    end = run_record(
+        out, options, world, command=command or (), duration_s=duration, overwrite=overwrite, live_mode=live_mode
+    )
     if json_wanted:
         print_json(asdict(end))
     else:

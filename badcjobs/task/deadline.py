@@ -82,7 +82,7 @@ class Deadline:
         return self._stop_at_s - self._clock.monotonic_s()
 
     def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work that takes ``expected_s`` would end in time; None: nobody knows, so any time will do."""
+        """Say whether work that takes ``expected_s`` would end in time; None: not known, so any time will do."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0
         return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
@@ -92,23 +92,29 @@ class Rates:
     """How slow chunks are, from those finished last: of 100 like them 95 are quicker than what this predicts."""
 
     def __init__(self, work: Iterable[Work] = ()) -> None:
-        self._work = list(work)
+        work = list(work)
         self._by_device: dict[int | None, tuple[float | None, float | None]] = {}
-        for device_id in {device_id for device_id, _, _ in self._work}:
-            self._by_device[device_id] = _slowest([one for one in self._work if one[0] == device_id])
-        self._anywhere = _slowest(self._work)
+        for device_id in {device_id for device_id, _, _ in work}:
+            self._by_device[device_id] = _slowest([one for one in work if one[0] == device_id])
+        self._anywhere = _slowest(work)
 
     def expected_s(self, device_id: int | None, audio_s: float | None) -> float | None:
-        """Return how long a chunk would take on a device, or on any if it has finished none; None: nobody knows."""
+        """Return how long a chunk would take on a device, or on any if it has finished none; None: not known."""
         per_audio_s, per_chunk_s = self._by_device.get(device_id, self._anywhere)
         return per_chunk_s if audio_s is None or per_audio_s is None else per_audio_s * audio_s
 
 
-class TimeBudget:
-    """Whether there is time for more; asked by workers' threads, told by the task's own what has been done.
+def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
+    """Return the p95 of seconds of work per second of audio, and per chunk."""
 
-    Without a deadline there always is.
-    """
+    def p95(values: list[float]) -> float | None:
+        return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
+
+    return p95([took_s / audio_s for _, audio_s, took_s in work if audio_s]), p95([took_s for *_, took_s in work])
+
+
+class TimeBudget:
+    """Whether there is time for more, for workers' threads to ask; without a deadline there always is."""
 
     def __init__(self, deadline: Deadline | None) -> None:
         self.out_of_time = False  # whether anything was turned down
@@ -130,13 +136,30 @@ class TimeBudget:
         ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
         of them at a time. Whatever is allowed counts as in hand for the next.
         """
-        if self._deadline is None:
+        deadline, rates = self._deadline, self._rates
+        if deadline is None:
             return anything_fits
-        return _Room(self, self._deadline, self._rates, device_id, in_hand, lanes)
+        free_in_s = [0.0] * max(1, lanes)  # a heap, of the lanes
+        for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
+            left_s = rates.expected_s(device_id, chunk.audio_s) or 0.0
+            if begun_at_ms is not None:  # one that has taken longer than expected may end at any time
+                left_s = max(0.0, left_s - deadline.seconds_since(begun_at_ms))
+            heapq.heapreplace(free_in_s, free_in_s[0] + left_s)
+
+        def fits(chunk: Chunk) -> bool:
+            expected_s = rates.expected_s(device_id, chunk.audio_s)
+            ends_in_s = None if expected_s is None else free_in_s[0] + expected_s
+            if not deadline.may_start(ends_in_s, expected_s or 0.0):
+                self.out_of_time = True
+                return False
+            heapq.heapreplace(free_in_s, ends_in_s or free_in_s[0])
+            return True
+
+        return fits
 
     @property
     def is_news(self) -> bool:
-        """Whether something was turned down for want of time, and nobody has asked since."""
+        """Whether something was turned down for want of time since this was last asked."""
         news, self._told = self.out_of_time and not self._told, self.out_of_time
         return news
 
@@ -147,47 +170,3 @@ class TimeBudget:
             return False
         self.out_of_time = True
         return True
-
-
-class _Room:
-    """The time of one worker until the end, lane by lane."""
-
-    def __init__(
-        self,
-        time: TimeBudget,
-        deadline: Deadline,
-        rates: Rates,
-        device_id: int | None,
-        in_hand: Sequence[tuple[Chunk, int | None]],
-        lanes: int,
-    ) -> None:
-        self._time = time
-        self._deadline = deadline
-        self._rates = rates
-        self._device_id = device_id
-        self._lanes = [0.0] * max(1, lanes)  # a heap: in how many seconds each is free
-        for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
-            heapq.heapreplace(self._lanes, self._lanes[0] + self._left_of(chunk, begun_at_ms))
-
-    def __call__(self, chunk: Chunk) -> bool:
-        expected_s = self._rates.expected_s(self._device_id, chunk.audio_s)
-        ends_in_s = None if expected_s is None else self._lanes[0] + expected_s
-        if not self._deadline.may_start(ends_in_s, expected_s or 0.0):
-            self._time.out_of_time = True
-            return False
-        heapq.heapreplace(self._lanes, ends_in_s or self._lanes[0])
-        return True
-
-    def _left_of(self, chunk: Chunk, begun_at_ms: int | None) -> float:
-        """Return how long a chunk in hand still takes: one that has taken longer than expected may end at any time."""
-        expected_s = self._rates.expected_s(self._device_id, chunk.audio_s) or 0.0
-        return expected_s if begun_at_ms is None else max(0.0, expected_s - self._deadline.seconds_since(begun_at_ms))
-
-
-def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
-    """Return the p95 of seconds of work per second of audio, and per chunk."""
-    return _p95([took_s / audio_s for _, audio_s, took_s in work if audio_s]), _p95([took_s for *_, took_s in work])
-
-
-def _p95(values: list[float]) -> float | None:
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None

@@ -57,38 +57,18 @@ class Heartbeat:
         return True
 
 
-def heartbeat_line(
-    progress: TaskProgress,
-    *,
-    cpu_percent: float | None,
-    memory_percent: float | None,
-    gpu_percent: float | None,
-    devices: int,
-) -> str:
-    """Return the line as other people's scripts read it; '?' stands for what nobody knows."""
-    return (
-        f"heartbeat cpu={_percent(cpu_percent)} mem={_percent(memory_percent)} gpu={_percent(gpu_percent)}"
-        f" devices={devices} chunks={progress.chunks_settled}/{progress.chunks_total}"
-        f" rate={_times(progress.rate)} eta={_clock_time(progress.eta_s)}"
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{value:.0f}%"
-
-
-def _times(rate: float | None) -> str:
-    """Return a whole number, as scripts know it; below 1, where that would be 0, two digits of it."""
-    if rate is None:
-        return "?"
-    return f"{rate:.0f}x" if rate >= 1 else f"{max(rate, 0.0001):.2g}x"  # never 5e-05
-
-
-def _clock_time(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    whole = round(seconds)
-    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices: int) -> str:
+    """Return the line as other people's scripts read it; '?': not known. ``load``: percent of CPU, memory and GPU."""
+    percents = ["?" if percent is None else f"{percent:.0f}%" for percent in load]
+    rate, eta = "?", "?"
+    if progress.rate is not None:  # a whole number; below 1, where that would be 0, two digits, and never 5e-05
+        rate = f"{progress.rate:.0f}x" if progress.rate >= 1 else f"{max(progress.rate, 0.0001):.2g}x"
+    if progress.eta_s is not None:
+        minutes, seconds = divmod(round(progress.eta_s), 60)
+        eta = f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
+    chunks = f"{progress.chunks_settled}/{progress.chunks_total}"
+    machine = "cpu={} mem={} gpu={}".format(*percents)
+    return f"heartbeat {machine} devices={devices} chunks={chunks} rate={rate} eta={eta}"
 
 
 # --- work now ---------------------------------------------------------------------------------------------------------

@@ -8,19 +8,17 @@ import math
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.model import AlertHooks, AlertLimits, Device, StandIn
+from badcjobs.model import AlertHooks, AlertLimits, Device
 from badcjobs.settings import LIVE_MODES, read_alerts, read_toml
 from badcjobs.store.atomic_write import unfinished_name
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import World, find_devices, mark_of, read_allocation
-from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.device_processes import RECORDING_MARK
 
 log = logging.getLogger(__name__)
@@ -34,21 +32,6 @@ _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSettings:
-    """The options of ``badcjobs record``."""
-
-    out: Path
-    interval_s: float = 1.0
-    duration_s: float | None = None
-    command: tuple[str, ...] = ()
-    stand_in: StandIn = field(default_factory=StandIn)
-    overwrite: bool = False
-    live_mode: str = "auto"
-    alerts: AlertLimits = field(default_factory=AlertLimits)
-    hooks: AlertHooks = field(default_factory=AlertHooks)
-
-
-@dataclass(frozen=True, slots=True)
 class RecordEnd:
     """What was recorded."""
 
@@ -59,27 +42,43 @@ class RecordEnd:
     telemetry: str
 
 
-def run_record(settings: RecordSettings, world: World, tell: Callable[[str], None] = lambda text: None) -> RecordEnd:
-    """Record until the command ends, the time is over or a signal comes; ``tell`` is called when an alert is over."""
-    _check_settings(settings)
-    on_alert = partial(_tell_of_end, tell)
-    options = RecordingOptions(settings.interval_s, settings.stand_in, settings.alerts, on_alert, settings.hooks)
-    needs_device = None if settings.command else f"badcjobs record --out {settings.out} --simulate 2"
-    records, devices = start_recording(
-        settings.out.absolute(), world, options, live_mode=settings.live_mode, needs_device=needs_device
+def run_record(
+    out: Path,
+    options: RecordingOptions,
+    world: World,
+    *,
+    command: Sequence[str] = (),
+    duration_s: float | None = None,
+    overwrite: bool = False,
+    live_mode: str = "auto",
+) -> RecordEnd:
+    """Record until the command ends, the time is over or a signal comes."""
+    _check_options(options, duration_s, live_mode, out)
+    as_sqlite = ["badcjobs", "record", "--out", str(out.parent / f"{out.stem or 'recording'}.sqlite")]
+    check_target(
+        out,
+        overwrite=overwrite,
+        as_sqlite=shlex.join([*as_sqlite, *(("--", *command) if command else ())]),
+        to_overwrite=f"badcjobs record --out {out} --overwrite …, or choose another name",
     )
-    if settings.command:
+    needs_device = None if command else f"badcjobs record --out {out} --simulate 2"
+    records, devices = start_recording(out.absolute(), world, options, live_mode=live_mode, needs_device=needs_device)
+    end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
+    if command:
         records.start_usage()
-        exit_code = _follow_command(settings, world, records)
+        exit_code = _follow_command(command, end_s, world, records)
     else:
-        exit_code = _wait(settings, world, records)
+        exit_code = 0
+        while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are good endings here
+            records.look_after_recorder()
+            world.clock.sleep(min(0.2, max(0.0, end_s - world.clock.monotonic_s())))
     closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     records.writer.close()
     kept = "on" if closing.published else f"not published; the files stay in {records.local.path}"
-    if not settings.command and (closing.telemetry_failure or not closing.published):
+    if not command and (closing.telemetry_failure or not closing.published):
         exit_code = ExitCode.DATABASE  # there was nothing else to do than to record
     wall_s = (closing.ended_at_ms - records.started_at_ms) / 1000
-    return RecordEnd(exit_code, str(settings.out), len(devices), wall_s, closing.telemetry_failure or kept)
+    return RecordEnd(exit_code, str(out), len(devices), wall_s, closing.telemetry_failure or kept)
 
 
 def start_recording(
@@ -108,40 +107,23 @@ def start_recording(
     return records, grant.devices
 
 
-def _tell_of_end(tell: Callable[[str], None], alert: Alert) -> None:
-    if alert.over:
-        tell(alert.words)
-
-
-def _wait(settings: RecordSettings, world: World, records: Records) -> int:
-    """Wait for the end of the time, or for a signal: both are good endings here."""
-    end_s = _end_s(settings, world)
-    while not world.stop.requested and world.clock.monotonic_s() < end_s:
-        records.look_after_recorder()
-        world.clock.sleep(min(0.2, max(0.0, end_s - world.clock.monotonic_s())))
-    return 0
-
-
-def _end_s(settings: RecordSettings, world: World) -> float:
-    return math.inf if settings.duration_s is None else world.clock.monotonic_s() + settings.duration_s
-
-
-def _follow_command(settings: RecordSettings, world: World, records: Records) -> int:
+def _follow_command(command: Sequence[str], end_s: float, world: World, records: Records) -> int:
     """Run the command, pass our signals on to it, and return its exit code."""
     try:
-        child = subprocess.Popen(settings.command, env={**world.environ, RECORDING_MARK: records.mark})
+        child = subprocess.Popen(command, env={**world.environ, RECORDING_MARK: records.mark})
     except OSError as error:
-        log.error("%s could not be started: %s", settings.command[0], error)
+        log.error("%s could not be started: %s", command[0], error)
         return 127 if isinstance(error, FileNotFoundError) else 126
-    end_s = _end_s(settings, world)
-    passed_on: set[object] = set()
+    stop = world.stop
+    passed_on: set[object] = {None, signal.SIGINT}  # a Ctrl-C has reached it already: it is in our process group
     while child.poll() is None:
         records.look_after_recorder()
-        records.write_usage()
-        for number in _signals_to_pass_on(world, passed_on):
-            child.send_signal(number)
-        if world.clock.monotonic_s() >= end_s and "time" not in passed_on:
-            passed_on.add("time")
+        for number in (stop.warned_by, stop.ended_by, stop.cut_short_by):
+            if number is not None and number not in passed_on:
+                passed_on.add(number)
+                child.send_signal(number)
+        if world.clock.monotonic_s() >= end_s:
+            end_s = math.inf
             child.terminate()
         try:
             child.wait(0.1)
@@ -150,68 +132,38 @@ def _follow_command(settings: RecordSettings, world: World, records: Records) ->
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _signals_to_pass_on(world: World, passed_on: set[object]) -> Sequence[signal.Signals]:
-    stop = world.stop
-    wanted = [number for number in (stop.warned_by, stop.ended_by, stop.cut_short_by) if number is not None]
-    # A Ctrl-C in the terminal has reached the command already: it is in our process group.
-    new = [number for number in wanted if number not in passed_on and number is not signal.SIGINT]
-    passed_on.update(new)
-    return new
-
-
 def read_alert_settings(config: Path | None) -> tuple[AlertLimits, AlertHooks]:
     """Return the table [alerts] of a TOML file, perhaps that of a run; without a file, the defaults."""
-    mistakes: list[str] = []
-    alerts = AlertLimits(), AlertHooks()
-    if config is not None:
-        document = read_toml(config)
-        unknown = [name for name in document if name not in _TABLES]
-        mistakes += [f"{config}: unknown key {name!r}; limits are in the table [alerts]" for name in unknown]
-        alerts = read_alerts(document.get("alerts", {}), config, mistakes)
+    if config is None:
+        return AlertLimits(), AlertHooks()
+    document = read_toml(config)
+    unknown = [name for name in document if name not in _TABLES]
+    mistakes = [f"{config}: unknown key {name!r}; limits are in the table [alerts]" for name in unknown]
+    alerts = read_alerts(document.get("alerts", {}), config, mistakes)
     if mistakes:
         raise BadInput(f"{config} cannot be used", why="\n".join(mistakes), fix="badcjobs guide telemetry")
     return alerts
 
 
-def _check_settings(settings: RecordSettings) -> None:
-    for name, value in (("interval", settings.interval_s), ("duration", settings.duration_s)):
+def _check_options(options: RecordingOptions, duration_s: float | None, live_mode: str, out: Path) -> None:
+    for name, value in (("interval", options.interval_s), ("duration", duration_s)):
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
-    if settings.interval_s > _LONGEST_INTERVAL_S:
+    if options.interval_s > _LONGEST_INTERVAL_S:
         raise BadInput(
-            f"--interval {settings.interval_s:g} is too long",
+            f"--interval {options.interval_s:g} is too long",
             why=f"at least one sample a day ({_LONGEST_INTERVAL_S:.0f} s) makes a recording",
             fix="--interval 60",
         )
-    if settings.live_mode not in LIVE_MODES:
+    if live_mode not in LIVE_MODES:
+        modes = "modes are " + ", ".join(LIVE_MODES)
+        raise BadInput(f"--live-mode {live_mode} is not known", why=modes, fix="--live-mode auto")
+    replay = options.stand_in.replay
+    if replay is not None and out.exists() and Path(replay).exists() and out.samefile(replay):
         raise BadInput(
-            f"--live-mode {settings.live_mode} is not known",
-            why="modes are " + ", ".join(LIVE_MODES),
-            fix="--live-mode auto",
-        )
-    _check_replay(settings)
-    out, command = settings.out, ("--", *settings.command) if settings.command else ()
-    check_target(
-        out,
-        overwrite=settings.overwrite,
-        as_sqlite=shlex.join(["badcjobs", "record", "--out", str(_with_ending(out)), *command]),
-        to_overwrite=f"badcjobs record --out {out} --overwrite …, or choose another name",
-    )
-
-
-def _check_replay(settings: RecordSettings) -> None:
-    """Refuse to write over the recording that is to be played, under whatever name."""
-    if settings.stand_in.replay is None:
-        return
-    try:
-        same = settings.out.samefile(settings.stand_in.replay)
-    except OSError:
-        return  # one of them does not exist; that is said elsewhere
-    if same:
-        raise BadInput(
-            f"{settings.out} is the recording that --replay plays",
+            f"{out} is the recording that --replay plays",
             why="it would be overwritten before it is read",
-            fix=f"the same command with --out {settings.out.with_stem(settings.out.stem + '-again')}",
+            fix=f"the same command with --out {out.with_stem(out.stem + '-again')}",
         )
 
 
@@ -228,21 +180,12 @@ def check_target(out: Path, *, overwrite: bool, as_sqlite: str, to_overwrite: st
             )
         if not out.absolute().parent.is_dir():
             raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
-        _try_to_write(out.absolute())
+        if out.is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"{out.name} is a folder")
+        attempt = unfinished_name(out.absolute())  # what a publication creates first
+        attempt.touch()
+        attempt.unlink()
     except OSError as error:
         if error.errno not in _PASSING:
             why = f"no file can be made there: {error.strerror or error}"
             raise BadInput(f"{out} cannot be written", why=why, fix=f"write to ~/{out.name[-40:]}") from error
-
-
-def _try_to_write(out: Path) -> None:
-    """Create what a publication creates first, and remove it; raise OSError where nothing will ever be published."""
-    if out.is_dir():
-        raise IsADirectoryError(errno.EISDIR, f"{out.name} is a folder")
-    attempt = unfinished_name(out)
-    attempt.touch()
-    attempt.unlink()
-
-
-def _with_ending(out: Path) -> Path:
-    return out.parent / f"{out.stem or 'recording'}.sqlite"

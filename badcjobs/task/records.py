@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from badcjobs.store.live_files import (
     own_half,
     read_device_state,
     read_memory_peaks,
-    read_pulse,
 )
 from badcjobs.store.live_folder import Owner, choose_live_folder, hold
 from badcjobs.store.publish import Publisher
@@ -95,7 +93,7 @@ class Records:
         self.started_at_ms = started_at_ms
         self.mark = mark
         self._publisher: Publisher | None = None
-        self._sidecar: Sidecar | None = None
+        self.recorder: Sidecar | None = None  # None: it was not started
         self._calls: HookCalls | None = None
         self._usage: UsageWatch | None = None
         self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
@@ -128,26 +126,21 @@ class Records:
 
         ``wait_s``: wait so long for its first sample, so that what comes next is recorded from its beginning.
         """
+        world = self._world
+        listeners = [] if how.on_alert is None else [how.on_alert]
         if how.hooks.wanted:
-            world = self._world
             self._calls = HookCalls(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
-        self._sidecar = Sidecar(self._order(devices, how), partial(self._pass_on, how.on_alert))
-        self._readings.recorder = self._sidecar
-        if wait_s > 0:
-            self._sidecar.wait_until_ready(wait_s)
+            listeners.append(self._calls.add)
 
-    def _pass_on(self, on_alert: Callable[[Alert], None] | None, alert: Alert) -> None:
-        if self._calls is not None:
-            self._calls.add(alert)
-        if on_alert is not None:
-            on_alert(alert)
+        def pass_on(alert: Alert) -> None:
+            for call in listeners:
+                call(alert)
 
-    def _order(self, devices: tuple[Device, ...], how: RecordingOptions) -> SidecarOrder:
-        return SidecarOrder(
+        order = SidecarOrder(
             mark=self.mark,
             own_marks=[f"{name}={self.mark}" for name in (TASK_MARK, RECORDING_MARK)],
             task_id=self._key.task_id,
-            wrapper_pid=self._world.pid,
+            wrapper_pid=world.pid,
             devices=[
                 Followed(
                     self.writer.device_id(device),
@@ -161,9 +154,9 @@ class Records:
             ],
             interval_s=how.interval_s,
             stand_in=how.stand_in,
-            search_path=self._world.environ.get("PATH"),
+            search_path=world.environ.get("PATH"),
             started_at_ms=self.started_at_ms,
-            asked_at_ms=self._world.clock.now_ms(),
+            asked_at_ms=world.clock.now_ms(),
             recorder_file=str(self.local.recorder_file),
             wrapper_file=str(self.local.wrapper_file),
             publish_to=str(self._target),
@@ -171,23 +164,26 @@ class Records:
             shared=self._live.shared,
             limits=how.limits,
         )
-
-    @property
-    def recorder_started(self) -> bool:
-        """Whether there is (or was) a recorder."""
-        return self._sidecar is not None
-
-    def look_after_recorder(self) -> None:
-        """Restart a dead recorder, once."""
-        if self._sidecar is not None:
-            self._sidecar.check()
+        self.recorder = self._readings.recorder = Sidecar(order, pass_on)
+        if wait_s > 0:
+            self.recorder.wait_until_ready(wait_s)
 
     def start_usage(self) -> None:
-        """Read what our own processes use in a thread; write_usage has to be called now and then."""
+        """Read what our own processes use in a thread; look_after_recorder writes it."""
         self._usage = UsageWatch(UsageReader(self._world.pid), self._world.clock)
 
-    def write_usage(self) -> None:
-        """Write what was read of our own processes since the last call."""
+    def look_after_recorder(self, *, work_waits: bool | None = None) -> None:
+        """Restart a dead recorder, once, and write what our own processes use; to be called now and then.
+
+        ``work_waits``: whether an idle device is worth an alert.
+        """
+        if self.recorder is not None:
+            self.recorder.check()
+            if work_waits is not None:
+                self.recorder.tell_of_work(work_waits)
+        self._write_usage()
+
+    def _write_usage(self) -> None:
         if self._usage is None:
             return
         try:
@@ -201,11 +197,6 @@ class Records:
         """Return the main memory that our own processes held at the last reading; None: not known."""
         return None if self._usage is None else self._usage.memory_held
 
-    def tell_of_work(self, *, waits: bool) -> None:
-        """Tell the recorder whether work waits: only then is an idle device worth an alert."""
-        if self._sidecar is not None:
-            self._sidecar.tell_of_work(waits)
-
     def publish_soon(self) -> None:
         """Publish without waiting for the next time, and without making the caller wait."""
         if self._publisher is not None:
@@ -214,10 +205,6 @@ class Records:
     def readings_at_hand(self) -> str | None:
         """Return the URI under which the newest readings can be read now; None: there are none."""
         return self._readings.uri_at_hand()
-
-    def pulse(self, last_s: float) -> tuple[float | None, float | None, float | None]:
-        """Return the mean load of the machine and its devices lately."""
-        return read_pulse(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
     def device_state(self, device_id: int | None, before_ms: int) -> str | None:
         """Return what a device said last before something failed on it; None: not known."""
@@ -231,17 +218,17 @@ class Records:
         """Stop the recorder, write the end, publish a last time; what could not be published stays where it is."""
         if self._publisher is not None:
             self._publisher.stop()
-        failure = self._stop_recorder()
+        failure = None if self.recorder is None else self._stop(self.recorder)
         if self._usage is not None:
             self._usage.finish()
-            self.write_usage()
+            self._write_usage()
         ended_at_ms = self._world.clock.now_ms()
         end: dict[str, Any] = {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
         with _warned("the end of the task"):  # the publication has it, too
             self.writer.update_task(**end)
         published = self._publisher is not None and self._publisher.publish_now(end)
-        if self._sidecar is not None:
-            self._sidecar.release(_SIDECAR_PATIENCE_S)
+        if self.recorder is not None:
+            self.recorder.release(_SIDECAR_PATIENCE_S)
         if published:
             self._readings.tidy_up()
             self.local.remove()
@@ -249,19 +236,17 @@ class Records:
             self._calls.finish()  # last: the results are safe, whatever the alert command does
         return Closing(ended_at_ms, published, failure, self.writer.waiting)
 
-    def _stop_recorder(self) -> str | None:
+    def _stop(self, recorder: Sidecar) -> str | None:
         """Return why telemetry is not complete; None: it is."""
-        if self._sidecar is None:
-            return None
-        self._sidecar.stop(_SIDECAR_PATIENCE_S, last_copy=self._readings.refuge)
-        now_ms, failure = self._world.clock.now_ms(), self._sidecar.failure
-        gaps = self._sidecar.unwritten.gaps(now_ms)
+        recorder.stop(_SIDECAR_PATIENCE_S, last_copy=self._readings.refuge)
+        now_ms, failure = self._world.clock.now_ms(), recorder.failure
+        gaps = recorder.unwritten.gaps(now_ms)
         if failure is not None:
             gaps.append((last_reading_ms(self.readings_at_hand()) or self.started_at_ms, now_ms, failure))
         with _warned("the gap in the telemetry"):
             for from_ms, to_ms, reason in gaps:
                 self.writer.add_gap(None, from_ms, to_ms, reason)
-        return failure or self._sidecar.unwritten.words
+        return failure or recorder.unwritten.words
 
 
 @contextmanager

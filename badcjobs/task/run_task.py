@@ -22,7 +22,7 @@ import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import end_words, own_memory_bytes
@@ -35,6 +35,7 @@ from badcjobs.sources.cutter import AudioCutter
 from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.recording_names import gap_lines, name_reader
 from badcjobs.sources.walk import Shard
+from badcjobs.store.live_files import read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.previous_results import merged_files
 from badcjobs.store.task_writer import TaskWriter
@@ -266,7 +267,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             left = pending - supervisor.tally.done - supervisor.tally.failed
             obey_signals(task, supervisor)
             obey_deadline(task, supervisor)
-            look_after_recorder(task, work_waits=left >= len(workers.plans) and not supervisor.draining)
+            work_waits = left >= len(workers.plans) and not supervisor.draining  # else idle devices deserve no alert
+            task.records.look_after_recorder(work_waits=work_waits)
             workers.look(
                 supervisor,
                 left=left,
@@ -300,6 +302,12 @@ def set_up_engine(task: Task, workers: Autoscaler) -> EngineSetup:
     )
 
 
+def write_decisions(task: Task, setup: EngineSetup) -> None:
+    """Write the decisions of threads that may not write to the database themselves."""
+    for decision in setup.decisions():
+        task.add_decision(*decision)
+
+
 def obey_signals(task: Task, supervisor: Supervisor) -> None:
     """Start nothing new after a signal; end what still runs when the grace period is over."""
     stop = task.world.stop
@@ -322,30 +330,12 @@ def obey_deadline(task: Task, supervisor: Supervisor) -> None:
         task.records.publish_soon()
 
 
-def look_after_recorder(task: Task, *, work_waits: bool) -> None:
-    """Restart a dead recorder once, write what our processes use, and say whether idle devices deserve an alert."""
-    task.records.look_after_recorder()
-    task.records.write_usage()
-    task.records.tell_of_work(waits=work_waits)
-
-
-def write_decisions(task: Task, setup: EngineSetup) -> None:
-    """Write the decisions of threads that may not write to the database themselves."""
-    for decision in setup.decisions():
-        task.add_decision(*decision)
-
-
 def log_heartbeat(task: Task) -> None:
     """Log the load of the machine and the progress of the work."""
-    cpu_percent, memory_percent, gpu_percent = task.records.pulse(task.settings.heartbeat_every_s)
-    line = heartbeat_line(
-        count_progress(task.writer, task.elapsed_s),
-        cpu_percent=cpu_percent,
-        memory_percent=memory_percent,
-        gpu_percent=gpu_percent,
-        devices=len(task.resolved.grant.devices),
-    )
-    log.info("%s", line)
+    since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
+    pulse = read_pulse(task.records.readings_at_hand(), since_ms)
+    progress = count_progress(task.writer, task.elapsed_s)
+    log.info("%s", heartbeat_line(progress, pulse, len(task.resolved.grant.devices)))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -378,10 +368,6 @@ class TaskEnd:
     failed: list[dict[str, str]]
     note: str | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON document of ``badcjobs run --json``."""
-        return asdict(self)
-
 
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from what is left, what failed and which signals came."""
@@ -399,8 +385,8 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     if left and task.time.out_of_time and tally.hopeless is None:
         return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}")
     if left:
-        no_worker = tally.retired[0] if tally.retired else "no worker could be started; the log says why"
-        return Verdict(ExitCode.NOT_HERE, "failed", tally.hopeless or no_worker)
+        why = tally.hopeless or next(iter(tally.retired), "no worker could be started; the log says why")
+        return Verdict(ExitCode.NOT_HERE, "failed", why)
     early = len(tally.retired)
     note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
     if failed:
@@ -412,7 +398,7 @@ def close_task(task: Task, end: Verdict) -> TaskEnd:
     """Leave no process running, stop the recorder, publish the task database, and return how it ended."""
     end_leftovers(task.resolved.mark)
     closing = task.records.close(exit_code=end.exit_code, verdict=end.verdict)
-    telemetry = "on" if task.records.recorder_started else "not needed: there was nothing to do"
+    telemetry = "on" if task.records.recorder is not None else "not needed: there was nothing to do"
     if not task.settings.telemetry:
         telemetry = "off (--no-emit-gpu-telemetry)"
     elif closing.telemetry_failure is not None:

@@ -41,7 +41,7 @@ class StopRequest:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the work is to outlive the terminal
             signal.signal(number, self.receive)
-        atexit.register(_hear_no_more)
+        atexit.register(self._ignore_all)
 
     @property
     def requested(self) -> bool:
@@ -60,8 +60,8 @@ class StopRequest:
         last = self.cut_short_by or self.ended_by or self.warned_by
         return last.name if last else "no signal"
 
-
-def _hear_no_more() -> None:
-    """Let no late signal change the exit code: a leaving Python gives its handlers back, and warnings would end it."""
-    for number in (*WARNINGS, *ENDINGS):
-        signal.signal(number, signal.SIG_IGN)
+    @staticmethod
+    def _ignore_all() -> None:
+        """Let no late signal change the exit code: at its end Python gives its handlers back, and warnings would kill."""
+        for number in (*WARNINGS, *ENDINGS):
+            signal.signal(number, signal.SIG_IGN)

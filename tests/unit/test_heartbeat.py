@@ -11,8 +11,9 @@ from badcjobs.task.progress import Heartbeat, TaskProgress, heartbeat_line
 
 
 def line(progress: TaskProgress, **given: Any) -> str:
-    values: dict[str, Any] = {"cpu_percent": 12.4, "memory_percent": 38.6, "gpu_percent": 85.0, "devices": 4, **given}
-    return heartbeat_line(progress, **values)
+    devices = given.pop("devices", 4)
+    values: dict[str, Any] = {"cpu_percent": 12.4, "memory_percent": 38.6, "gpu_percent": 85.0, **given}
+    return heartbeat_line(progress, list(values.values()), devices)
 
 
 def test_the_line_is_as_the_contract_shows_it() -> None:

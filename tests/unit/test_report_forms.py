@@ -614,6 +614,6 @@ def test_a_task_that_names_some_of_its_failures_says_where_the_others_are(failed
     named = [{"recording_id": f"r{n}", "chunk_id": "c", "error_class": "bad_audio", "error": "no"} for n in range(20)]
     chunks = {"done": 1, "failed": failed - 1, "poison": 1}
     end = TaskEnd(1, "failed", "t", "r", "r/t.sqlite", chunks, 1.0, 1.0, 1, 1, "on", named)
-    lines = [line for line in task_end_text(end.to_dict()).splitlines() if line.startswith("  failed")]
+    lines = [line for line in task_end_text(asdict(end)).splitlines() if line.startswith("  failed")]
     assert len(lines) == 20 + bool(more)
     assert more in lines[-1]
