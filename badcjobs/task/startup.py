@@ -99,7 +99,13 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
         position=place.position,
         cutting=settings.cutting,
     )
-    check_every_manifest_has_a_task(sources, place)
+    listed = sources.manifests_listed
+    if listed is not None and place.positions is not None and listed > place.positions:
+        raise BadInput(
+            f"the list names {listed} manifests, but the array has {place.positions} tasks",
+            why="each array task takes one line of the list; the others would never be done",
+            fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
+        )
     grant = find_devices(world, allocation, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
         try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"  # a job without GPUs simulates none
@@ -130,17 +136,6 @@ def mark_of(allocation: Allocation, world: World) -> str:
     Not the name in the run folder: that is taken later, and ``badcjobs record`` in the same job has the same one.
     """
     return f"{allocation.key.name}-{world.pid}"
-
-
-def check_every_manifest_has_a_task(sources: Sources, place: ShardPlace) -> None:
-    """Refuse an array that is shorter than its list of manifests: the rest would silently never be done."""
-    listed = sources.manifests_listed
-    if listed is not None and place.positions is not None and listed > place.positions:
-        raise BadInput(
-            f"the list names {listed} manifests, but the array has {place.positions} tasks",
-            why="each array task takes one line of the list; the others would never be done",
-            fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
-        )
 
 
 def find_devices(world: World, allocation: Allocation, stand_in: StandIn) -> Grant:
@@ -198,23 +193,17 @@ def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[s
     # A job that was submitted from inside another one may have inherited the other's variables.
     if notes and Path(notes).name.startswith(f"{environ.get('SLURM_JOB_ID')}."):
         try:
-            _append(notes, os.O_APPEND | os.O_NOFOLLOW, os.fsencode(database) + b"\n")
+            fd = os.open(notes, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND | os.O_NOFOLLOW)
+            with os.fdopen(fd, "wb") as file:
+                file.write(os.fsencode(database) + b"\n")
         except OSError as error:
             log.debug("the task epilog will not know of this task: %s", error)
     if not spool or not key.job_id.isdecimal():
         return {}
     try:
-        _append(wanted_file(Path(spool), key.job_id), os.O_CREAT | os.O_EXCL, b"")
+        wanted_file(Path(spool), key.job_id).touch(mode=0o644, exist_ok=False)
     except FileExistsError:
         pass  # another task of the array has asked already
     except OSError as error:
         log.debug("Slurm's end states are not recorded: %s", error)
     return {SPOOL_KEY: spool}
-
-
-def _append(path: str | Path, flags: int, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)

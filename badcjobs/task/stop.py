@@ -62,6 +62,6 @@ class StopRequest:
 
     @staticmethod
     def _ignore_all() -> None:
-        """Let no late signal change the exit code: at its end Python gives its handlers back, and warnings would kill."""
+        """Let no late signal change the exit code: a leaving Python gives its handlers back."""
         for number in (*WARNINGS, *ENDINGS):
             signal.signal(number, signal.SIG_IGN)

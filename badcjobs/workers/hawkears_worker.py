@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST_ERROR = 2000
-# More names than anybody has threads; with a date in them, so that --date file finds one.
-_NOBODY = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
+# More names than there are threads; with a date in them, so that --date file finds one.
+_PLACEHOLDERS = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
 # HawkEars only mentions it, then goes on without the region's filter: every recording would have the wrong species.
 _MISCONFIGURED = re.compile(r"Error: location .* not found")
 
@@ -39,7 +39,7 @@ class OrderPipe:
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # whatever an engine prints disturbs nobody
+        os.dup2(2, 1)  # whatever an engine prints disturbs no answer
         self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.stopping = threading.Event()
@@ -116,14 +116,6 @@ def describe(error: BaseException) -> str:
 def is_out_of_memory(text: str) -> bool:
     """Say whether an error is about the device's memory: then what is left in it can be given back."""
     return "OutOfMemoryError" in text or "out of memory" in text or "_ALLOC_FAILED" in text
-
-
-def free_memory() -> None:
-    """Give back what the failed recording has left on the device."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def device_facts(module: Any) -> dict[str, object]:
@@ -235,47 +227,45 @@ def species_names(analyzer: Any) -> dict[str, str]:
 
 
 def keep_predictors(module: Any, here: Any) -> None:
-    """Let each thread load its models once: a bad recording ends HawkEars' loop, but must not cost a reload."""
+    """Let each thread load its models once, and note what each recording takes.
+
+    A bad recording ends HawkEars' loop, but must not cost a reload. The length of a recording is noted before the
+    low-band model resamples it.
+    """
     make = module.Predictor
 
     def kept(*args: Any, **named: Any) -> Any:
-        if getattr(here, "predictor", None) is None:
-            here.predictor = make(*args, **named)
-            measure(here.predictor, here)
-        return here.predictor
+        if getattr(here, "predictor", None) is not None:
+            return here.predictor
+        predictor = here.predictor = make(*args, **named)
+        scores = predictor.get_overlapping_scores
+
+        def measured(*args: Any, **named: Any) -> Any:
+            began_s = time.monotonic()
+            heard = scores(*args, **named)
+            took_s, audio_s = round(time.monotonic() - began_s, 4), float(predictor.audio.seconds())
+            here.measured = {"audio_s": audio_s, "predict_s": took_s, "heard": heard is not None}
+            return heard
+
+        predictor.get_overlapping_scores = measured
+        return predictor
 
     module.Predictor = kept
 
 
-def measure(predictor: Any, here: Any) -> None:
-    """Note what each recording took and how long it is, before the low-band model resamples it."""
-    scores = predictor.get_overlapping_scores
-
-    def measured(*args: Any, **named: Any) -> Any:
-        began_s = time.monotonic()
-        heard = scores(*args, **named)
-        took_s = round(time.monotonic() - began_s, 4)
-        here.measured = {"audio_s": float(predictor.audio.seconds()), "predict_s": took_s, "heard": heard is not None}
-        return heard
-
-    predictor.get_overlapping_scores = measured
-
-
-def forget_failure(here: Any) -> None:
+def forget_failure(here: Any, error: str) -> None:
     """Put a thread's models back as they were when they were loaded; where that fails, load them anew."""
+    torch = sys.modules.get("torch")
+    if is_out_of_memory(error):
+        gc.collect()
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
     predictor = getattr(here, "predictor", None)
     try:
         if predictor is not None:
             predictor.audio.set_config(predictor.cfg, resample=False)
     except Exception:
         here.predictor = here.heuristics = None
-
-
-def find_region(analyzer: Any) -> None:
-    """Let HawkEars look up recordings that it was not told of at the start by the one location of this run."""
-    known = getattr(getattr(analyzer, "occur_mgr", None), "file_info", None)
-    if known:
-        (analyzer.occur_mgr.region,) = {region for region, _ in known.values()}
 
 
 def fed_analyzer(module: Any, feed: Feed) -> type:
@@ -291,24 +281,19 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
             feed.talk.say("ready", **facts, **device_facts(module), versions=versions())
 
         def _process_recordings(self, recording_paths: Any, *args: Any, **named: Any) -> None:
-            find_region(self)
+            known = getattr(getattr(self, "occur_mgr", None), "file_info", None)
+            if known:  # recordings that come later are looked up by the one location of this run
+                (self.occur_mgr.region,) = {region for region, _ in known.values()}
             while not feed.talk.stopping.is_set():
-                error = self._try_to_process(*args, **named)
-                if error is None:
+                try:
+                    super()._process_recordings(feed.paths(), *args, **named)
                     return
-                if is_out_of_memory(error):
-                    free_memory()
+                except Exception as problem:
+                    error = describe(problem)  # without the frames, which hold memory on the device
+                forget_failure(feed.here, error)
                 if not feed.fail(error):
                     self._leave(error)
                     return
-                forget_failure(feed.here)
-
-        def _try_to_process(self, *args: Any, **named: Any) -> str | None:
-            try:
-                super()._process_recordings(feed.paths(), *args, **named)
-            except Exception as problem:
-                return describe(problem)  # without the frames, which hold memory on the device
-            return None
 
         def _leave(self, error: str) -> None:
             """End a thread that could not load its models: others may have found room."""
@@ -330,26 +315,23 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
-def check_shape(module: Any) -> None:
-    """Refuse a HawkEars whose Analyzer cannot be given one recording after the other."""
-    analyzer = getattr(module, "Analyzer", None)
-    inner = getattr(analyzer, "_process_recordings", None)
-    known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
-    if not (known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
-        raise other_api("its Analyzer has another shape")
-
-
 def work(talk: OrderPipe, out: str, options: Sequence[str]) -> None:
     """Call HawkEars once, for all recordings that will ever come."""
     analyze, call = read_call(options)
     from hawkears.core import analyzer as module  # type: ignore[import-not-found]
 
-    check_shape(module)
+    analyzer = getattr(module, "Analyzer", None)
+    inner = getattr(analyzer, "_process_recordings", None)
+    known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
+    if not (known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
+        raise other_api("its Analyzer has another shape")
     feed = Feed(talk)
     keep_predictors(module, feed.here)
     module.Analyzer = fed_analyzer(module, feed)
     call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
-    analyze(**{**call, "recording_paths": _NOBODY, "recording_callback": feed.done, "cancellation_callback": None})
+    analyze(
+        **{**call, "recording_paths": _PLACEHOLDERS, "recording_callback": feed.done, "cancellation_callback": None}
+    )
     if not talk.stopping.is_set():
         raise ValueError("Error: Invalid value: HawkEars took no recordings; is there a filelist in its --cfg?")
 
