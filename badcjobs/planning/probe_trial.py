@@ -36,7 +36,7 @@ from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.records import Records
 from badcjobs.task.startup import World, find_devices
-from badcjobs.workers.engines import lanes_of, version_of
+from badcjobs.workers.engines import lanes_of
 from badcjobs.workers.learned import subject_of
 from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.retry import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy, classify
@@ -305,7 +305,7 @@ def find_subjects(settings: RunSettings, grant: Grant, engine: Engine, cores: in
     subjects = []
     for (name, memory_bytes), devices in models.items():
         at_once = workers * lanes_of(engine.name, settings.engine_args, WorkerPlan(0, devices[0], None, threads))
-        version, what = version_of(engine), subject_of(settings)
+        version, what = engine.version or "unknown", subject_of(settings)
         key = ProbeKey(name, memory_bytes, engine.name, version, what, at_once, workers)
         subjects.append(Subject(key, tuple(devices), threads))
     return subjects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from badcjobs.workers.hawkears import HawkEarsEngine, python_of, sized_arguments
 from badcjobs.workers.hawkears1 import HawkEars1Engine
 from badcjobs.workers.stream_session import Patience, StreamSession
 
-UNKNOWN = "unknown"
 _HAWKEARS = ("hawkears", "hawkears1")
 
 
@@ -35,21 +35,16 @@ def choose_engine(
     clock: Clock,
 ) -> Engine:
     """Return the engine called ``name``."""
+    given: dict[str, Any] = {"args": args, "environ": environ, "launcher": launcher, "clock": clock}
     if name == "demo":
-        return DemoEngine(args, environ=environ, launcher=launcher, clock=clock)
+        return DemoEngine(**given)
     if name == "command":
-        return CommandEngine(command or "", args=args, environ=environ, launcher=launcher, clock=clock)
-    start = {"root": hawkears_root, "args": args, "environ": environ, "launcher": launcher, "clock": clock}
-    given: dict[str, Any] = {**start, "allow_cpu": allow_cpu}
+        return CommandEngine(command or "", **given)
+    given.update(root=hawkears_root, allow_cpu=allow_cpu)
     if name == "hawkears1":
         return HawkEars1Engine(hawkears_python or "python3", **given)
     script = shutil.which("hawkears", path=environ.get("PATH"))
     return HawkEarsEngine(hawkears_python or (script and python_of(Path(script))), **given)
-
-
-def version_of(engine: Engine) -> str:
-    """Return the version of an engine that has been checked; programs without one are known by their files."""
-    return engine.version or UNKNOWN
 
 
 def lanes_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
@@ -57,35 +52,38 @@ def lanes_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
     return threads_of(sized_arguments(args, plan)) if engine in _HAWKEARS else 1
 
 
+@dataclass(eq=False)
 class DemoEngine:
     """Runs our own small detector, one long-lived process per worker (``demo_worker``).
 
     Finds loud stretches in WAV files with the standard library alone, in FLAC files with the extra ``audio``.
     """
 
-    name = "demo"
-    version = __version__  # it is ours
-    wants = 2  # one at work, one behind it
-
-    def __init__(self, args: Sequence[str], *, environ: Mapping[str, str], launcher: Launcher, clock: Clock) -> None:
-        self._args, self._environ, self._launcher, self._clock = args, environ, launcher, clock
-        self._patience = Patience()
+    args: Sequence[str]
+    _: KW_ONLY
+    environ: Mapping[str, str]
+    launcher: Launcher
+    clock: Clock
+    name: str = "demo"
+    version: str | None = __version__  # it is ours
+    wants: int = 2  # one at work, one behind it
+    patience: Patience = field(default_factory=Patience)
 
     def check(self) -> None:
         """Refuse wrong arguments now, not once per worker."""
-        parse_arguments(self._args)
+        parse_arguments(self.args)
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
-        """Start the worker process; it is told how little memory to take, and how much there is."""
+        """Start the worker process; it gets to know how little memory to take, and how much there is."""
         place = ["--lean"] if plan.lean else []
         if plan.device is not None and plan.device.memory_total_bytes is not None:
             place += [f"--device={plan.device.pin}", f"--device-bytes={plan.device.memory_total_bytes}"]
         return StreamSession(
-            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self._args, *place],
-            env=worker_environment(self._environ, plan),
+            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self.args, *place],
+            env=worker_environment(self.environ, plan),
             cwd=None,
             log_file=scratch / "demo.log",
-            launcher=self._launcher,
-            clock=self._clock,
-            patience=self._patience,
+            launcher=self.launcher,
+            clock=self.clock,
+            patience=self.patience,
         )

@@ -75,7 +75,13 @@ class EngineSetup:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(plans) * wants))
         self._stager = Stager(local / "staged", ahead=ahead, cutter=cutter)
-        known = self._known_limits({model_of(plan) for plan in plans}, probed)
+        known = {model_of(plan): learned.about(model_of(plan)).limit for plan in plans}
+        for source, limits in (("as an earlier task has learned", known), ("as badcjobs probe has found", probed)):
+            for model, limit in limits.items():
+                if limit != MemoryLimit():
+                    self._decide(model, limit, source)
+        for model, limit in probed.items():
+            known[model] = known.get(model, MemoryLimit()).lower(limit)
         self.audio = AudioSteps(self._stager, cutter, MemoryLimits(known, self._learn))
 
     def decisions(self) -> Iterator[Decision]:
@@ -98,31 +104,16 @@ class EngineSetup:
         if self._begun or self._stager.tally.cut_late:
             log.info("%s", self._stager.tally.words)
 
-    def _known_limits(self, models: set[str], probed: Mapping[str, MemoryLimit]) -> dict[str, MemoryLimit]:
-        """Return the limits that earlier tasks have learned, and those that probes have found."""
-        known = {model: self._learned.about(model).limit for model in models}
-        for model, limit in known.items():
-            if limit != MemoryLimit():
-                self._decide(model, limit, f"as an earlier task has learned: {self._describe(limit)}")
-        for model, limit in probed.items():
-            lengths = ((limit.crowded_s, "done with one thread"), (limit.alone_s, "cut"))
-            found = [f"what is longer than {seconds:.0f} s is {how}" for seconds, how in lengths if seconds is not None]
-            self._decide(model, limit, f"as badcjobs probe has found: {', '.join(found)}", logging.INFO)
-            known[model] = known.get(model, MemoryLimit()).lower(limit)
-        return known
-
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a limit that has fallen, for later tasks; called in a worker's thread."""
         self._learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
-        self._decide(model, limit, self._describe(limit))
+        self._decide(model, limit, "it ran out of memory")
 
-    @staticmethod
-    def _describe(limit: MemoryLimit) -> str:
-        how = "; done with one thread" if limit.alone_s is None else " even with one thread; cut"
-        return f"{limit.shortest_s:g} s of audio ran out of memory{how} from now on"
-
-    def _decide(self, model: str, limit: MemoryLimit, reason: str, level: int = logging.WARNING) -> None:
-        log.log(level, "%s: %s", model, reason)
+    def _decide(self, model: str, limit: MemoryLimit, source: str) -> None:
+        steps = ((limit.crowded_s, "done with one thread"), (limit.alone_s, "cut"))
+        said = [f"audio of {seconds:g} s and more is {how}" for seconds, how in steps if seconds is not None]
+        reason = f"{source}: {', '.join(said)}"
+        log.info("%s: %s", model, reason)
         self._decisions.put(("memory_limit", model, limit.shortest_s, reason))
 
 

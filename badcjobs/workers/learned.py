@@ -27,7 +27,7 @@ from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
 from badcjobs.paths import user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
-from badcjobs.workers.engines import lanes_of, version_of
+from badcjobs.workers.engines import lanes_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
 if sys.version_info >= (3, 11):
@@ -148,7 +148,7 @@ def find_limits(
             probes += read_probes(file)
         except (ValueError, OSError) as error:
             log.warning("%s cannot be used: %s", file, error)
-    mine = (engine.name, version_of(engine), subject_of(settings))
+    mine = (engine.name, engine.version or "unknown", subject_of(settings))
     limits: dict[str, MemoryLimit] = {}
     for plan in plans:
         beside = sum(other.device_id == plan.device_id for other in plans)

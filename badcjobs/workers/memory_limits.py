@@ -67,7 +67,7 @@ class MemoryLimits:
     Parameters
     ----------
     known: what earlier tasks have learned, by the device's name (``cpu`` where there is no device).
-    learned: is told every time that a limit falls; it must not raise.
+    learned: called every time that a limit falls; it must not raise.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class MemoryLimits:
             trouble = self._troubles.setdefault(key, _RanOut(model))
             trouble.model = model
             if not way.lean:
-                trouble.crowded_s = _least(trouble.crowded_s, _most(audio_s, beside_s))
+                longest_s = max((length for length in (audio_s, beside_s) if length is not None), default=None)
+                trouble.crowded_s = _least(trouble.crowded_s, longest_s)
                 trouble.way = LEAN
             elif audio_s is None:
                 trouble.way = None
@@ -177,7 +178,3 @@ class MemoryLimits:
 
 def _least(one: float | None, other: float | None) -> float | None:
     return min((value for value in (one, other) if value is not None), default=None)
-
-
-def _most(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)

@@ -10,6 +10,7 @@ import logging
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
@@ -54,19 +55,27 @@ class Supervisor:
         device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None,
     ) -> None:
         self.tally = Tally()
-        self._timetable = timetable
         self._device_state = device_state  # what a device said last before a moment
         self._engine = engine
         self._journal = journal
-        self._clock = clock
         self._policy = policy
         self._retries = Retries(policy)
         self._audio = audio
         self._listen = listen
         self._queue = WorkQueue(clock, workers=len(plans), wants=engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
-        self._scratch = scratch
-        self._threads = [self._thread(plan) for plan in plans]
+        self._make_thread = partial(
+            WorkerThread,
+            engine=engine,
+            queue=self._queue,
+            report=lambda plan, event: self._events.put((plan, event)),
+            clock=clock,
+            scratch=scratch,
+            openings=policy.retries + 1,
+            timetable=timetable,
+            audio=audio,
+        )
+        self._threads = [self._make_thread(plan) for plan in plans]
         self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
         self._failed_openings: dict[int, int] = {}
         self.finished: dict[int, int] = {}  # slot → chunks done
@@ -84,7 +93,7 @@ class Supervisor:
 
     def hire(self, plan: WorkerPlan) -> None:
         """Start one more worker."""
-        thread = self._thread(plan)
+        thread = self._make_thread(plan)
         self._threads.append(thread)
         self._queue.hire()
         thread.start()
@@ -142,19 +151,6 @@ class Supervisor:
             thread.kill()
 
     # --- in the task's thread -------------------------------------------------------------------------------------
-
-    def _thread(self, plan: WorkerPlan) -> WorkerThread:
-        return WorkerThread(
-            plan,
-            self._engine,
-            self._queue,
-            lambda plan, event: self._events.put((plan, event)),
-            clock=self._clock,
-            scratch=self._scratch / f"worker-{plan.slot}",
-            openings=self._policy.retries + 1,
-            timetable=self._timetable,
-            audio=self._audio,
-        )
 
     def _top_up(self) -> None:
         room = self._queue.room

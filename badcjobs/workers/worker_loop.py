@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
@@ -79,9 +80,9 @@ class WorkerThread:
         self._lanes = 1  # so many chunks were in progress at once
         self._engine = engine
         self._queue = queue
-        self._send = report
+        self._report = partial(report, plan)
         self._clock = clock
-        self._scratch = scratch
+        self._scratch = scratch / f"worker-{plan.slot}"
         self._openings = openings  # how often in a row the engine may fail to start
         self._audio = audio  # None: the engine gets every chunk as it is
         self._feed: Session | None = None  # the session that is open, with the steps before it
@@ -121,9 +122,6 @@ class WorkerThread:
             feed.kill()
 
     # --- in the thread --------------------------------------------------------------------------------------------
-
-    def _report(self, event: Event) -> None:
-        self._send(self.plan, event)
 
     def _run(self) -> None:
         failed_openings = 0
