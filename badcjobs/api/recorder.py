@@ -26,8 +26,7 @@ from badcjobs.store.figures import describe
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.task.record_command import check_target, start_recording
 from badcjobs.task.records import RecordingOptions
-from badcjobs.task.startup import World
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest, World
 from badcjobs.telemetry.alerts import Alert
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from badcjobs.errors import ExitCode
-from badcjobs.task.stop import ENDINGS
+from badcjobs.task.startup import ENDINGS
 
 _SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # INT is an exception anyway
 _LOOK_EVERY_S = 0.2

@@ -111,7 +111,7 @@ def run(
 
 
 def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_wanted: bool) -> int:
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from badcjobs.cli.output import log_to_stderr, print_json, say
     from badcjobs.cli.progress_bars import ProgressBars
@@ -128,7 +128,7 @@ def _run(out: Path | None, flags: dict[str, Any], config: Path | None, json_want
     with ProgressBars(wanted=not json_wanted) as bars:
         end = run_task(settings, replace(read_world(), show=bars.show))
     if json_wanted:
-        print_json(asdict(end))
+        print_json(end)
     else:
-        say(task_end_text(asdict(end)))
-    return end.exit_code
+        say(task_end_text(end))
+    return int(end["exit_code"])

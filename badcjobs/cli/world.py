@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from badcjobs.cli.output import RowCounter, log_to_file
 from badcjobs.clock import SystemClock
-from badcjobs.task.startup import World
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest, World
 
 
 def environ() -> Mapping[str, str]:

@@ -40,8 +40,7 @@ from badcjobs.sources.wav import NotWav
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.deadline import find_end
 from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import World, make_engine, mark_of, read_allocation
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest, World, make_engine, mark_of, read_allocation
 from badcjobs.telemetry.cost import HostReader
 from badcjobs.telemetry.usage import UsageReader
 from badcjobs.workers.learned import ProbeStore, default_store

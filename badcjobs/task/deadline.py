@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
 from badcjobs.model import Allocation, Chunk, parse_time_left
 from badcjobs.seams import Clock
-from badcjobs.workers.work_queue import Fits, anything_fits
+from badcjobs.workers.work_queue import Fits
 
 log = logging.getLogger(__name__)
 
@@ -61,33 +61,6 @@ def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
     return answer.stdout
 
 
-class Deadline:
-    """What is left of the time; after its making only the monotonic clock counts."""
-
-    def __init__(self, end: EndTime, clock: Clock) -> None:
-        self.end = end
-        self._clock = clock
-        whole_s = max(0.0, (end.at_ms - clock.now_ms()) / 1000)
-        self._reserve_s = min(_RESERVE_S, _SMALL_SHARE * whole_s)
-        self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
-        self._stop_at_s = clock.monotonic_s() + whole_s - self._reserve_s
-
-    def seconds_since(self, at_ms: int) -> float:
-        """Return how long ago a moment was."""
-        return (self._clock.now_ms() - at_ms) / 1000
-
-    @property
-    def left_s(self) -> float:
-        """How long work may still go on: until the end, less what publishing takes."""
-        return self._stop_at_s - self._clock.monotonic_s()
-
-    def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work that takes ``expected_s`` would end in time; None: not known, so any time will do."""
-        if ends_in_s is None or self.left_s <= 0:
-            return self.left_s > 0
-        return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
-
-
 class Rates:
     """How slow chunks are, from those finished last: of 100 like them 95 are quicker than what this predicts."""
 
@@ -114,21 +87,37 @@ def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
 
 
 class TimeBudget:
-    """Whether there is time for more, for workers' threads to ask; without a deadline there always is."""
+    """Whether there is time for more, for workers' threads to ask; without an end there always is.
 
-    def __init__(self, deadline: Deadline | None) -> None:
+    Only the monotonic clock counts after this is made.
+    """
+
+    def __init__(self, end: EndTime | None, clock: Clock) -> None:
         self.out_of_time = False  # whether anything was turned down
         self._told = False
-        self._deadline = deadline
+        self._clock = clock
+        whole_s = math.inf if end is None else max(0.0, (end.at_ms - clock.now_ms()) / 1000)
+        self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
+        self._stop_at_s = clock.monotonic_s() + whole_s - min(_RESERVE_S, _SMALL_SHARE * whole_s)
         self._rates = Rates()  # replaced as a whole, so that threads need no lock
         self._learn_at_left_s = math.inf
 
+    @property
+    def left_s(self) -> float:
+        """How long work may still go on: until the end, less what publishing takes."""
+        return self._stop_at_s - self._clock.monotonic_s()
+
     def learn(self, recent_work: Callable[[int], Iterable[Work]]) -> None:
         """Take the rates of what was finished last; asks for it no more than once a second."""
-        if self._deadline is None or self._deadline.left_s > self._learn_at_left_s:
-            return
-        self._learn_at_left_s = self._deadline.left_s - _LEARN_EVERY_S
-        self._rates = Rates(recent_work(_RECENT))
+        if math.isfinite(self.left_s) and self.left_s <= self._learn_at_left_s:
+            self._learn_at_left_s = self.left_s - _LEARN_EVERY_S
+            self._rates = Rates(recent_work(_RECENT))
+
+    def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
+        """Say whether work that takes ``expected_s`` would end in time; None: not known, so any time will do."""
+        if ends_in_s is None or self.left_s <= 0:
+            return self.left_s > 0
+        return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
 
     def room(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
         """Return what says of one chunk after the other whether a worker would still finish it.
@@ -136,20 +125,18 @@ class TimeBudget:
         ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
         of them at a time. Whatever is allowed counts as in hand for the next.
         """
-        deadline, rates = self._deadline, self._rates
-        if deadline is None:
-            return anything_fits
+        rates, now_ms = self._rates, self._clock.now_ms()
         free_in_s = [0.0] * max(1, lanes)  # a heap, of the lanes
         for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
             left_s = rates.expected_s(device_id, chunk.audio_s) or 0.0
             if begun_at_ms is not None:  # one that has taken longer than expected may end at any time
-                left_s = max(0.0, left_s - deadline.seconds_since(begun_at_ms))
+                left_s = max(0.0, left_s - (now_ms - begun_at_ms) / 1000)
             heapq.heapreplace(free_in_s, free_in_s[0] + left_s)
 
         def fits(chunk: Chunk) -> bool:
             expected_s = rates.expected_s(device_id, chunk.audio_s)
             ends_in_s = None if expected_s is None else free_in_s[0] + expected_s
-            if not deadline.may_start(ends_in_s, expected_s or 0.0):
+            if not self.may_start(ends_in_s, expected_s or 0.0):
                 self.out_of_time = True
                 return False
             heapq.heapreplace(free_in_s, ends_in_s or free_in_s[0])
@@ -166,7 +153,7 @@ class TimeBudget:
     @property
     def over(self) -> bool:
         """Whether there is no time for anything."""
-        if self._deadline is None or self._deadline.left_s > 0:
-            return False
-        self.out_of_time = True
-        return True
+        is_over = self.left_s <= 0
+        if is_over:
+            self.out_of_time = True
+        return is_over

@@ -23,6 +23,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import end_words, own_memory_bytes
@@ -39,7 +40,7 @@ from badcjobs.store.live_files import read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.previous_results import merged_files
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.deadline import Deadline, TimeBudget
+from badcjobs.task.deadline import TimeBudget
 from badcjobs.task.progress import Heartbeat, count_progress, count_work, heartbeat_line
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
@@ -56,8 +57,8 @@ _ORPHAN_PATIENCE_S = 10.0
 _NAMED_FAILURES = 20
 
 
-def run_task(settings: RunSettings, world: World) -> TaskEnd:
-    """Run one array task to its end."""
+def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
+    """Run one array task to its end; return how it ended, as ``badcjobs run --json`` prints it."""
     resolved = resolve_task(settings, world)  # raises before anything is written
     with resolved.locks, open_task(resolved, settings, world) as task:
         list_work(task)
@@ -134,7 +135,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
         records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
         records.writer.write_meta({"settings": settings.to_json(world.cwd)})
         records.writer.write_meta(announce(world.environ, key, database))
-        time = TimeBudget(None if resolved.end is None else Deadline(resolved.end, world.clock))
+        time = TimeBudget(resolved.end, world.clock)
         learned = Learned(subject_of(settings), learned_files(out.path, world.environ))
         yield Task(settings, world, resolved, out, key, records, time, learned)
     except (BadcjobsError, sqlite3.Error) as error:
@@ -350,25 +351,6 @@ class Verdict:
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class TaskEnd:
-    """How a task ended, for people and for scripts."""
-
-    exit_code: int
-    verdict: str
-    task: str
-    out: str
-    database: str
-    chunks: dict[str, int]
-    audio_s: float
-    wall_s: float
-    devices: int
-    workers: int
-    telemetry: str
-    failed: list[dict[str, str]]
-    note: str | None = None
-
-
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from what is left, what failed and which signals came."""
     stop = task.world.stop
@@ -394,7 +376,7 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     return Verdict(ExitCode.DONE, "done", note)
 
 
-def close_task(task: Task, end: Verdict) -> TaskEnd:
+def close_task(task: Task, end: Verdict) -> dict[str, Any]:
     """Leave no process running, stop the recorder, publish the task database, and return how it ended."""
     end_leftovers(task.resolved.mark)
     closing = task.records.close(exit_code=end.exit_code, verdict=end.verdict)
@@ -412,18 +394,18 @@ def close_task(task: Task, end: Verdict) -> TaskEnd:
     counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)
     names = ("recording_id", "chunk_id", "error_class", "error")
-    return TaskEnd(
-        exit_code=exit_code,
-        verdict=end.verdict,
-        task=task.key.name,
-        out=str(task.settings.out),
-        database=str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
-        chunks=counts,
-        audio_s=task.writer.audio_done_s(),
-        wall_s=task.elapsed_s,
-        devices=len(task.resolved.grant.devices),
-        workers=task.writer.workers_started,
-        telemetry=telemetry,
-        failed=[dict(zip(names, row, strict=True)) for row in task.writer.failed_chunks(_NAMED_FAILURES)],
-        note=note,
-    )
+    return {
+        "exit_code": int(exit_code),
+        "verdict": end.verdict,
+        "task": task.key.name,
+        "out": str(task.settings.out),
+        "database": str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
+        "chunks": counts,
+        "audio_s": task.writer.audio_done_s(),
+        "wall_s": task.elapsed_s,
+        "devices": len(task.resolved.grant.devices),
+        "workers": task.writer.workers_started,
+        "telemetry": telemetry,
+        "failed": [dict(zip(names, row, strict=True)) for row in task.writer.failed_chunks(_NAMED_FAILURES)],
+        "note": note,
+    }

@@ -179,18 +179,11 @@ class CommandSession:
     def _process(self, part: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]:
         started_at_ms = self._clock.now_ms()
         yield from (ChunkStarted(chunk, started_at_ms) for chunk in part)
-        listed = []
-        for chunk in part:
-            if self._per_batch and "\n" in chunk.audio_path:
-                why = f"{chunk.audio_path!r} has a line break in its path"
-                yield self._failure(chunk, started_at_ms, retry.BAD_AUDIO, why)
-            else:
-                listed.append(chunk)
-        code = self._run(listed) if listed else None
+        code = self._run(part)
         if code == 0:
-            yield from (self._read(chunk, started_at_ms) for chunk in listed)
+            yield from (self._read(chunk, started_at_ms) for chunk in part)
         elif code is not None and not (self._per_batch and self._killed):
-            yield from self._explain(listed, code, started_at_ms)
+            yield from self._explain(part, code, started_at_ms)
 
     def _run(self, chunks: Sequence[Chunk]) -> int | None:
         """Run the program on these chunks; return its exit code, None when it was killed before it began."""

@@ -312,7 +312,7 @@ class SessionFeed:
     def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[News]:
         """Let the engine judge audio that cannot be cut; if it has done so already, the chunk fails."""
         is_full = isinstance(problem, OSError) and problem.errno in _FULL
-        if not is_full and run.begun_at_ms is None and not self._limits.has_failed(run.chunk.key):
+        if not is_full and run.begun_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
             yield from self._process_whole([run.chunk], nothing_more)
             return
         error_class, what = retry.NO_SPACE, "there is no place for a piece of it"

@@ -72,22 +72,13 @@ class Learned:
     def about(self, model: str) -> Lesson:
         """Return what is known about a model of device, each fact from the first file that has it."""
         facts: dict[str, Any] = {}
-        for file in self._files:
-            entry = _read_lessons(file).get(self._subject, {})
-            known = entry.get(model, {}) if isinstance(entry, dict) else {}
-            facts = {**(known if isinstance(known, dict) else {}), **facts}
-
-        def known_number(name: str, *kinds: type) -> Any:
-            value: Any = facts.get(name)
-            return value if type(value) in kinds and value > 0 else None
-
-        return Lesson(
-            known_number("workers", int),
-            known_number("cores", int),
-            facts.get("settled") is True,
-            MemoryLimit(known_number("crowded_s", int, float), known_number("alone_s", int, float)),
-            known_number("worker_bytes", int),
-        )
+        try:
+            for file in self._files:
+                facts = {**_read_lessons(file).get(self._subject, {}).get(model, {}), **facts}
+            limit = MemoryLimit(facts.pop("crowded_s", None), facts.pop("alone_s", None))
+            return Lesson(**facts, limit=limit)
+        except (AttributeError, TypeError):
+            return Lesson()  # not as we write it
 
     def note(self, model: str, **facts: float | None) -> None:
         """Add facts to every file that can be written; who writes at the same moment may win, and that is no harm."""

@@ -98,10 +98,6 @@ class MemoryLimits:
         way = self.how(model, audio_s)
         return way if trouble is None or trouble.way is None else max(way, trouble.way)
 
-    def has_failed(self, key: ChunkKey) -> bool:
-        """Say whether this very chunk has run out of memory."""
-        return key in self._troubles
-
     def ways_left(self, key: ChunkKey) -> bool | None:
         """Say whether a chunk that ran out of memory can go another way; None: it is not known that it did."""
         trouble = self._troubles.get(key)

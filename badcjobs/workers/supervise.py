@@ -103,21 +103,23 @@ class Supervisor:
     def retire(self, slot: int) -> None:
         """Let one worker end when it has done what it has in hand."""
         for thread in self._threads:
-            if thread.plan.slot == slot and thread.alive and not thread.retired:
-                thread.retire()
+            if thread.plan.slot == slot and thread.is_alive() and not thread.retired:
+                thread.retired = True
                 self._queue.hire(-1)
 
     @property
     def slots_at_work(self) -> dict[int, int | None]:
         """The workers that take work, and the device of each."""
         return {
-            thread.plan.slot: thread.plan.device_id for thread in self._threads if thread.alive and not thread.retired
+            thread.plan.slot: thread.plan.device_id
+            for thread in self._threads
+            if thread.is_alive() and not thread.retired
         }
 
     @property
     def busy(self) -> bool:
         """Whether a worker is still at it, or has news that are not yet written down."""
-        return any(thread.alive for thread in self._threads) or not self._events.empty()
+        return any(thread.is_alive() for thread in self._threads) or not self._events.empty()
 
     def upcoming(self, count: int) -> list[Chunk]:
         """Return the chunks that the workers get next, without taking them; for any thread."""

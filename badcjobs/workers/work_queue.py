@@ -73,9 +73,10 @@ class WorkQueue:
             self._changed.notify_all()
 
     def hire(self, workers: int = 1) -> None:
-        """Share out the work among so many workers more (or fewer)."""
+        """Share out the work among so many workers more (or fewer); one that waits looks whether it is to end."""
         with self._changed:
             self._workers = max(1, self._workers + workers)
+            self._changed.notify_all()
 
     def take(
         self, fits: Fits = anything_fits, over: Callable[[], bool] = lambda: False, *, lean: bool = False
@@ -98,11 +99,6 @@ class WorkQueue:
                 due_s = self._resting[0][0] if self._resting else None
                 self._changed.wait(None if due_s is None else max(0.0, due_s - self._clock.monotonic_s()))
             return None
-
-    def wake(self) -> None:
-        """Let every worker that waits look again whether it is to end."""
-        with self._changed:
-            self._changed.notify_all()
 
     def more(self, wanted: int, *, idle: int, fits: Fits = anything_fits) -> list[Chunk] | None:
         """Return up to ``wanted`` chunks for a worker that holds some; None: come to an end, suspects wait.

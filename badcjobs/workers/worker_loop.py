@@ -58,7 +58,7 @@ class BatchOver:
 Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
 
 
-class WorkerThread:
+class WorkerThread(threading.Thread):
     """Works off the queue on one device until there is nothing left, or its engine is of no use."""
 
     def __init__(
@@ -74,8 +74,9 @@ class WorkerThread:
         timetable: Timetable | None = None,
         audio: AudioSteps | None = None,
     ) -> None:
+        super().__init__(name=f"worker-{plan.slot}", daemon=True)  # the engine starts when the first chunk comes
         self.plan = plan
-        self.retired = False
+        self.retired = False  # set from outside: end when what is in hand is done; others do the rest
         self._timetable = timetable
         self._lanes = 1  # so many chunks were in progress at once
         self._engine = engine
@@ -91,23 +92,8 @@ class WorkerThread:
         self._interrupted = False
         self._killed = False
         self._gpu_errors = 0  # in a row
-        self._thread = threading.Thread(target=self._run, name=f"worker-{plan.slot}", daemon=True)
 
     # --- called from outside --------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the thread; the engine starts when the first chunk comes."""
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is still at work."""
-        return self._thread.is_alive()
-
-    def retire(self) -> None:
-        """End when what is in hand is done; others do the rest."""
-        self.retired = True
-        self._queue.wake()
 
     def interrupt(self) -> None:
         """Let what is running come to its end."""
@@ -123,7 +109,8 @@ class WorkerThread:
 
     # --- in the thread --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Work off the queue (threading.Thread)."""
         failed_openings = 0
         try:
             while (batch := self._take()) is not None:

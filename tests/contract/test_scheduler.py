@@ -17,8 +17,7 @@ from badcjobs.cluster.local_array import LocalSettings
 from badcjobs.cluster.slurm import SlurmScheduler
 from badcjobs.model import ArrayOrder, Submitted
 from badcjobs.seams import Scheduler
-from badcjobs.task.startup import World
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest, World
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 

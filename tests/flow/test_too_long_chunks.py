@@ -73,7 +73,10 @@ def test_each_step_down_is_an_attempt(mixed: Outcome, shared_site: Site) -> None
         ("failed", "out_of_memory", None), ("failed", "out_of_memory", None), ("done", None, 2),
     ]  # fmt: skip
     ((seconds, why),) = shared_site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
-    assert (seconds, why.startswith("it ran out of memory: ") and f"{LONG_S} s and more is cut" in why) == (LONG_S, True)
+    assert (seconds, why.startswith("it ran out of memory: ") and f"{LONG_S} s and more is cut" in why) == (
+        LONG_S,
+        True,
+    )
 
 
 def test_no_piece_is_left_behind(mixed: Outcome, shared_site: Site) -> None:

@@ -10,7 +10,7 @@ from support.task_files import make_chunk
 
 from badcjobs.devices.allocation import EndTime
 from badcjobs.model import Allocation
-from badcjobs.task.deadline import Deadline, Rates, TimeBudget, Work, find_end
+from badcjobs.task.deadline import Rates, TimeBudget, Work, find_end
 
 NOW_MS = HandClock().now_ms()
 IN_ARRAY = Allocation(True, "4821", "gpu3", array_index=7)
@@ -90,9 +90,9 @@ def test_a_squeue_that_cannot_be_started_is_no_harm(squeue: FakeSqueue, tmp_path
 # --- what may be started ----------------------------------------------------------------------------------------------
 
 
-def deadline_in(seconds: float) -> tuple[Deadline, HandClock]:
+def deadline_in(seconds: float) -> tuple[TimeBudget, HandClock]:
     clock = HandClock()
-    return Deadline(EndTime(clock.now_ms() + round(seconds * 1000), "--time-left"), clock), clock
+    return TimeBudget(EndTime(clock.now_ms() + round(seconds * 1000), "--time-left"), clock), clock
 
 
 def test_publishing_has_its_share_of_the_time() -> None:
@@ -170,14 +170,14 @@ def test_where_the_length_of_the_audio_is_not_known_chunks_are_compared_as_they_
 
 
 def test_without_a_deadline_there_is_always_time_and_nobody_is_asked_for_rates() -> None:
-    pace = TimeBudget(None)
+    pace = TimeBudget(None, HandClock())
     pace.learn(lambda limit: pytest.fail("nobody needs to know"))
     assert pace.room(1, [], 1)(make_chunk("a", seconds=1e9))
     assert (pace.over, pace.out_of_time) == (False, False)
 
 
 def test_a_chunk_too_long_for_the_rest_is_turned_down_and_a_short_one_is_not() -> None:
-    pace = TimeBudget(deadline_in(3600)[0])
+    pace = deadline_in(3600)[0]
     pace.learn(lambda limit: [(1, 30.0, 3.0)])
     assert pace.room(1, [], 1)(make_chunk("short", seconds=300))
     assert not pace.out_of_time
@@ -186,7 +186,7 @@ def test_a_chunk_too_long_for_the_rest_is_turned_down_and_a_short_one_is_not() -
 
 
 def test_what_a_worker_has_in_hand_comes_first_and_what_it_gets_then_is_in_hand() -> None:
-    pace = TimeBudget(deadline_in(3600)[0])
+    pace = deadline_in(3600)[0]
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     hand = [make_chunk(name, seconds=1200) for name in "abc"]
     room = pace.room(1, [(hand[0], None)], 1)
@@ -195,15 +195,14 @@ def test_what_a_worker_has_in_hand_comes_first_and_what_it_gets_then_is_in_hand(
 
 
 def test_a_worker_of_two_lanes_has_time_for_twice_as_much() -> None:
-    pace = TimeBudget(deadline_in(3600)[0])
+    pace = deadline_in(3600)[0]
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     room = pace.room(1, [], 2)
     assert [room(make_chunk(name, seconds=1700)) for name in "abcde"] == [True, True, True, True, False]
 
 
 def test_of_a_chunk_that_was_begun_only_the_rest_counts() -> None:
-    deadline, clock = deadline_in(3600)
-    pace = TimeBudget(deadline)
+    pace, clock = deadline_in(3600)
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     begun, wanted, at_ms = make_chunk("a", seconds=1500), make_chunk("b", seconds=1500), clock.now_ms()
     clock.sleep(1000)
@@ -216,8 +215,8 @@ def test_of_a_chunk_that_was_begun_only_the_rest_counts() -> None:
 
 
 def test_chunks_that_were_begun_keep_their_lanes_and_the_others_in_hand_follow_them() -> None:
-    deadline, clock = deadline_in(3600)
-    pace, at_ms = TimeBudget(deadline), clock.now_ms()
+    pace, clock = deadline_in(3600)
+    at_ms = clock.now_ms()
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     nearly_done, half_done = make_chunk("a", seconds=600), make_chunk("b", seconds=2000)
     waiting = make_chunk("c", seconds=1000)
@@ -228,8 +227,7 @@ def test_chunks_that_were_begun_keep_their_lanes_and_the_others_in_hand_follow_t
 
 
 def test_where_nobody_knows_how_long_a_chunk_takes_any_time_will_do() -> None:
-    deadline, clock = deadline_in(3600)
-    pace = TimeBudget(deadline)
+    pace, clock = deadline_in(3600)
     clock.sleep(3570)
     room = pace.room(1, [(make_chunk("a"), None)], 1)
     assert [room(make_chunk(name)) for name in "bc"] == [True, True]
@@ -238,8 +236,7 @@ def test_where_nobody_knows_how_long_a_chunk_takes_any_time_will_do() -> None:
 
 
 def test_the_time_is_over_when_nothing_is_left_but_what_publishing_takes() -> None:
-    deadline, clock = deadline_in(3600)
-    pace = TimeBudget(deadline)
+    pace, clock = deadline_in(3600)
     clock.sleep(3579)
     assert (pace.over, pace.out_of_time) == (False, False)
     clock.sleep(1)
@@ -247,8 +244,8 @@ def test_the_time_is_over_when_nothing_is_left_but_what_publishing_takes() -> No
 
 
 def test_rates_are_looked_up_no_more_than_once_a_second() -> None:
-    deadline, clock = deadline_in(3600)
-    pace, looks = TimeBudget(deadline), []
+    pace, clock = deadline_in(3600)
+    looks: list[int] = []
 
     def recent_work(limit: int) -> list[Work]:
         looks.append(limit)

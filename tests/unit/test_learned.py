@@ -50,7 +50,6 @@ def test_a_file_that_cannot_be_replaced_is_no_harm_and_no_draft_remains(tmp_path
         "", "nonsense", "[]", '{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}', '{"version": 1}',
         '{"version": 1, "lessons": []}', '{"version": 1, "lessons": {"demo": 3}}',
         '{"version": 1, "lessons": {"demo": {"GPU": 3}}}',
-        '{"version": 1, "lessons": {"demo": {"GPU": {"workers": "many", "cores": true, "settled": 1, "alone_s": -1}}}}',
     ],
 )  # fmt: skip
 def test_a_file_that_makes_no_sense_teaches_nothing_and_stays_usable(tmp_path: Path, text: str) -> None:

@@ -24,8 +24,7 @@ from badcjobs.cluster.local_array import LocalSettings, TaskRow
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, StandIn, Submitted
 from badcjobs.seams import Clock, Scheduler
-from badcjobs.task.startup import World
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest, World
 
 # Of what a real Slurm 22.05 set for a task of an array with GPUs, cores and --ntasks: what scripts read.
 RECORDED = {

@@ -20,7 +20,7 @@ from badcjobs.planning.probe_page import probe_page, probe_text
 from badcjobs.planning.probe_search import judge
 from badcjobs.planning.probe_trial import TrialEvents
 from badcjobs.seams import SessionBroken
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest
 from badcjobs.workers.demo_worker import parse_arguments, take_memory
 from badcjobs.workers.retry import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, RetryPolicy
 from badcjobs.workers.supervise import Supervisor

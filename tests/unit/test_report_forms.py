@@ -36,7 +36,6 @@ from badcjobs.report.words import (
     three,
 )
 from badcjobs.store.read_model import AlertFacts, Freshness, JobFacts, StateTime
-from badcjobs.task.run_task import TaskEnd
 
 
 def whole(job: JobFacts = JOB) -> Summary:
@@ -613,7 +612,8 @@ def test_a_period_says_once_what_its_ends_have_in_common_and_seconds_where_it_is
 def test_a_task_that_names_some_of_its_failures_says_where_the_others_are(failed: int, more: str) -> None:
     named = [{"recording_id": f"r{n}", "chunk_id": "c", "error_class": "bad_audio", "error": "no"} for n in range(20)]
     chunks = {"done": 1, "failed": failed - 1, "poison": 1}
-    end = TaskEnd(1, "failed", "t", "r", "r/t.sqlite", chunks, 1.0, 1.0, 1, 1, "on", named)
-    lines = [line for line in task_end_text(asdict(end)).splitlines() if line.startswith("  failed")]
+    end = {"exit_code": 1, "verdict": "failed", "task": "t", "out": "r", "database": "r/t.sqlite", "chunks": chunks,
+           "audio_s": 1.0, "wall_s": 1.0, "devices": 1, "telemetry": "on", "failed": named, "note": None}  # fmt: skip
+    lines = [line for line in task_end_text(end).splitlines() if line.startswith("  failed")]
     assert len(lines) == 20 + bool(more)
     assert more in lines[-1]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from support.hand_clock import HandClock
 
-from badcjobs.task.stop import ENDINGS, WARNINGS, StopRequest
+from badcjobs.task.startup import ENDINGS, WARNINGS, StopRequest
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_under_nohup_a_terminal_that_closes_is_no_reason_to_stop(stop: StopReque
 
 LEAVING = """
 import os, sys, time
-from badcjobs.task.stop import StopRequest
+from badcjobs.task.startup import StopRequest
 class Slow:
     def __del__(self, sleep=time.sleep, write=os.write):
         write(1, b"leaving\\n")

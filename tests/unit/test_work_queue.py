@@ -145,7 +145,7 @@ def test_a_worker_that_waits_goes_home_when_it_is_told_to() -> None:
     waiting = Taker(lambda: queue.take(over=over.is_set))
     assert waiting.waits
     over.set()
-    queue.wake()
+    queue.hire(-1)
     assert waiting.answer() is None
 
 

@@ -48,7 +48,7 @@ class Bench:
         for thread in self.threads:
             thread.start()
         end_s = time.monotonic() + 60
-        while any(thread.alive for thread in self.threads):
+        while any(thread.is_alive() for thread in self.threads):
             assert time.monotonic() < end_s, "it never ends"
             time.sleep(0.005)
         return self
