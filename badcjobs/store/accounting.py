@@ -59,49 +59,36 @@ class Span:
 
 def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[WorkerLife]) -> Iterator[Span]:
     """Yield what the device did from one moment to another, without a hole and without an overlap."""
-    flying: dict[int, str] = {}
-    presence: Counter[str] = Counter()
-    at_ms = from_ms
-    for when_ms, appears, what, attempt_id in _events(from_ms, to_ms, tries, lives):
-        if when_ms > at_ms:
-            yield Span(at_ms, when_ms, _state(flying, presence), tuple(flying))
-            at_ms = when_ms
-        if attempt_id is None:
-            presence[what] += 1 if appears else -1
-        elif appears:
-            flying[attempt_id] = what
-        else:
-            flying.pop(attempt_id, None)
-    if to_ms > at_ms:
-        yield Span(at_ms, to_ms, _state(flying, presence), tuple(flying))
-
-
-def _state(flying: dict[int, str], presence: Counter[str]) -> str:
-    for state in OF_CHUNKS:
-        if state in flying.values():
-            return state
-    if presence[_STARTING]:
-        return "start_up"
-    return "waiting" if presence[_ALIVE] else "idle"
-
-
-_Event = tuple[int, bool, str, int | None]  # when, whether it begins, what, which try
-
-
-def _events(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[WorkerLife]) -> list[_Event]:
-    """Return what begins and ends, in order of time; at one moment ends come first."""
     stretches: list[tuple[int, int, str, int | None]] = [(t.from_ms, t.to_ms, t.state, t.attempt_id) for t in tries]
     for life in lives:
         stretches.append((life.from_ms, life.to_ms, _ALIVE, None))
         stretches.append((life.from_ms, life.to_ms if life.began_ms is None else life.began_ms, _STARTING, None))
     if lives:
         stretches.append((from_ms, min(life.from_ms for life in lives), _STARTING, None))
-    events: list[_Event] = []
+    events: list[tuple[int, int, str, int | None]] = []  # when, one more or one less, what, which try
     for begin_ms, end_ms, what, attempt_id in stretches:
         begin_ms, end_ms = max(begin_ms, from_ms), min(end_ms, to_ms)
         if begin_ms < end_ms:
-            events += [(begin_ms, True, what, attempt_id), (end_ms, False, what, attempt_id)]
-    return sorted(events, key=lambda event: event[:2])
+            events += [(begin_ms, 1, what, attempt_id), (end_ms, -1, what, attempt_id)]
+    present: Counter[str] = Counter()
+    flying: dict[int, None] = {}
+    at_ms = from_ms
+    # In order of time; at one moment ends come first.
+    for when_ms, more, what, attempt_id in [*sorted(events, key=lambda event: event[:2]), (to_ms, 0, "", None)]:
+        if when_ms > at_ms:
+            yield Span(at_ms, when_ms, _state(present), tuple(flying))
+            at_ms = when_ms
+        present[what] += more
+        if attempt_id is not None and more > 0:
+            flying[attempt_id] = None
+        elif attempt_id is not None:
+            flying.pop(attempt_id)
+
+
+def _state(present: Counter[str]) -> str:
+    names = {_STARTING: "start_up", _ALIVE: "waiting"}
+    found = next((what for what in (*OF_CHUNKS, *names) if present[what]), None)
+    return "idle" if found is None else names.get(found, found)
 
 
 class Cumulated:
@@ -130,21 +117,31 @@ class Cumulated:
         share = part_ms / (end_ms - begin_ms)
         return self._totals[place] + added * share, self._measured_ms[place] + part_ms
 
+    def within(self, span: Span) -> tuple[float, float]:
+        """Return how much was added in a span, and how many milliseconds of it were measured."""
+        after, before = self.until(span.to_ms), self.until(span.from_ms)
+        return after[0] - before[0], after[1] - before[1]
 
-def power_steps(points: Sequence[tuple[int, float | None]], longest_ms: int) -> Iterator[tuple[int, int, float]]:
+
+Points = Sequence[tuple[int, float | None]]
+Steps = Iterator[tuple[int, int, float]]  # from, to, how much was added
+
+
+def power_steps(points: Points, longest_ms: int) -> Steps:
     """Yield the joules between neighbouring readings of power; never across a hole."""
-    known = [(at_ms, watts) for at_ms, watts in points if watts is not None]
-    for (a_ms, a_w), (b_ms, b_w) in pairwise(known):
-        if 0 < b_ms - a_ms <= longest_ms:
-            yield a_ms, b_ms, (a_w + b_w) / 2 * (b_ms - a_ms) / 1000
+    for a_ms, a_w, b_ms, b_w in _neighbours(points, longest_ms):
+        yield a_ms, b_ms, (a_w + b_w) / 2 * (b_ms - a_ms) / 1000
 
 
-def busy_steps(points: Sequence[tuple[int, float | None]], longest_ms: int) -> Iterator[tuple[int, int, float]]:
+def busy_steps(points: Points, longest_ms: int) -> Steps:
     """Yield the busy seconds between neighbouring readings; each says what share was busy since the one before."""
-    known = [(at_ms, percent) for at_ms, percent in points if percent is not None]
-    for (a_ms, _), (b_ms, percent) in pairwise(known):
-        if 0 < b_ms - a_ms <= longest_ms:
-            yield a_ms, b_ms, percent / 100 * (b_ms - a_ms) / 1000
+    for a_ms, _, b_ms, percent in _neighbours(points, longest_ms):
+        yield a_ms, b_ms, percent / 100 * (b_ms - a_ms) / 1000
+
+
+def _neighbours(points: Points, longest_ms: int) -> Iterator[tuple[int, float, int, float]]:
+    known = [(at_ms, value) for at_ms, value in points if value is not None]
+    return ((*a, *b) for a, b in pairwise(known) if 0 < b[0] - a[0] <= longest_ms)
 
 
 @dataclass(slots=True)
@@ -179,18 +176,12 @@ def keep_books(spans: Iterable[Span], busy: Cumulated, energy: Cumulated) -> Boo
     states: dict[str, Account] = {}
     tries: dict[int, Account] = {}
     for span in spans:
-        added_busy = _between(busy, span)
-        added_energy = _between(energy, span)
+        added_busy, added_energy = busy.within(span), energy.within(span)
         states.setdefault(span.state, Account()).add(span.seconds, added_busy, added_energy)
         for attempt_id in span.attempt_ids:
             share = 1 / len(span.attempt_ids)
             tries.setdefault(attempt_id, Account()).add(span.seconds, added_busy, added_energy, share)
     return Books(states, tries)
-
-
-def _between(quantity: Cumulated, span: Span) -> tuple[float, float]:
-    after, before = quantity.until(span.to_ms), quantity.until(span.from_ms)
-    return after[0] - before[0], after[1] - before[1]
 
 
 def state_seconds(spans: Iterable[Span], from_ms: int, width_ms: int) -> dict[int, Counter[str]]:
