@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +51,8 @@ class Template:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The keys that are still to be filled in."""
-        return still_open(self.text)
+        """The keys to fill in before the script is submitted, or when it is."""
+        return tuple(key.name for key in keys_of(self.text) if key.required or (key.open and not key.value))
 
     def to_dict(self) -> dict[str, object]:
         """Return it for ``--json``."""
@@ -116,11 +117,6 @@ def keys_of(text: str) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def still_open(text: str) -> tuple[str, ...]:
-    """Return the keys to fill in before the script is submitted, or when it is."""
-    return tuple(key.name for key in keys_of(text) if key.required or (key.open and not key.value))
-
-
 def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool) -> dict[str, list[str]]:
     """Read ``KEY=VALUE`` texts for a template; name all that is unknown, given twice or wrong at once.
 
@@ -140,31 +136,26 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
             mistakes.append(f"--set {one}: {key} is given twice")
         elif not value or not value.isprintable():
             mistakes.append(f"--set {word}: {value!r} is nothing that a line of a script can hold")
-        elif key == "args" and (wrong := _unbalanced(value)):
-            mistakes.append(f"--set args={value}: {wrong}")
+        elif key == "args" and (said := _unbalanced(value)):
+            mistakes.append(f"--set args={value}: {said}")
         else:
             values.setdefault(key, []).append(value)
     missing = [key.name for key in keys.values() if key.required and key.name not in values]
     if complete and missing:
         mistakes.append(f"missing: {', '.join(missing)}")
     keys_line = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
-    judged = wrong_values(list(keys.values()), given)
-    mistakes = [*map(str, judged), *mistakes]
-    if mistakes:
-        right = values | {one.key: [_first_of(one.example)] for one in judged}
+    wrong = wrong_values(list(keys.values()), given)
+    mistakes = [*(sentence for _, _, sentence in wrong), *mistakes]
+    if mistakes:  # the line to try has what was right in it, of two for one key the first, and what is missing
+        right = values | {key: [_first_of(example)] for key, example, _ in wrong}
+        words = [f"--set {shlex.quote(f'{key}={value}')}" for key, several in right.items() for value in several]
+        words += [f"--set {key}=…" for key in missing]
         raise BadInput(
             mistakes[0] if len(mistakes) == 1 else f"the template {name} cannot be filled in like this",
             why="\n".join([*(mistakes if len(mistakes) > 1 else []), *keys_line]) or None,
-            fix=_right_command(name, right, missing),
+            fix=" ".join(["badcjobs template", name, *words]) + ("" if words else "   (shows it, with all its keys)"),
         )
     return values
-
-
-def _right_command(name: str, values: Mapping[str, Sequence[str]], missing: Sequence[str]) -> str:
-    """Return the command with what was right in it, of two for one key the first, and what is missing."""
-    right = [shlex.quote(f"{key}={value}") for key, several in values.items() for value in several]
-    words = [f"--set {one}" for one in [*right, *(f"{key}=…" for key in missing)]]
-    return " ".join(["badcjobs template", name, *words]) + ("" if words else "   (shows it, with all its keys)")
 
 
 def _unbalanced(value: str) -> str | None:
@@ -232,32 +223,20 @@ _KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
 _PATHS = ("source", "out", "image", "badcjobs", "apptainer")
 
 
-@dataclass(frozen=True, slots=True)
-class WrongValue:
-    """A value that a template cannot take."""
-
-    key: str
-    value: str
-    wanted: str
-    example: str
-
-    def __str__(self) -> str:
-        return f"--set {self.key}={self.value}: wanted is {self.wanted}, such as {self.example}"
-
-
-def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[WrongValue]:
-    """Return every value that sbatch, or the template itself, would not take; unknown keys are not looked at."""
+def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return key, example and what to say of every value that sbatch, or the template itself, would not take."""
     known = {key.name: key for key in keys}
     words = [(word.strip().replace("_", "-"), value) for word, _, value in (one.partition("=") for one in given)]
     judged = [(name, value, _judge(known[name], value)) for name, value in words if name in known and value]
-    found = [WrongValue(name, value, *wrong) for name, value, wrong in judged if wrong]
     together = {key.name: key.value for key in keys} | {name: value for name, value in words if value}
-    said = {name for name, _ in words}
-    if not found and together.keys() >= {"time", "signal"} and said & {"time", "signal"}:
-        which = "time" if "time" in said else "signal"
-        if wrong := _judge_lead(which, together["time"], together["signal"]):
-            found.append(WrongValue(which, together[which], *wrong))
-    return found
+    which = next((name for name in ("time", "signal") if name in dict(words)), None)
+    if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in judged):
+        judged.append((which, together[which], _judge_lead(which, together["time"], together["signal"])))
+    return [
+        (name, wrong[1], f"--set {name}={value}: wanted is {wrong[0]}, such as {wrong[1]}")
+        for name, value, wrong in judged
+        if wrong
+    ]
 
 
 def example_of(option: str) -> str | None:
@@ -276,10 +255,10 @@ def _judge(key: Key, value: str) -> tuple[str, str] | None:
     if key.name not in _KINDS:
         return None
     wanted, example, read = _KINDS[key.name]
-    try:
-        if not read(value):
-            return wanted, example
-    except ValueError:
+    with suppress(ValueError):
+        if read(value):
+            wanted = ""
+    if wanted:
         return wanted, example
     if key.name == "array" and (instead := range_instead(parse_array(value))):
         return "a range, for Slurm hides the spacing of a list from its tasks", instead

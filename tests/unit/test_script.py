@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from badcjobs.cluster.templates import Template, fill, keys_of, list_templates, parse_settings, still_open
+from badcjobs.cluster.templates import Template, fill, keys_of, list_templates, parse_settings
 from badcjobs.errors import BadInput
 
 TEMPLATES = {template.name: template.text for template in list_templates()}
@@ -63,10 +63,10 @@ def test_keys_are_the_names_that_a_reader_sees() -> None:
 
 
 def test_what_is_open_is_named_until_it_is_filled_in() -> None:
-    assert still_open(TEMPLATES["array"]) == ("source", "out")
-    assert still_open(TEMPLATES["sockeye-array"]) == ("account", "source", "out")
-    assert still_open(filled("sockeye-array", "account=st-a-1-gpu", "out=x")) == ("source",)
-    assert still_open(TEMPLATES["apptainer-array"]) == ("image", "source", "out")
+    assert Template("", TEMPLATES["array"]).open == ("source", "out")
+    assert Template("", TEMPLATES["sockeye-array"]).open == ("account", "source", "out")
+    assert Template("", filled("sockeye-array", "account=st-a-1-gpu", "out=x")).open == ("source",)
+    assert Template("", TEMPLATES["apptainer-array"]).open == ("image", "source", "out")
 
 
 def test_an_option_is_replaced_and_one_that_is_commented_out_begins_to_count() -> None:

@@ -11,7 +11,7 @@ TEMPLATES = {template.name: template.text for template in list_templates()}
 
 
 def wrong(name: str, *given: str) -> list[str]:
-    return [str(one) for one in wrong_values(keys_of(TEMPLATES[name]), given)]
+    return [said for _, _, said in wrong_values(keys_of(TEMPLATES[name]), given)]
 
 
 @pytest.mark.parametrize(
