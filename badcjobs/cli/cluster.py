@@ -27,10 +27,11 @@ def cluster(
     from badcjobs.cli.output import print_json, say
     from badcjobs.cli.world import environ
     from badcjobs.cluster.nodes import cluster_text, look_at_cluster
+    from badcjobs.errors import ExitCode
 
-    view = look_at_cluster(environ(), gpus=gpus, kind=kind)
+    found = look_at_cluster(environ(), gpus=gpus, kind=kind)
     if json_wanted:
-        print_json(view.to_dict())
+        print_json(found)
     else:
-        say(cluster_text(view))
-    return int(view.exit_code)
+        say(cluster_text(found))
+    return int(ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE)

@@ -6,13 +6,13 @@ What ``badcjobs cluster`` shows is at the end; ``badcjobs check`` asks how large
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from badcjobs.cluster.slurm import SlurmRefused
 from badcjobs.cluster.slurm_commands import ask
-from badcjobs.errors import ExitCode, NotHere
+from badcjobs.errors import NotHere
 from badcjobs.report.tables import Table, columns, table_text
 from badcjobs.report.words import count, plain
 from badcjobs.seams import Unanswered
@@ -273,72 +273,20 @@ def largest_size(cluster: Cluster, partitions: str | None = None) -> NodeSize | 
     nodes = cluster.reached(partitions)
     if not nodes or (partitions and not {*partitions.split(",")} <= {one.name for one in cluster.partitions}):
         return None
+    # Where one is not known it may be larger than all others.
+    cores = [node.cores for node in nodes if node.cores is not None]
+    memory_mib = [node.memory_mib for node in nodes if node.memory_mib is not None]
     return NodeSize(
-        gpus=max(node.total() for node in nodes),
-        cores=_largest([node.cores for node in nodes]),
-        memory_mib=_largest([node.memory_mib for node in nodes]),
+        max(node.total() for node in nodes),
+        max(cores) if len(cores) == len(nodes) else None,
+        max(memory_mib) if len(memory_mib) == len(nodes) else None,
     )
-
-
-def _largest(numbers: Sequence[int | None]) -> int | None:
-    """Return the largest; None where one is not known, for it may be larger."""
-    known = [number for number in numbers if number is not None]
-    return max(known) if len(known) == len(numbers) else None
 
 
 # --- badcjobs cluster -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """The cluster as it is now, and where a job of so many GPUs would go."""
-
-    cluster: Cluster
-    gpus: int
-    kind: str | None
-
-    @property
-    def best(self) -> Best | None:
-        """Where it would go; None: nowhere."""
-        return choose_best(self.cluster, self.gpus, self.kind)
-
-    @property
-    def most_on_a_node(self) -> int:
-        """How many GPUs the largest node has, of those that a job can reach at all."""
-        return max((node.total(self.kind) for node in self.cluster.nodes if node.reachable), default=0)
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is a node that has so many GPUs, be they free or not."""
-        return self.best is not None and self.gpus <= self.most_on_a_node
-
-    @property
-    def exit_code(self) -> int:
-        """3 where no node has what was asked for: it is not here, however long one waits."""
-        return ExitCode.DONE if self.fits else ExitCode.NOT_HERE
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of ``badcjobs cluster --json``; ``kind`` narrows every number in it."""
-        return {
-            "asked": {"gpus": self.gpus, "kind": self.kind},
-            **sum_gpus(self.cluster.gpu_nodes(self.kind), self.kind),
-            "kinds": self.cluster.kinds,
-            "fits": self.fits,
-            "most_on_a_node": self.most_on_a_node,
-            "best": None if self.best is None else asdict(self.best),
-            "partitions": [
-                {**asdict(one), "nodes": len(members), **sum_gpus(members, self.kind)}
-                for one in self.cluster.partitions
-                if (members := [node for node in self.cluster.members(one) if node.total(self.kind)])
-            ],
-            "nodes": [
-                {**asdict(node), "takes_jobs": node.takes_jobs, **sum_gpus([node], self.kind)}
-                for node in self.cluster.gpu_nodes(self.kind)
-            ],
-        }
-
-
-def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> ClusterView:
+def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> dict[str, Any]:
     """Ask sinfo and choose; raise NotHere without Slurm or without any such GPU."""
     cluster = parse_sinfo(query_sinfo(environ))
     wanted = None if kind is None else kind.lower()
@@ -349,70 +297,88 @@ def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) 
             why=f"kinds are {known}" if known else "sinfo lists none under Gres",
             fix=f"badcjobs cluster --kind {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
         )
-    return ClusterView(cluster, gpus, wanted)
+    return describe(cluster, gpus, wanted)
 
 
-def cluster_text(view: ClusterView) -> str:
-    """Return partitions, nodes and the advice, in at most 100 columns."""
-    kind, nodes = view.kind, view.cluster.gpu_nodes(view.kind)
-    sums = sum_gpus(nodes, kind)
+def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
+    """Return the JSON document of ``badcjobs cluster --json``; ``kind`` narrows every number in it."""
+    best, nodes = choose_best(cluster, gpus, kind), cluster.gpu_nodes(kind)
+    most_on_a_node = max((node.total(kind) for node in cluster.nodes if node.reachable), default=0)
+    return {
+        "asked": {"gpus": gpus, "kind": kind},
+        **sum_gpus(nodes, kind),
+        "kinds": cluster.kinds,
+        "fits": best is not None and gpus <= most_on_a_node,  # a node has so many, be they free or not
+        "most_on_a_node": most_on_a_node,
+        "best": None if best is None else asdict(best),
+        "partitions": [
+            {**asdict(one), "nodes": len(members), **sum_gpus(members, kind)}
+            for one in cluster.partitions
+            if (members := [node for node in nodes if one.name in node.partitions])
+        ],
+        "nodes": [
+            {**asdict(node), "takes_jobs": node.takes_jobs, "why_not": node.why_not, **sum_gpus([node], kind)}
+            for node in nodes
+        ],
+    }
+
+
+def cluster_text(found: Mapping[str, Any]) -> str:
+    """Return partitions, nodes and the advice of a document, in at most 100 columns."""
+    counts = ("free", "used", "total")
     partitions = [
         (
             _cut(one["name"], 32),
             "down" if not one["up"] else "default" if one["default"] else "",
-            one["time_limit"],
-            *(str(one[key]) for key in ("nodes", "free", "used", "total")),
+            *(str(one[key]) for key in ("time_limit", "nodes", *counts)),
         )
-        for one in view.to_dict()["partitions"]
+        for one in found["partitions"]
     ]
     rows = [
         (
-            _cut(node.name, 20),
-            _cut(node.why_not or node.state, 18),
-            _cut("+".join(f"{one.kind}×{one.total}" for one in node.gpus), 18),
-            _cut(",".join(node.partitions), 16),
-            *(str(number) for number in (node.free(kind), node.used(kind), node.total(kind))),
+            _cut(node["name"], 20),
+            _cut(node["why_not"] or node["state"], 18),
+            _cut("+".join(f"{one['kind']}×{one['total']}" for one in node["gpus"]), 18),
+            _cut(",".join(node["partitions"]), 16),
+            *(str(node[key]) for key in counts),
         )
-        for node in nodes
+        for node in found["nodes"]
     ]
-    of_partitions = columns("<partition", "<", "<time limit", "nodes", "free", "used", "total")
-    of_nodes = columns("<node", "<state", "<kinds", "<partitions", "free", "used", "total")
+    kind = f" of kind {found['asked']['kind']}" if found["asked"]["kind"] else ""
+    of_partitions = columns("<partition", "<", "<time limit", "nodes", *counts)
+    of_nodes = columns("<node", "<state", "<kinds", "<partitions", *counts)
     lines = [
-        f"{sums['free']} of {sums['total']} GPUs{_of_kind(kind)} are free on {count(len(nodes), 'node')}:"
-        f" {sums['used']} used, {sums['unreachable']} where no job would start",
+        f"{found['free']} of {found['total']} GPUs{kind} are free on {count(len(rows), 'node')}:"
+        f" {found['used']} used, {found['unreachable']} where no job would start",
         "",
         *table_text(Table("partitions", "Partitions", of_partitions, partitions)),
         "",
         *table_text(Table("nodes", "Nodes", of_nodes, rows)),
         "",
-        *_advice(view),
+        *_advice(found, count(found["asked"]["gpus"], "GPU") + kind),
     ]
     return "\n".join(plain(line) for line in lines)
-
-
-def _of_kind(kind: str | None) -> str:
-    return f" of kind {kind}" if kind else ""
 
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _advice(view: ClusterView) -> list[str]:
-    wanted, best = count(view.gpus, "GPU") + _of_kind(view.kind), view.best
-    if not view.most_on_a_node:
+def _advice(found: Mapping[str, Any], wanted: str) -> list[str]:
+    best, most = found["best"], found["most_on_a_node"]
+    if not most:
         return [f"  best for {wanted}: none; every partition with such GPUs is down"]
-    if view.fits and best is not None:
-        node = [f"    on node {_cut(best.node, 80)}"] if best.node else []
-        return [f"  best for {wanted}: partition {_cut(best.partition, 60)}", *node, f"    {best.why}"]
-    lines = [f"  no node has {wanted}; the most on one is {view.most_on_a_node}"]
-    smaller = f"badcjobs template array --set gpus-per-node={view.most_on_a_node}   (more tasks, each on one node)"
+    if found["fits"]:
+        node = [f"    on node {_cut(best['node'], 80)}"] if best["node"] else []
+        return [f"  best for {wanted}: partition {_cut(best['partition'], 60)}", *node, f"    {best['why']}"]
+    smaller = f"badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"
+    lines = [f"  no node has {wanted}; the most on one is {most}"]
     if best is None:
         return [*lines, f"    and no partition has so many on several nodes; try: {smaller}"]
-    several = f"--set nodes={best.nodes} --set gpus-per-node={best.gpus_per_node}"
+    several = f"--set nodes={best['nodes']} --set gpus-per-node={best['gpus_per_node']}"
     return [
         *lines,
-        f"    {best.nodes} nodes of partition {_cut(best.partition, 50)} have them together",
+        f"    {best['nodes']} nodes of partition {_cut(best['partition'], 50)} have them together",
         f"    try: badcjobs template multinode {several}   (one badcjobs on each)",
         f"    or:  {smaller}",
     ]

@@ -7,13 +7,13 @@ import pytest
 from badcjobs.cluster.nodes import (
     QUESTION,
     Cluster,
-    ClusterView,
     GpuCount,
     Node,
     NodeSize,
     choose_best,
     cluster_text,
     count_gpus,
+    describe,
     largest_size,
     parse_sinfo,
     parse_state,
@@ -213,22 +213,21 @@ def test_a_job_too_large_for_any_node_is_told_over_how_many_it_can_be_spread(
     gpus: int, nodes: int | None, each: int | None
 ) -> None:
     text = "".join([node("a1", total=8), node("a2", total=8, used=8), *(node(f"b{n}", total=4) for n in range(3))])
-    view = ClusterView(parse_sinfo(text), gpus, None)
-    assert (view.fits, view.exit_code, view.most_on_a_node) == (False, 3, 8)
-    assert (nodes, each) == ((view.best.nodes, view.best.gpus_per_node) if view.best else (None, None))
+    view = describe(parse_sinfo(text), gpus, None)
+    assert (view["fits"], view["most_on_a_node"]) == (False, 8)
+    best = view["best"] or {"nodes": None, "gpus_per_node": None}
+    assert (nodes, each) == (best["nodes"], best["gpus_per_node"])
     said = cluster_text(view)
     assert f"no node has {gpus} GPUs; the most on one is 8" in said
     assert ("template multinode" in said) == (nodes is not None)
     assert "--set gpus-per-node=8" in said
-    assert view.to_dict()["fits"] is False
 
 
 def test_a_job_waits_for_a_node_that_is_large_enough_not_where_most_small_ones_are_free() -> None:
     text = node("a1", total=8, used=8, partition="large") + node("b1") + node("b2")
-    view = ClusterView(parse_sinfo(text), 6, None)
-    assert view.best is not None
-    assert (view.best.partition, view.best.node, view.fits, view.exit_code) == ("large", None, True, 0)
-    assert "waits" in view.best.why
+    view = describe(parse_sinfo(text), 6, None)
+    assert (view["best"]["partition"], view["best"]["node"], view["fits"]) == ("large", None, True)
+    assert "waits" in view["best"]["why"]
 
 
 # Recorded with QUESTION (blanks squeezed) on a real 22.05 with sockets, and slices of a card beside whole ones; gpu1 is
@@ -272,7 +271,7 @@ def test_an_older_sinfo_that_knows_no_suffix_is_read_by_its_blanks() -> None:
 def test_the_table_has_every_gpu_node_and_at_most_100_columns(cluster: Cluster, kind: str | None) -> None:
     wide = node("a-very-long-name-of-a-node-0001.cluster.example", partition="an_even_longer_partition_of_theirs")
     for found in (cluster, parse_sinfo(RECORDED + wide.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8"))):
-        text = cluster_text(ClusterView(found, 2, kind))
+        text = cluster_text(describe(found, 2, kind))
         assert max(len(line) for line in text.splitlines()) <= 100
         listed = [one for one in found.gpu_nodes(kind) if one.name.startswith("gpu")]
         assert all(f"\n  {one.name} " in text for one in listed)
@@ -280,7 +279,7 @@ def test_the_table_has_every_gpu_node_and_at_most_100_columns(cluster: Cluster, 
 
 
 def test_the_document_narrows_every_number_to_the_kind(cluster: Cluster) -> None:
-    said = ClusterView(cluster, 1, "a100").to_dict()
+    said = describe(cluster, 1, "a100")
     assert (said["total"], said["free"], [one["name"] for one in said["nodes"]]) == (3, 1, ["gpu2"])
     assert [(one["name"], one["total"]) for one in said["partitions"]] == [("gpu", 3)]
     assert said["best"]["node"] == "gpu2"
