@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Protocol
@@ -213,11 +213,8 @@ class Scheduler(Protocol):
         """Return the text that ``submit`` would hand in for the array, byte for byte; do nothing."""
         ...
 
-    def submit(self, order: ArrayOrder, note: Callable[[Submitted], None] = ...) -> Submitted:
-        """Hand in the array and its merge job; raise NotHere without a scheduler, its own words when it refuses.
-
-        ``note`` is told of the array as soon as it has a number, whatever becomes of the merge job.
-        """
+    def submit(self, order: ArrayOrder) -> Submitted:
+        """Hand in the array; raise NotHere without a scheduler, its own words when it refuses."""
         ...
 
     def states(self, job: Submitted) -> JobStates:

@@ -126,10 +126,8 @@ class LocalScheduler:
         """Return the text of the array's script: plain sbatch text, which a Slurm would take as it is."""
         return array_text(order)
 
-    def submit(
-        self, order: ArrayOrder, note: Callable[[Submitted], None] = lambda job: None, keep: Sequence[int] = ()
-    ) -> Submitted:
-        """Run the array to its end; there is nothing to note before that. ``rows`` then says how its tasks ended."""
+    def submit(self, order: ArrayOrder, *, keep: Sequence[int] = ()) -> Submitted:
+        """Run the array to its end; ``rows`` then says how its tasks ended."""
         order.logs.mkdir(parents=True, exist_ok=True)
         asked_mem = order.mem not in (None, usual_mem(order.gpus_per_task))
         done = self.run(self.script(order), order.name, state_folder=order.logs, keep=keep, tell_mem=asked_mem)

@@ -82,16 +82,11 @@ class SlurmScheduler:
         why = "# Merges the task databases once the array has ended, in whatever way (afterany)."
         return batch_text(options, [*order.setup, merging], [why])
 
-    def submit(
-        self,
-        order: ArrayOrder,
-        note: Callable[[Submitted], None] = lambda job: None,
-        about_to: Callable[[Path], None] = lambda script: None,
-    ) -> Submitted:
-        """Hand in both; without a merge job the array goes on, and a warning says what to do later.
+    def submit(self, order: ArrayOrder, about_to: Callable[[Path], None] = lambda script: None) -> Submitted:
+        """Hand in the array; its merge job comes then, by ``submit_merge``.
 
-        ``about_to`` is told of the script right before sbatch gets it: from then on there may be a job, and whoever is
-        killed before ``note`` has heard its number may ask ``find_array`` for it.
+        ``about_to`` is called with the script right before sbatch gets it: from then on there may be a job, and
+        ``find_array`` finds its number where nothing has written it down.
         """
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise NotHere(
@@ -113,10 +108,8 @@ class SlurmScheduler:
                 why=answer.said,
                 fix="the same command, in a minute: it looks for that job first",
             )
-        job = Submitted(job_id, None, order.indices)
-        note(job)
         keep_script(script, job_id)
-        return self.submit_merge(order, job)
+        return Submitted(job_id, None, order.indices)
 
     def _write(self, order: ArrayOrder) -> Path:
         """Write what each task is to do, and the script, which it returns; its name is that of no other submission."""
@@ -144,7 +137,10 @@ class SlurmScheduler:
             ) from error
 
     def submit_merge(self, order: ArrayOrder, job: Submitted) -> Submitted:
-        """Hand in the job that merges what this array does; where somebody may have done so before, look for it."""
+        """Hand in the job that merges what this array does; where that may have been done before, look for it.
+
+        Without a merge job the array goes on, and a warning says what to do later.
+        """
         script = order.logs / f"{job.job_id}_merge.sh"
         answer = _look_for(script) if script.exists() else None
         if answer is None:

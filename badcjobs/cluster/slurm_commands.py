@@ -11,8 +11,8 @@ import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +62,10 @@ def call_sbatch(script: Path, *options: str, patience_s: float = _SBATCH_PATIENC
     submitted its job already. So it has a session of its own; the signal is for us, who hold it back meanwhile.
     """
     try:
-        with _locked(script) as kept:
-            done = _run(["sbatch", *options, str(script)], kept, patience_s)
+        with script.open("rb+") as file:  # not "rb": for NFS that is not enough
+            with suppress(OSError):  # this filesystem has no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            done = _run(["sbatch", *options, str(script)], file.fileno(), patience_s)
     except OSError as error:
         return Answer(None, str(error))
     except subprocess.TimeoutExpired as error:
@@ -75,12 +77,12 @@ def call_sbatch(script: Path, *options: str, patience_s: float = _SBATCH_PATIENC
     return Answer(number, said or f"sbatch ended with {done.returncode}", sure=number is not None)
 
 
-def _run(argv: Sequence[str], kept: Sequence[int], patience_s: float) -> subprocess.CompletedProcess[str]:
+def _run(argv: Sequence[str], lock: int, patience_s: float) -> subprocess.CompletedProcess[str]:
     """Run it as subprocess.run does; where it takes long, say so once, with what it has said so far."""
     pipe, silence_s = subprocess.PIPE, min(_SILENCE_S, patience_s / 2)
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
-        start_new_session=True, pass_fds=kept,
+        start_new_session=True, pass_fds=(lock,),
     ) as process:  # fmt: skip
         try:
             try:
@@ -98,24 +100,6 @@ def _run(argv: Sequence[str], kept: Sequence[int], patience_s: float) -> subproc
 def _said(error: subprocess.TimeoutExpired) -> str:
     words = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
     return words.strip()
-
-
-def wait_for_sbatch(script: Path) -> None:
-    """Wait until no sbatch has this script any more; where nobody can tell, at once."""
-    with suppress(OSError), script.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.warning("an earlier sbatch still has %s; waiting for its end", script)
-            fcntl.flock(file, fcntl.LOCK_SH)
-
-
-@contextmanager
-def _locked(script: Path) -> Iterator[tuple[int, ...]]:
-    with script.open("rb+") as file:  # not "rb": for NFS that is not enough
-        with suppress(OSError):  # this filesystem has no locks
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield (file.fileno(),)
 
 
 def parse_job_id(text: str) -> str | None:
@@ -141,9 +125,14 @@ def query_states(job: Submitted) -> JobStates:
 def query_number(script: Path) -> str | None:
     """Return the number of the job that was submitted with this script, of which no other has the name; None: none.
 
-    An sbatch that still has it, because whoever called it was killed, is waited for.
+    An sbatch that still has it, because its caller was killed, is waited for; without locks, it is not.
     """
-    wait_for_sbatch(script)
+    with suppress(OSError), script.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("an earlier sbatch still has %s; waiting for its end", script)
+            fcntl.flock(file, fcntl.LOCK_SH)
     return parse_number(ask(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%F|%o"]), script)
 
 
@@ -212,14 +201,9 @@ def parse_number(text: str, script: Path) -> str | None:
     return None
 
 
-def is_over(states: Iterable[str]) -> bool:
-    """Say whether none of these will change any more."""
-    return not any(state in UNFINISHED for state in states)
-
-
 def has_ended(states: JobStates) -> bool:
     """Say whether neither a task nor the merge job will change any more."""
-    return is_over([*states.array.values(), *filter(None, [states.merge])])
+    return UNFINISHED.isdisjoint([*states.array.values(), states.merge])
 
 
 # --- sacct and scontrol ----------------------------------------------------------------------------------------------
@@ -256,16 +240,12 @@ class SlurmConfig:
 
 def parse_config(text: str) -> SlurmConfig:
     """Read the lines ``KillWait                = 30 sec``."""
-    said = dict(re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
+    name = re.search(r"^ClusterName\s*= (.*)$", text, re.MULTILINE)
+    numbers = dict(re.findall(r"^(\w+)\s*= (\d+)", text, re.MULTILINE))
     as_of = re.search(r"^Configuration data as of (\d{9,})$", text, re.MULTILINE)
     return SlurmConfig(
-        cluster=said.get("ClusterName"),
-        max_array_size=_number(said.get("MaxArraySize")),
-        kill_wait_s=_number(said.get("KillWait")),
+        cluster=name[1] if name else None,
+        max_array_size=int(numbers["MaxArraySize"]) if "MaxArraySize" in numbers else None,
+        kill_wait_s=int(numbers["KillWait"]) if "KillWait" in numbers else None,
         as_of_s=int(as_of[1]) if as_of else None,
     )
-
-
-def _number(text: str | None) -> int | None:
-    found = re.match(r"\d+", text or "")
-    return int(found[0]) if found else None

@@ -215,16 +215,19 @@ def hand_in(
     with leaving_nothing(out), alone_in(out):
         cut_short = _find_cut_short(out, scheduler)
         record = find_record(plan, scheduler, again=again)
+        found = record is not None
         if record is None:
             check_writable(out)
-            return Handed(_submit(plan, scheduler, clock, hold), plan, found=False)
-        if cut_short and record.job.merge_job_id is None:
+            record = _submit_array(plan, scheduler, clock, hold)
+        elif not cut_short:
+            return Handed(record.job, replace(plan, left=record.left), found)
+        if record.job.merge_job_id is None:
             hold()
             record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
             write_record(out, record)
-        if cut_short:
-            _settle(out, scheduler)
-        return Handed(record.job, replace(plan, left=record.left), found=True)
+        if not scheduler.merge_unsure:  # else there may be a merge job, and the next one looks for that
+            forget_intent(out)
+        return Handed(record.job, replace(plan, left=record.left), found)
 
 
 def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> Record | None:
@@ -240,36 +243,27 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> R
     return None
 
 
-def _submit(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> Submitted:
-    order, now_ms = plan.order, clock.now_ms()  # the same in intent and record: they are told by it to be of one job
-
-    def record_of(job: Submitted) -> Record:
-        told, asked = order.run_arguments, dict(plan.asked)
-        return Record(scheduler.name, job, told, plan.chunks, now_ms, asked, plan.listed, plan.left)
-
-    def note(job: Submitted) -> None:
-        write_record(order.out, record_of(job))
+def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> Record:
+    """Submit the array alone; its record is written before sbatch is called without, and then with its number."""
+    order = plan.order
+    record = Record(
+        scheduler.name, Submitted("", None, order.indices), order.run_arguments, plan.chunks, clock.now_ms(),
+        dict(plan.asked), plan.listed, plan.left,
+    )  # fmt: skip
 
     def about_to(script: Path) -> None:
         hold()
-        write_intent(order.out, Intent(script, record_of(Submitted("", None, order.indices))))
+        write_intent(order.out, Intent(script, record))
 
     try:
-        job = scheduler.submit(order, note, about_to)
+        record = replace(record, job=scheduler.submit(order, about_to))
     except SlurmSilent:
         raise  # and what was intended stays: the next one looks for it
     except BadcjobsError:
         forget_intent(order.out)
         raise
-    note(job)
-    _settle(order.out, scheduler)
-    return job
-
-
-def _settle(out: Path, scheduler: SlurmScheduler) -> None:
-    """Forget what was intended, unless there may be a merge job: then the next one looks for that."""
-    if not scheduler.merge_unsure:
-        forget_intent(out)
+    write_record(order.out, record)
+    return record
 
 
 def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:

@@ -2,13 +2,12 @@
 
 Of a job of Slurm the tasks have ended as Slurm says, else as what they have left shows: squeue forgets a task some
 minutes after its end, and many sites have no accounting. Then there is the job database, with the words of the hooks in
-slurm/ where they are installed, and what submitit leaves of a task that went well.
+slurm/ where they are installed.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
 import shlex
 import sqlite3
 from collections import Counter
@@ -109,19 +108,15 @@ def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[Jo
 def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
     """Return one line: the job, a bar of its chunks, and how many tasks are in which state."""
     counts = Counter(states.array.get(index, "ENDED") for index in job.indices)
+    why = f" ({', '.join(states.why_pending)})" if states.why_pending else ""
     # What is still going on first, then the ends; the same order every time.
-    whys = {"PENDING": _in_brackets(states.why_pending)}
     order = sorted(counts, key=lambda s: (s not in UNFINISHED, s))
-    words = [f"{counts[state]} {state.lower()}{whys.get(state, '')}" for state in order]
-    why_merge = _in_brackets([states.why_merge_pending] if states.why_merge_pending else [])
+    words = [f"{counts[state]} {state.lower()}{why if state == 'PENDING' else ''}" for state in order]
+    why_merge = f" ({states.why_merge_pending})" if states.why_merge_pending else ""
     merging = f"; merge {states.merge.lower()}{why_merge}" if states.merge else ""
     full = _BAR if done >= of else _BAR * done // of
     bar = "#" * full + "-" * (_BAR - full)
     return f"{job.job_id} [{bar}] {done:,} of {of:,} chunks; tasks: {', '.join(words)}{merging}"
-
-
-def _in_brackets(reasons: Sequence[str]) -> str:
-    return f" ({', '.join(reasons)})" if reasons else ""
 
 
 @dataclass(slots=True)
@@ -186,7 +181,7 @@ def find_ends(job: Submitted, states: JobStates, run: RunFolder, logs: Path) -> 
     ends = []
     for index in job.indices:
         state, exit_code = left.get(index, (None, None))
-        state = told.get(index) or state or _by_result(logs / f"{job.job_id}_{index}_0_result.pkl")
+        state = told.get(index) or state
         worked = state != _COMPLETED and has_worked(run, job.job_id, index)
         if state == _FAILED and exit_code is None:  # it failed without a word of its own
             exit_code = states.exit_codes.get(index)
@@ -199,12 +194,8 @@ def has_worked(run: RunFolder, job_id: str, index: int | None) -> bool:
     found = [(TaskKey.parse(path.stem), path) for path in run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite")]
     last = max((key.restart for key, _ in found if key is not None), default=None)
     databases = [path for key, path in found if key is not None and key.restart == last]
-    return bool(databases) and not any(_is_unfinished(path) for path in databases)
-
-
-def _is_unfinished(database: Path) -> bool:
-    verdict, chunks, undone = read_row(database, _UNDONE) or (None, 0, 0)
-    return verdict != "done" and (not chunks or undone > 0)
+    rows = [read_row(path, _UNDONE) or (None, 0, 0) for path in databases]
+    return bool(rows) and all(verdict == "done" or (chunks and not undone) for verdict, chunks, undone in rows)
 
 
 def made_progress(tasks: Path, attempt: str) -> bool | None:
@@ -251,16 +242,6 @@ def _ends_in(job_database: Path, job_id: str) -> dict[int, tuple[str | None, int
     return found
 
 
-def _by_result(result: Path) -> str | None:
-    """Read what submitit has kept of a call: (success or error, its value); a task that exits leaves nothing."""
-    try:
-        with result.open("rb") as file:
-            outcome, _ = pickle.load(file)
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, ImportError, pickle.PickleError):
-        return None  # not there, cut off, or of a class that is gone: then it says nothing
-    return _COMPLETED if outcome == "success" else _FAILED
-
-
 # --- what to say of it ------------------------------------------------------------------------------------------------
 
 
@@ -279,12 +260,11 @@ def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | No
 def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
     """Return a line for each task that did not end well, and where to read why."""
     bad = [end for end in ends if not end.well]
-    lines = [f"{end.words(job_id)}; {_where_to_read(end)}" for end in bad[:_MOST_LINES]]
+    lines = []
+    for end in bad[:_MOST_LINES]:
+        where = f"less {shlex.quote(str(end.log))}" if end.log.exists() else "it left no log"
+        lines.append(f"{end.words(job_id)}; {where}")
     return lines + ([f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)"] if len(bad) > _MOST_LINES else [])
-
-
-def _where_to_read(end: TaskOutcome) -> str:
-    return f"less {shlex.quote(str(end.log))}" if end.log.exists() else "it left no log"
 
 
 def nobody_began(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> NotHere:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,6 @@ def test_the_last_attempt_of_its_own_job_counts(tmp_path: Path) -> None:
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
     assert states(tmp_path) == ["COMPLETED", "FAILED", None]
     assert states(tmp_path, t1="OUT_OF_MEMORY") == ["COMPLETED", "OUT_OF_MEMORY", None]
-
-
-def test_what_submitit_keeps_of_a_call_counts_where_there_is_no_database(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    for index, kept in enumerate((pickle.dumps(("success", None)), pickle.dumps(("error", "a traceback")), b"\x80")):
-        (tmp_path / "logs" / f"4821_{index}_0_result.pkl").write_bytes(kept)
-    assert states(tmp_path) == ["COMPLETED", "FAILED", None]
 
 
 @pytest.mark.parametrize(
