@@ -17,25 +17,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from badcjobs.cluster.sbatch_options import (
-    FLAGS,
-    OPTIONAL,
-    VALUES,
-    ArraySpec,
-    Asked,
-    EarlySignal,
-    count_gpus,
-    count_tasks,
-    parse_array,
-    parse_export,
-    parse_limit,
-    parse_memory,
-    parse_signal,
-    read_asked,
-    read_options,
-    tried,
-    whole,
-)
+from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
 
@@ -59,6 +41,8 @@ _SBATCH = re.compile(r"^(?:[ \t]*#[ \t]*SBATCH|#sbatch)[ \t]+(?P<words>\S.*?)[ \
 _COMMAND = re.compile(r"^[ \t]*[^#\s].*", re.M)
 _NEXT_JOB = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\s*$.*", re.M | re.S)
 _OPTION = re.compile(r"(?<![\w-])(?P<word>(?P<name>--?[A-Za-z][\w-]*)(?:=\S*)?)")
+
+_NEAR = "to sbatch this is a comment, for only #SBATCH at the beginning of a line counts"
 
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?[\"']?(\w+)[^\n]*\n(.*?^\t*\1)[ \t]*$", re.M | re.S)
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
@@ -154,8 +138,8 @@ class BatchScript:
 
     name: str
     options: dict[str, str] = field(default_factory=dict)  # of sbatch, under their long names
-    asked: Asked = field(default_factory=Asked)
-    signal: EarlySignal | None = None
+    asked: sbatch.Asked = field(default_factory=sbatch.Asked)
+    signal: sbatch.EarlySignal | None = None
     calls: tuple[Call, ...] = ()
     mistakes: tuple[Mistake, ...] = ()  # what sbatch would refuse, or not see
     near_options: tuple[Mistake, ...] = ()  # comments that look like options
@@ -205,18 +189,19 @@ def read_script(
     """
     said: list[str] = []
     words = [word for _, line in _option_lines(_NEXT_JOB.sub("", text)) for word in _split(line)]
-    given = read_options(words, said)  # sbatch's own variables go before what the script says
+    given = sbatch.read_options(words, said)  # sbatch's own variables go before what the script says
     given |= {option: environ[name] for name, option in _INPUT_VARIABLES.items() if environ.get(name)}
-    given |= read_options(options, said)
-    signal = tried(said, lambda: parse_signal(given["signal"])) if "signal" in given else None
-    asked = read_asked(given, said)
+    given |= sbatch.read_options(options, said)
+    signal = sbatch.tried(said, lambda: sbatch.parse_signal(given["signal"])) if "signal" in given else None
+    asked = sbatch.read_asked(given, said)
     is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
     plain = _HERE_DOCUMENT.sub(lambda one: "<<_\n" + "\n" * one[2].count("\n"), text)
     variables = Variables(plain, _exported(environ, given.get("export", "ALL")), cwd, given.get("chdir", ""))
     found = list(_read_calls(plain, variables, parse)) if is_shell else []
     calls = tuple(one for one in found if isinstance(one, Call))
-    if asked.gpus_per_task == 0 and not _wants_gpus(calls):
-        asked = replace(asked, gpus_per_task=None)
+    start = next((call for call in reversed(calls) if call.command == "run"), None)
+    if asked.gpus_per_task == 0 and (start is None or start.hidden or {"cpu_workers", "config"} & start.named):
+        asked = replace(asked, gpus_per_task=None)  # none would surely be missed; simulated ones stand for granted ones
     return BatchScript(
         name=name,
         options=given,
@@ -224,7 +209,11 @@ def read_script(
         signal=signal,
         calls=calls,
         mistakes=(*_form_mistakes(text, name), *_option_mistakes(text, plain, name, said)),
-        near_options=tuple(_near_options(text)),
+        near_options=tuple(
+            Mistake(f" line {number}: {_NEAR}", f"#SBATCH {line}   (or ##SBATCH, if it is to be one)")
+            for number, line in _option_lines(text, near=True)
+            if line.startswith("-")
+        ),
         wrong_calls=tuple(one for one in found if isinstance(one, Mistake)),
         unread=() if found else tuple(_line_of(plain, one.end()) for one in _NAMED.finditer(plain)),
         modules=tuple(word for one in _MODULES.findall(plain) for word in one.split() if word[0] not in "-$\"'"),
@@ -239,12 +228,6 @@ def read_script(
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the name that was probably meant."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
-
-
-def _wants_gpus(calls: Sequence[Call]) -> bool:
-    """Say whether a script would surely miss GPUs. Simulated devices stand in for those that Slurm grants."""
-    start = next((call for call in reversed(calls) if call.command == "run"), None)
-    return start is not None and not start.hidden and not {"cpu_workers", "config"} & start.named
 
 
 def _exported(environ: Mapping[str, str], export: str) -> dict[str, str]:
@@ -319,7 +302,7 @@ def _option_mistake(said: str, text: str, file: str) -> Mistake:
     example = example_of(option.removeprefix("--"))
     fix = f"sbatch --test-only {file}   (what does it say?)"
     if said.startswith("sbatch knows no option") and number:
-        known = nearest(option.removeprefix("--"), VALUES | FLAGS | OPTIONAL)
+        known = nearest(option.removeprefix("--"), sbatch.VALUES | sbatch.FLAGS | sbatch.OPTIONAL)
         right = line.replace(option, f"--{known}", 1) if known else " ".join(line.replace(word, "", 1).split())
         fix = f"#SBATCH {right}" if right else f"sed -i {number}d {file}"
     elif "needs --ntasks" in said and number:
@@ -327,14 +310,6 @@ def _option_mistake(said: str, text: str, file: str) -> Mistake:
     elif example is not None:
         fix = f"#SBATCH {line.replace(word, f'{option}={example}') if number else f'{option}={example}'}"
     return Mistake(f" line {number}: {said}" if number else f": {said}", fix)
-
-
-def _near_options(text: str) -> Iterator[Mistake]:
-    """Yield comments that look like options; ``##SBATCH`` is the usual way to put one aside."""
-    for number, line in _option_lines(text, near=True):
-        if line.startswith("-"):
-            said = f" line {number}: to sbatch this is a comment, for only #SBATCH at the beginning of a line counts"
-            yield Mistake(said, f"#SBATCH {line}   (or ##SBATCH, if it is to be one)")
 
 
 # --- the lines that call badcjobs -------------------------------------------------------------------------------------
@@ -471,8 +446,12 @@ _REFUSED = {
     "wrap": "write the command into the script",
 }
 _READERS: dict[str, Callable[[str], Any]] = {
-    "array": parse_array, "time": parse_limit, "signal": parse_signal, "mem": parse_memory, "export": parse_export,
-}  # fmt: skip
+    "array": sbatch.parse_array,
+    "time": sbatch.parse_limit,
+    "signal": sbatch.parse_signal,
+    "mem": sbatch.parse_memory,
+    "export": sbatch.parse_export,
+}
 _WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 
 
@@ -481,9 +460,9 @@ class JobRequest:
     """What a job asks for, as far as one machine can give it."""
 
     name: str | None = None
-    array: ArraySpec | None = None
+    array: sbatch.ArraySpec | None = None
     time_s: int | None = None  # None: no limit
-    warning: EarlySignal | None = None
+    warning: sbatch.EarlySignal | None = None
     output: str | None = None
     error: str | None = None
     append: bool = False
@@ -513,8 +492,8 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         raise BadInput(f"the batch script{wrong.text}", fix=wrong.fix)
     mistakes: list[str] = []
     words = [word for _, line in _option_lines(script) for word in _split(line)]
-    given = read_options(words, mistakes) | read_options(options, mistakes)
-    read = {name: tried(mistakes, partial(_READERS[name], given[name])) for name in _READERS if name in given}
+    given = sbatch.read_options(words, mistakes) | sbatch.read_options(options, mistakes)
+    read = {name: sbatch.tried(mistakes, partial(_READERS[name], given[name])) for name in _READERS if name in given}
     request = JobRequest(
         name=given.get("job-name"),
         array=read.get("array"),
@@ -523,9 +502,9 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         output=given.get("output"),
         error=given.get("error"),
         append=given.get("open-mode", "").startswith("a"),
-        gpus=tried(mistakes, lambda: count_gpus(given)) or 0,
-        cpus=tried(mistakes, lambda: whole(given, "cpus-per-task")),
-        ntasks=tried(mistakes, lambda: count_tasks(given)),
+        gpus=sbatch.tried(mistakes, lambda: sbatch.count_gpus(given)) or 0,
+        cpus=sbatch.tried(mistakes, lambda: sbatch.whole(given, "cpus-per-task")),
+        ntasks=sbatch.tried(mistakes, lambda: sbatch.count_tasks(given)),
         mem_mib=read.get("mem") or None,
         chdir=given.get("chdir"),
         exports=read.get("export") or {},
@@ -533,7 +512,11 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         ignored=tuple(sorted(given.keys() - _UNDERSTOOD)),
     )
     mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
-    mistakes += filter(None, [tried(mistakes, lambda: _differing_gpus(given))])
+    ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
+    alone = [{one: given[one] for one in given if one == name or one not in ways} for name in ways]
+    if len({sbatch.tried(mistakes, partial(sbatch.count_gpus, one)) for one in alone}) > 1:
+        names = " and ".join(f"--{name}={given[name]}" for name in ways)
+        mistakes.append(f"{names} do not agree; on one machine, write --gpus-per-node alone")
     if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":
         mistakes.append(f"--nodes={nodes}: the emulation is one machine")
     if mistakes:
@@ -543,11 +526,3 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
             fix="badcjobs guide local   (which options count here)",
         )
     return request
-
-
-def _differing_gpus(given: Mapping[str, str]) -> str | None:
-    """Name the options that ask for different numbers of GPUs; on one machine they cannot all be meant."""
-    ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
-    counts = {count_gpus({one: given[one] for one in given if one == name or one not in ways}) for name in ways}
-    names = " and ".join(f"--{name}={given[name]}" for name in ways)
-    return f"{names} do not agree; on one machine, write --gpus-per-node alone" if len(counts) > 1 else None

@@ -29,18 +29,9 @@ from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, usual_mem
 from badcjobs.paths import RunFolder
 from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder
 from badcjobs.store.run_lock import alone_in, check_writable, emulation_in, leaving_nothing, refuse_during_emulation
-from badcjobs.store.submission_record import (
-    Record,
-    asked_of,
-    forget_intent,
-    last_submission,
-    read_intent,
-    read_record,
-    rows_in,
-    submit_words,
-)
 from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
@@ -87,7 +78,10 @@ class Emulation:
 
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge it."""
-    command = (*submit_words("local", order.run_arguments, asked_of(order)), *settings.options)
+    command = (
+        *records.submit_words("local", order.run_arguments, records.asked_of(order)),
+        *settings.options,
+    )
     scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
     with only_here(order.out, command, again=settings.again) as lock:
         job = scheduler.submit(order, keep=(lock,))
@@ -137,7 +131,7 @@ class LocalScheduler:
     def states(self, job: Submitted) -> JobStates:
         """Return how the tasks of an array stand; of one that is not known here, nothing."""
         try:
-            rows = json.loads(rows_in(self._run, job.job_id).read_text())["tasks"]
+            rows = json.loads(records.rows_in(self._run, job.job_id).read_text())["tasks"]
         except (OSError, ValueError):
             return JobStates({})
         return JobStates({row["index"]: row["state"] for row in rows})
@@ -322,11 +316,11 @@ def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int
             check_writable(out)
             sure = _refuse_beside_slurm(out, again=again)
             lock = held.enter_context(emulation_in(out, command))
-            intent = read_intent(out)
-            if sure and intent is not None and not intent.is_of(read_record(out)):
+            intent = records.read_intent(out)
+            if sure and intent is not None and not intent.is_of(records.read_record(out)):
                 # What is left of a submit whose array Slurm has not, as it has just said.
                 intent.script.unlink(missing_ok=True)
-                forget_intent(out)
+                records.forget_intent(out)
         yield lock.fileno()
 
 
@@ -348,13 +342,13 @@ def _refuse_beside_slurm(out: Path, *, again: bool) -> bool:
 
     Return whether Slurm has said that it knows no array of this run that is not written down.
     """
-    record: Record | None = None
+    record: records.Record | None = None
     has = f"a submit with --cluster slurm was killed in {out}, or its answer was lost: there may be a job"
     why = "both would do the same chunks"
     try:
-        record = last_submission(out, query_number)
+        record = records.last_submission(out, query_number)
         if record is None or has_ended(query_states(record.job)):
-            return record == read_record(out)  # else it was found by its script, and has ended
+            return record == records.read_record(out)  # else it was found by its script, and has ended
         ending = shlex.join(["scancel", *filter(None, [record.job.job_id, record.job.merge_job_id])])
         fix = f"{ending}   (or wait: the same command with --cluster slurm --wait)"
     except (NotHere, Unanswered) as error:

@@ -20,12 +20,13 @@ from badcjobs.cluster.array_options import extra_options
 from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.slurm_commands import Answer, call_sbatch, query_number, query_states
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted, stable_id
+from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.seams import Unanswered
 
 log = logging.getLogger(__name__)
 
 POLL_S = 30.0  # squeue is everybody's: one question per half minute for a whole array is what a site can bear
+_WORK = "array.pkl"  # a run folder has one array at a time
 _ENDLESS = 1_000_000  # submitit's own count of time-outs; ours is ArrayOrder.requeues
 
 
@@ -59,12 +60,7 @@ class SlurmScheduler:
 
     def script(self, order: ArrayOrder) -> str:
         """Return the batch script of the array, as submitit writes it."""
-        return array_script(order, self._program[0], self._work_file(order).name)
-
-    def _work_file(self, order: ArrayOrder) -> Path:
-        """Return where it is written what each task is to do; another command has another name."""
-        work = stable_id(*self._program, *order.run_arguments, order.requeues, order.time_min)
-        return order.logs / f"array_{work:012x}.pkl"
+        return array_script(order, self._program[0])
 
     def merge_script(self, order: ArrayOrder) -> str:
         """Return the batch script that merges; sbatch gets the array's number on its command line."""
@@ -99,7 +95,7 @@ class SlurmScheduler:
         answer = call_sbatch(script)
         if answer.job_id is None and answer.sure:
             script.unlink()
-            self._work_file(order).unlink()
+            (order.logs / _WORK).unlink()
             raise SlurmRefused("Slurm did not take the array", why=answer.said, fix="the same command with --dry-run")
         job_id = answer.job_id or (_look_for(script) or answer).job_id
         if job_id is None:
@@ -116,11 +112,11 @@ class SlurmScheduler:
         from submitit.helpers import DelayedSubmission
 
         order.logs.mkdir(parents=True, exist_ok=True)
-        file = self._work_file(order)
+        draft = order.logs / f".{_WORK}"
         work = DelayedSubmission(self._task((*self._program, *order.run_arguments), order.requeues))
         work.set_timeout(order.time_min, _ENDLESS)
-        work.dump(file.with_suffix(".tmp"))
-        file.with_suffix(".tmp").replace(file)
+        work.dump(draft)
+        draft.replace(order.logs / _WORK)
         script = order.logs / f".submission_file_{uuid.uuid4().hex}.sh"
         script.write_text(self.script(order), encoding="utf-8")
         return script
@@ -188,8 +184,8 @@ def keep_script(script: Path, job_id: str) -> None:
 # --- scripts ---------------------------------------------------------------------------------------------------------
 
 
-def array_script(order: ArrayOrder, python: str, work: str) -> str:
-    """Return the batch script of an array, as submitit writes it; ``work``: the file that says what to do."""
+def array_script(order: ArrayOrder, python: str) -> str:
+    """Return the batch script of an array, as submitit writes it."""
     from submitit import SlurmExecutor
 
     class ArrayExecutor(SlurmExecutor):
@@ -210,11 +206,11 @@ def array_script(order: ArrayOrder, python: str, work: str) -> str:
             fix="badcjobs submit … --out DIR   (a name without %)",
         )
     executor = ArrayExecutor(order.logs, python=shlex.quote(python))
-    executor.update_parameters(**_parameters(order, work))
+    executor.update_parameters(**_parameters(order))
     return executor.array_script()
 
 
-def _parameters(order: ArrayOrder, work: str) -> dict[str, Any]:
+def _parameters(order: ArrayOrder) -> dict[str, Any]:
     """Return the order in submitit's words."""
     own = shlex.quote(str(order.logs)) + '/"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_submitted.pkl"'
     return {
@@ -233,7 +229,7 @@ def _parameters(order: ArrayOrder, work: str) -> dict[str, Any]:
         # A shell that dies of TERM takes the step with it before badcjobs has stopped in order; this one waits.
         "setup": [
             "trap : TERM  # cancelled or out of time: wait until badcjobs has stopped in order",
-            f"ln -s {work} {own} 2>/dev/null  # what to do; after a requeue it is there already",
+            f"ln -s {_WORK} {own} 2>/dev/null  # what to do; after a requeue it is there already",
             *order.setup,
         ],
         # Since Slurm 22.05 a step does not inherit this from sbatch, and would get a single core.

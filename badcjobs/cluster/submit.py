@@ -27,20 +27,9 @@ from badcjobs.seams import Clock, Unanswered
 from badcjobs.settings import FrozenRun, RunSettings, check_against, make_settings, read_toml, settings_by_key
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.run_lock import alone_in, check_writable, leaving_nothing, refuse_during_emulation
-from badcjobs.store.submission_record import (
-    Intent,
-    Record,
-    asked_of,
-    differences,
-    forget_intent,
-    last_submission,
-    read_intent,
-    read_record,
-    write_intent,
-    write_record,
-)
 
 Progress = Callable[[int], None]
 
@@ -107,7 +96,7 @@ def make_plan(
         if getattr(settings, key) is not None:
             mistakes.append(f"{key} in {config} is for one task, not for an array")
     chunks, looked_at, listed = 0, None, None
-    if find and not again and (record := read_record(out)) is not None:
+    if find and not again and (record := records.read_record(out)) is not None:
         chunks, listed = record.chunks, record.listed  # that was checked when it was submitted
     elif settings is not None:
         chunks, looked_at, listed = read_source(settings, cwd, progress)
@@ -119,7 +108,7 @@ def make_plan(
     if frozen is not None and settings is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
     anew = settings is not None and not settings.resume
-    plan = ArrayPlan(order, chunks, asked_of(order), looked_at, listed, anew=anew)
+    plan = ArrayPlan(order, chunks, records.asked_of(order), looked_at, listed, anew=anew)
     return _what_is_left(plan, clock, keep=keep) if again and not anew and not order.only else plan
 
 
@@ -224,16 +213,16 @@ def hand_in(
         if record.job.merge_job_id is None:
             hold()
             record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
-            write_record(out, record)
+            records.write_record(out, record)
         if not scheduler.merge_unsure:  # else there may be a merge job, and the next one looks for that
-            forget_intent(out)
+            records.forget_intent(out)
         return Handed(record.job, replace(plan, left=record.left), found)
 
 
-def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> Record | None:
+def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> records.Record | None:
     """Return what this command would find instead of submitting; refuse what it would refuse, and change nothing."""
     out = plan.order.out
-    record = last_submission(out, scheduler.find_array)
+    record = records.last_submission(out, scheduler.find_array)
     if record is not None and not again:
         _check_same(record, plan, scheduler)
         return record
@@ -243,26 +232,26 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> R
     return None
 
 
-def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> Record:
+def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> records.Record:
     """Submit the array alone; its record is written before sbatch is called without, and then with its number."""
     order = plan.order
-    record = Record(
+    record = records.Record(
         scheduler.name, Submitted("", None, order.indices), order.run_arguments, plan.chunks, clock.now_ms(),
         dict(plan.asked), plan.listed, plan.left,
     )  # fmt: skip
 
     def about_to(script: Path) -> None:
         hold()
-        write_intent(order.out, Intent(script, record))
+        records.write_intent(order.out, records.Intent(script, record))
 
     try:
         record = replace(record, job=scheduler.submit(order, about_to))
     except SlurmSilent:
         raise  # and what was intended stays: the next one looks for it
     except BadcjobsError:
-        forget_intent(order.out)
+        records.forget_intent(order.out)
         raise
-    write_record(order.out, record)
+    records.write_record(order.out, record)
     return record
 
 
@@ -271,20 +260,20 @@ def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
 
     What was intended is forgotten only where there is none: who is refused now may get its merge job later.
     """
-    intent = read_intent(out)
+    intent = records.read_intent(out)
     if intent is None:
         return False
-    record = last_submission(out, scheduler.find_array)
+    record = records.last_submission(out, scheduler.find_array)
     if record is None or not intent.is_of(record):
         intent.script.unlink(missing_ok=True)
-        forget_intent(out)
+        records.forget_intent(out)
         return False
-    write_record(out, record)
+    records.write_record(out, record)
     keep_script(intent.script, record.job.job_id)
     return True
 
 
-def _check_same(record: Record, plan: ArrayPlan, scheduler: SlurmScheduler) -> None:
+def _check_same(record: records.Record, plan: ArrayPlan, scheduler: SlurmScheduler) -> None:
     out = shlex.quote(str(plan.order.out))
     if record.run_arguments != plan.order.run_arguments:
         raise BadInput(
@@ -292,7 +281,7 @@ def _check_same(record: Record, plan: ArrayPlan, scheduler: SlurmScheduler) -> N
             why=f"then: {shlex.join(record.run_arguments)}\nnow: {shlex.join(plan.order.run_arguments)}",
             fix=f"{scheduler.cancel_line(record.job)}; then the same command with --again, or with another --out",
         )
-    if differing := differences(record.asked, plan.asked) if record.asked is not None else []:
+    if differing := records.differences(record.asked, plan.asked) if record.asked is not None else []:
         raise BadInput(
             f"{out} has a job already, {record.job.job_id}, and it was submitted with other options",
             why="\n".join([*differing, "a job keeps what it was submitted with; this command would change nothing"]),
@@ -300,7 +289,7 @@ def _check_same(record: Record, plan: ArrayPlan, scheduler: SlurmScheduler) -> N
         )
 
 
-def _check_ended(record: Record, scheduler: SlurmScheduler) -> None:
+def _check_ended(record: records.Record, scheduler: SlurmScheduler) -> None:
     try:
         ended = has_ended(scheduler.states(record.job))
     except Unanswered as error:

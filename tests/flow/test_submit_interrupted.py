@@ -116,8 +116,7 @@ class Told:
 
     @property
     def names(self) -> set[str]:
-        names = {path.name for path in (self.out / "logs").iterdir()}
-        return {"array.pkl" if name.startswith("array_") else name for name in names}
+        return {path.name for path in (self.out / "logs").iterdir()}
 
 
 def _command(manifest: str, out: Path, words: str) -> list[str]:
