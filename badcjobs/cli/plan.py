@@ -137,7 +137,7 @@ def _tell(planned: Planned, json_wanted: bool) -> int:
     from badcjobs.planning.plan import plan_text
     from badcjobs.report.rules import PROBLEM
 
-    made, written, ends = planned.plan, planned.written, None
+    made, ends = planned.plan, None
     if made.waves.running_s is not None:
         end_s = SystemClock().now_ms() / 1000 + made.waves.running_s
         ends = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
@@ -145,12 +145,12 @@ def _tell(planned: Planned, json_wanted: bool) -> int:
         more = {
             "sources": list(planned.descriptions),
             "finished_at": ends,
-            "folder": None if written is None else str(written.folder),
-            "scripts": None if written is None else [str(script) for script in written.scripts],
+            "folder": planned.folder and str(planned.folder),
+            "scripts": [str(script) for script, _ in planned.written] or None,
         }
         print_json({**to_dict(made), **more})
     else:
-        say(plan_text(made, planned.descriptions, written))
+        say(plan_text(planned))
         if ends is not None:
             remark(f"finished on {ends} if the first task starts now and nothing ever waits")
     has_problem = any(one.severity == PROBLEM for one in made.remarks)

@@ -128,7 +128,8 @@ def _examples(many: str, names: str) -> Any:
 
 
 def _left_out(plan: CampaignPlan) -> Cases:
-    yield {"details": plan.survey.left_out_lines, "fix": plan.survey.left_out_fix or ""}
+    if plan.survey.left_out_all:
+        yield {"details": plan.survey.left_out_lines, "fix": plan.survey.left_out_fix or ""}
 
 
 def _rates(plan: CampaignPlan) -> Cases:
@@ -140,9 +141,15 @@ SOURCE_REMARKS = (
     rules(
         "left out",
         problem_if(
-            "{survey.left_out_words} cannot be planned: badcjobs run would {survey.left_out_fate}",
+            "{survey.left_out_words} cannot be planned: badcjobs run would fail {survey.left_out_all:it|them}, for the"
+            " audio cannot be used",
             "{fix}",
-            lambda f: f.survey.left_out_words,
+            lambda f: f.survey.left_out_all == f.survey.left_out_missing,
+        ),
+        problem_if(
+            "{survey.left_out_words} cannot be planned: badcjobs run would refuse {survey.left_out_all:it|them}, or"
+            " fail those whose audio cannot be used",
+            "{fix}",
         ),
         cases=_left_out,
     ),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs import paths as resources
 from badcjobs.errors import BadInput
 from badcjobs.planning.findings import always, below, folded
 from badcjobs.planning.make_plan import CampaignPlan, make_plan
-from badcjobs.planning.plan_folder import RowFile, Scripts, Written, fresh_folder, template_for, try_scripts, write_plan
+from badcjobs.planning.plan_folder import RowFile, Scripts, fresh_folder, write_plan
 from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, read_sources
-from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
+from badcjobs.planning.plan_tasks import Asking, PlanWish, Sizing, check_wish, clock, make_margin
 from badcjobs.planning.site import Site, find_site
 from badcjobs.report.rules import PROBLEM, say
 from badcjobs.report.words import count, duration, number
@@ -43,11 +44,13 @@ class PlanOrder:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan, and what was written of it."""
+    """The plan, and what was written of it: the script of each wave and where its results go."""
 
     plan: CampaignPlan
     descriptions: tuple[str, ...]
-    written: Written | None = None
+    folder: Path | None = None
+    written: Sequence[tuple[Path, Path]] = ()
+    left_out: Path | None = None
 
 
 def plan_sources(
@@ -59,33 +62,34 @@ def plan_sources(
     settings = make_settings(Path("results"), order.flags, order.config and cwd / order.config, "plan")
     if "workers_per_gpu" not in _run_table(order, cwd):
         settings = replace(settings, workers_per_gpu=AUTO)  # as the scripts say
-    target = None if order.write is None else cwd / order.write
-    scripts = None if target is None else _scripts(order, target, site, cwd)
+    scripts = None if order.write is None else _scripts(order, cwd / order.write, site, cwd)
     root = None if settings.root is None else cwd / settings.root
     sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
+    descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
     make_margin(speed, order.wish.margin).work_s(order.wish.longest_s(site))
-    with ExitStack() as held:
-        draft, rows = None, None
-        if target is not None:
-            draft = held.enter_context(fresh_folder(target))
-            rows = held.enter_context(RowFile(draft / ".rows"))
-        surveyed = read_sources(sources, rows, progress, draft)
-        plan = make_plan(surveyed, speed, order.wish, site)
-        written = None
-        if target is not None and scripts is not None and draft is not None and rows is not None:
+    if order.write is None or scripts is None:
+        return Planned(make_plan(read_sources(sources, None, progress), speed, order.wish, site), descriptions)
+    target = cwd / order.write
+    with fresh_folder(target) as draft:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n", dir=draft) as file:
+            rows = RowFile(file)
+            plan = make_plan(read_sources(sources, rows, progress, draft), speed, order.wish, site)
             written = write_plan(plan, rows, draft, target, scripts)
-        return Planned(plan, tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions), written)
+        left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
+    return Planned(plan, descriptions, target, written, left_out)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
-    template = order.template or template_for(site.name)
+    """Return how scripts are filled in; one is, with values that will do: a mistake is found before a long reading."""
+    own = f"{site.name}-array"
+    usual = own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
     out = target / "results" if order.out is None else cwd / order.out
-    scripts = Scripts(template, out, order.keys, tuple(_run_words(order, cwd)))
-    try_scripts(scripts)
+    scripts = Scripts(order.template or usual, out, order.keys, tuple(_run_words(order, cwd)))
+    scripts.fill("0-0", Sizing(1, 3600, False, (), 0.0, 0.0, 0.0), Asking(1, "", 1, ""), target, out)
     return scripts
 
 
@@ -190,9 +194,10 @@ _LINES: tuple[tuple[str, str, Callable[[CampaignPlan], object]], ...] = (
 )
 
 
-def plan_text(plan: CampaignPlan, descriptions: Sequence[str], written: Written | None) -> str:
+def plan_text(planned: Planned) -> str:
     """Return the plan for people; the same plan gives the same text."""
-    figures = _figures(plan, descriptions)
+    plan = planned.plan
+    figures = _figures(plan, planned.descriptions)
     problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
     lines = [say("{plan.work_gpu_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
     lines[0] += f"; {count(problems, 'problem')}" if problems else ""
@@ -201,7 +206,17 @@ def plan_text(plan: CampaignPlan, descriptions: Sequence[str], written: Written 
         lines += folded(name, say(template, figures), _INDENT) if when(plan) else []
     for remark in plan.remarks:
         lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT), *below(remark, _INDENT)]
-    return "\n".join([*lines, *(_written(plan, written) if written else ())])
+    if planned.folder is not None:
+        many = f"{count(plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
+        lines += ["", *folded("written", f"{planned.folder}: {many}", _INDENT)]
+    if planned.left_out is not None:
+        lines += folded("left out", f"all of it, each with its reason: {planned.left_out}", _INDENT)
+    for script, out in planned.written[:_SHOWN_SCRIPTS]:
+        lines.append(f"{'':{_INDENT}}sbatch {shlex.quote(str(script))}")
+        lines.append(f"{'':{_INDENT}}badcjobs merge {shlex.quote(str(out))}   (once it has ended)")
+    if (more := len(planned.written) - _SHOWN_SCRIPTS) > 0:
+        lines.append(f"{'':{_INDENT}}… and {more:,} more, each when the one before has ended")
+    return "\n".join(lines)
 
 
 def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
@@ -228,19 +243,6 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "alone": span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s),
         "running": span(plan.waves.running_s or 0.0),
     }
-
-
-def _written(plan: CampaignPlan, written: Written) -> Iterator[str]:
-    yield ""
-    words = f"{written.folder}: {count(plan.tasks, 'shard')}, {count(len(written.scripts), 'job script')}"
-    yield from folded("written", words, _INDENT)
-    if written.left_out is not None:
-        yield from folded("left out", f"all of it, each with its reason: {written.left_out}", _INDENT)
-    for script, out in list(zip(written.scripts, written.outs, strict=True))[:_SHOWN_SCRIPTS]:
-        yield f"{'':{_INDENT}}sbatch {shlex.quote(str(script))}"
-        yield f"{'':{_INDENT}}badcjobs merge {shlex.quote(str(out))}   (once it has ended)"
-    if len(written.scripts) > _SHOWN_SCRIPTS:
-        yield f"{'':{_INDENT}}… and {len(written.scripts) - _SHOWN_SCRIPTS:,} more, each when the one before has ended"
 
 
 def span(seconds: float) -> str:

@@ -18,16 +18,15 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from typing import TextIO
 
-from badcjobs import paths as resources
 from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.planning.make_plan import CampaignPlan, to_dict
-from badcjobs.planning.plan_tasks import Share, clock
+from badcjobs.planning.plan_tasks import Asking, Sizing, clock
 from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.survey import PlannedRow
 
@@ -35,21 +34,13 @@ _LINE_END = "\0"  # in no path; so that a row with a line end in a name is one l
 
 
 class RowFile:
-    """A file of rows, written once and then read in turn."""
+    """Rows in a file, written once and then read in turn."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("w+", encoding="utf-8", newline="\n")
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
         self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
         self._further: list[str] = []  # their names
         self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
-
-    def __enter__(self) -> RowFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
 
     def add(self, row: PlannedRow) -> None:
         """Keep a row."""
@@ -101,29 +92,18 @@ class RowFile:
 
     def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> list[str]:
         """Return the fields of further columns, each in the place that its name has in all shards."""
-        if names not in self._places:
-            self._places[names] = self._find_places(names)
-        places = self._places[names]
+        places = self._places.get(names)
+        if places is None:
+            places = self._places[names] = []
+            for name in names:
+                known = [place for place, one in enumerate(self._further) if one == name and place not in places]
+                if not known:
+                    self._further.append(name)
+                places.append(known[0] if known else len(self._further) - 1)
         fields = [""] * (max(places) + 1 if places else 0)
         for place, text in zip(places, further, strict=True):
             fields[place] = text
         return fields
-
-    def _find_places(self, names: tuple[str, ...]) -> list[int]:
-        places: list[int] = []
-        for name in names:
-            known = [place for place, one in enumerate(self._further) if one == name and place not in places]
-            if not known:
-                self._further.append(name)
-            places.append(known[0] if known else len(self._further) - 1)
-        return places
-
-
-def write_manifest(path: Path, header: str, rows: Iterator[str], many: int) -> None:
-    """Write the next rows as a manifest."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(header)
-        file.writelines(islice(rows, many))
 
 
 def _absolute(text: str, base: str) -> str:
@@ -140,8 +120,6 @@ def _quoted(row: Sequence[object]) -> str:
 
 # --- plan folder ------------------------------------------------------------------------------------------------------
 
-_OWN_KEYS = ("array", "time", "gpus-per-node", "cpus-per-task", "mem", "source", "out")
-
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
@@ -152,34 +130,17 @@ class Scripts:
     settings: tuple[str, ...] = ()  # KEY=VALUE of the template
     run_arguments: tuple[str, ...] = ()  # of badcjobs run
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A plan that was written."""
-
-    folder: Path
-    scripts: tuple[Path, ...]
-    outs: tuple[Path, ...] = field(default=())
-    left_out: Path | None = None
-
-
-def template_for(site: str) -> str:
-    """Return the template of a site, or the one for all."""
-    own = f"{site}-array"
-    return own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
-
-
-def try_scripts(scripts: Scripts) -> None:
-    """Fill in a script with values that will do, so that a mistake is found before a long reading."""
-    mine = [word.partition("=")[0].strip().replace("_", "-") for word in scripts.settings]
-    taken = [key for key in _OWN_KEYS if key in mine]
-    if taken:
-        raise BadInput(
-            f"--set {taken[0]}: the plan itself says that",
-            fix="badcjobs plan --help   (--time, --gpus-per-task, --cpus, --mem, --out say it)",
-        )
-    fill_template(scripts.template, [*_settings("0-0", 3600, 1, 1, 1, Path("/s"), Path("/o")), *_given(scripts, None)],
-                  complete=True)  # fmt: skip
+    def fill(self, array: str, sizing: Sizing, asking: Asking, tasks: Path, out: Path, root: str | None = None) -> str:
+        """Return the script of a wave; raise BadInput where the template does not take what is given."""
+        values = {
+            "array": array, "time": clock(sizing.time_s), "gpus-per-node": sizing.gpus, "cpus-per-task": asking.cpus,
+            "mem": f"{asking.mem_gb}G", "source": tasks, "out": out,
+        }  # fmt: skip
+        words = [*self.run_arguments, *([] if root is None else [f"--root={root}"])]
+        given = [*(f"{key}={value}" for key, value in values.items()), *self.settings]
+        return fill_template(
+            self.template, [*given, *(f"args={shlex.quote(word)}" for word in words)], complete=True
+        ).text
 
 
 @contextmanager
@@ -203,44 +164,27 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def write_plan(plan: CampaignPlan, rows: RowFile, draft: Path, target: Path, scripts: Scripts) -> Written:
-    """Write shards and scripts into a draft of the folder; what they name is where it will be."""
-    lines, names, outs = rows.rows(), [], []
+def write_plan(
+    plan: CampaignPlan, rows: RowFile, draft: Path, target: Path, scripts: Scripts
+) -> list[tuple[Path, Path]]:
+    """Write shards and scripts into a draft of the folder; return where each script will be, and its results."""
+    lines, written = rows.rows(), []
     width = len(str(len(plan.waves.waves)))
     for wave in plan.waves.waves:
         name = f"wave-{wave.number:0{width}}"
-        shares = plan.sizing.shares[wave.first : wave.first + wave.tasks]
-        _write_shards(shares, rows.header, lines, draft / name, target / name)
-        out = scripts.out / name
+        (draft / name).mkdir()
+        digits = max(4, len(str(wave.tasks - 1)))
+        shards = [f"task-{number:0{digits}}.csv" for number in range(wave.tasks)]
+        for shard, share in zip(shards, plan.sizing.shares[wave.first :], strict=False):
+            with (draft / name / shard).open("w", encoding="utf-8", newline="") as file:
+                file.write(rows.header)
+                file.writelines(islice(lines, share.rows))
+        tasks, out = target / name / "tasks.txt", scripts.out / name
+        (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
         array = f"0-{wave.tasks - 1}" + (f"%{plan.waves.parallel}" if plan.waves.parallel else "")
-        size = plan.sizing
-        settings = _settings(
-            array, size.time_s, size.gpus, plan.asking.cpus, plan.asking.mem_gb, target / name / "tasks.txt", out
-        )
-        filled = fill_template(scripts.template, [*settings, *_given(scripts, rows.root)], complete=True)
-        (draft / f"{name}.sbatch").write_text(filled.text, encoding="utf-8")
-        names.append(target / f"{name}.sbatch")
-        outs.append(out)
+        text = scripts.fill(array, plan.sizing, plan.asking, tasks, out, rows.root)
+        (draft / f"{name}.sbatch").write_text(text, encoding="utf-8")
+        written.append((target / f"{name}.sbatch", out))
     text = json.dumps(to_dict(plan), indent=2, ensure_ascii=False)
     (draft / "plan.json").write_text(f"{text}\n", encoding="utf-8")
-    left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
-    return Written(target, tuple(names), tuple(outs), left_out)
-
-
-def _write_shards(shares: Sequence[Share], header: str, lines: Iterator[str], draft: Path, place: Path) -> None:
-    draft.mkdir()
-    width = max(4, len(str(len(shares) - 1)))
-    names = [f"task-{number:0{width}}.csv" for number in range(len(shares))]
-    for name, share in zip(names, shares, strict=True):
-        write_manifest(draft / name, header, lines, share.rows)
-    (draft / "tasks.txt").write_text("".join(f"{place / name}\n" for name in names), encoding="utf-8")
-
-
-def _settings(array: str, time_s: float, gpus: int, cpus: int, mem_gb: int, source: Path, out: Path) -> list[str]:
-    values = (array, clock(time_s), gpus, cpus, f"{mem_gb}G", source, out)
-    return [f"{key}={value}" for key, value in zip(_OWN_KEYS, values, strict=True)]
-
-
-def _given(scripts: Scripts, root: str | None) -> list[str]:
-    words = [*scripts.run_arguments, *([] if root is None else [f"--root={root}"])]
-    return [*scripts.settings, *(f"args={shlex.quote(word)}" for word in words)]
+    return written

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.model import FITS, Probed, ProbeKey, ProbeResult
+from badcjobs.model import FITS, Probed, ProbeKey
+from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.report.completeness import merge_again
 from badcjobs.report.headlines import news_words
@@ -20,7 +21,7 @@ from badcjobs.report.job import find_job_database
 from badcjobs.report.words import count
 from badcjobs.settings import RunSettings
 from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import JobFacts, TaskFacts
+from badcjobs.store.read_model import JobFacts
 from badcjobs.workers.engines import choose_engine
 from badcjobs.workers.learned import default_store, is_same_memory, read_probes, subject_of
 
@@ -69,28 +70,22 @@ def find_speed(
             why="it is the hours of audio that one GPU analyses in an hour, a number above 0",
             fix="--rate 400   (badcjobs report RUN says it: audio-hours per GPU-hour)",
         )
-    measured = None if origin is None else _of(cwd / origin, str(origin), settings, environ, cwd)
-    if rate is None:
-        return measured or _learned(settings, environ, cwd)
+    measured, store = None, default_store(environ)
+    if origin is not None and origin.suffix == ".toml":
+        measured = _of_probes(cwd / origin, str(origin), settings, environ, cwd)
+    elif origin is not None:
+        measured = _of_job(cwd / origin, str(origin), settings)
+    elif rate is None and store is not None and store.exists():
+        measured = _of_probes(store, None, settings, environ, cwd)
+    if rate is not None:
+        if measured is None:
+            return Speed(rate, "as --rate says")
+        words = f"as --rate says; the rest is {measured.origin}"
+        return replace(measured, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=None, curve=(), doubts=())
     if measured is None:
-        return Speed(rate, "as --rate says")
-    words = f"as --rate says; the rest is {measured.origin}"
-    return replace(measured, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=None, curve=(), doubts=())
-
-
-def _of(path: Path, name: str, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:
-    if path.suffix == ".toml":
-        return _of_probes(path, name, settings, environ, cwd)
-    database = find_job_database(path)
-    job = read_job(database)
-    try:
-        speed = speed_of(job, name)
-    except NothingMeasured as error:
-        raise BadInput(f"{name} does not say how fast GPUs are", why=str(error), fix=_how(settings)) from error
-    if not (news := news_words(job.merged)):
-        return speed
-    doubt = f"the merge of {name}: {news}; what was done since is not in this speed"
-    return replace(speed, doubts=(doubt,), remedy=merge_again(database, job.file_folders, job.merged))
+        why = f"there is neither --from nor --rate, and no probe of this engine ({subject_of(settings)}) is known here"
+        raise BadInput("how fast is a GPU? Nobody has measured it", why=why, fix=_how(settings))
+    return measured
 
 
 def _how(settings: RunSettings, store: str | None = None) -> str:
@@ -99,106 +94,58 @@ def _how(settings: RunSettings, store: str | None = None) -> str:
     return f"{probe}   (or --from RUN, a run of one task of such audio; or --rate AUDIO_HOURS_PER_GPU_HOUR)"
 
 
-def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:
-    """Return what a probe of this engine has found; where it has found several things, somebody has to choose.
-
-    ``store``: the file as it was given; None: it is the one in the user's cache.
-    """
-    subject = subject_of(settings)
-    try:
-        if not path.exists():
-            raise BadInput(f"{path} does not exist", fix=_how(settings, store))
-        there = read_probes(path)
-        found = [one for one in there if one.key.settings == subject]
-    except (ValueError, OSError) as error:
-        raise BadInput(f"{path} cannot be used", why=str(error), fix=_how(settings, store)) from error
-    chosen = choose_probes(found, version_here(settings, environ, cwd), settings.workers_wanted)
-    if not chosen:
-        others = sorted({one.key.settings for one in there if one.key.settings != subject})
-        why = "\n".join([f"looked for: {subject}", *(f"it has: {one}" for one in others[:_SHOWN])])
-        what = f"{path} has no finished probe of this engine with these options"
-        raise BadInput(what, why=why, fix=_how(settings, store))
-    if len(chosen) > 1:
-        said = [f"{device}: {speed.audio_hours_per_gpu_hour:,.1f}" for device, _, speed in chosen]
-        raise BadInput(
-            f"{path} knows the speed of {len(chosen)} models of GPU, each at its best length", why="\n".join(said),
-            fix="the same command with the --rate of the one that you will get",
-        )  # fmt: skip
-    _, key, speed = chosen[0]
-    return replace(speed, remedy=probe_line(settings, settings.workers_wanted or key.workers, store))
-
-
-def _learned(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:
-    store = default_store(environ)
-    if store is not None and store.exists():
-        return _of_probes(store, None, settings, environ, cwd)
-    raise BadInput(
-        "how fast is a GPU? Nobody has measured it",
-        why=f"there is neither --from nor --rate, and no probe of this engine ({subject_of(settings)}) is known here",
-        fix=_how(settings),
-    )
-
-
 # --- as a job has measured it -----------------------------------------------------------------------------------------
 
 
-class NothingMeasured(Exception):
-    """A job says nothing about the speed of GPUs; the text says why."""
+def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
+    database = find_job_database(path)
+    job = read_job(database)
+    try:
+        speed = speed_of(job, name)
+    except ValueError as error:
+        raise BadInput(f"{name} does not say how fast GPUs are", why=str(error), fix=_how(settings)) from error
+    if not (news := news_words(job.merged)):
+        return speed
+    doubt = f"the merge of {name}: {news}; what was done since is not in this speed"
+    return replace(speed, doubts=(doubt,), remedy=merge_again(database, job.file_folders, job.merged))
 
 
 def speed_of(job: JobFacts, name: str) -> Speed:
-    """Return what a job has measured; start-up is counted apart, so that a short first job is no slander."""
-    start_up_s = _start_ups(job)
+    """Return what a job has measured; raise ValueError where that is nothing.
+
+    Start-up is counted apart: of a first job, which is often short, it is a large part.
+    """
+    start_up_s: dict[str, list[float]] = defaultdict(list)  # of each task, its devices up to their first chunk
+    for device in job.devices:
+        if "start_up" in device.states:
+            start_up_s[device.task].append(device.states["start_up"].total_s)
     worked = [task for task in job.tasks if task.devices and task.audio_s > 0]
     if not worked:
-        why = "none of its tasks had a GPU" if any(task.audio_s > 0 for task in job.tasks) else "nothing is done in it"
-        raise NothingMeasured(why)
+        done_without = any(task.audio_s > 0 for task in job.tasks)
+        raise ValueError("none of its tasks had a GPU" if done_without else "nothing is done in it")
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
-    total_s = sum(work_s.values())
-    rate = sum(task.audio_s for task in worked) / total_s
+    total_s, audio_s, done = sum(work_s.values()), sum(task.audio_s for task in worked), sum(one.done for one in worked)
+    rate = audio_s / total_s
+    long_enough = [task for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
+    slowest = _rank([task.audio_s / work_s[task.name] for task in long_enough], _SLOWEST_PERCENT)
     devices = Counter(device.name or "GPU" for device in job.devices)
     return Speed(
         audio_hours_per_gpu_hour=rate,
         origin=f"measured in {name}",
         start_up_s=_rank([max(times) for times in start_up_s.values() if times], 95),
-        slowness=_slowness(worked, work_s, rate),
+        slowness=max(1.0, rate / slowest) if slowest and len(long_enough) > 1 else None,  # one task has no spread
         tasks=len(worked),
         gpu_hours=total_s / 3600,
         devices=tuple(f"{many} × {model}" for model, many in sorted(devices.items())),
         memory_bytes_per_gpu=_most([(task.memory_peak_bytes, task.devices or 0) for task in worked]),
         cores_per_gpu=_most([(task.cpu_mean_cores, task.devices or 0) for task in worked]),
-        chunk_s=_mean_chunk(worked),
+        chunk_s=audio_s / done if done else None,
     )
-
-
-def _start_ups(job: JobFacts) -> Mapping[str, list[float]]:
-    """Return for each task how long each of its devices took to its first chunk."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for device in job.devices:
-        if "start_up" in device.states:
-            found[device.task].append(device.states["start_up"].total_s)
-    return found
-
-
-def _slowness(tasks: Sequence[TaskFacts], work_s: Mapping[str, float], rate: float) -> float | None:
-    """Return how many times as slow the slowest twentieth was; None: one task has no spread."""
-    long_enough = [task for task in tasks if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
-    if len(long_enough) < 2:
-        return None
-    slowest = _rank([task.audio_s / work_s[task.name] for task in long_enough], _SLOWEST_PERCENT)
-    return None if slowest is None else max(1.0, rate / slowest)
-
-
-def _mean_chunk(tasks: Sequence[TaskFacts]) -> float | None:
-    done = sum(task.done for task in tasks)
-    return sum(task.audio_s for task in tasks) / done if done else None
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:
     """Return the nearest rank."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)] if values else None
 
 
 def _most(pairs: Sequence[tuple[float | None, int]]) -> float | None:
@@ -246,20 +193,41 @@ def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -
     return version and str(version)
 
 
-def choose_probes(
-    probes: Sequence[Probed], version: str | None, workers: int | None
-) -> list[tuple[str, ProbeKey, Speed]]:
-    """Return what counts for each model of device that probes have found a speed of; ``workers`` None: any number."""
-    known = [one for one in probes if one.key.gpu != _CPU and one.result is not None and one.result.times_real_time]
-    chosen = [_choose(group, version, workers) for group in _by_device(known)]
-    names = [key.gpu for key, _ in chosen]
-    labelled = [(_device_words(key) if names.count(key.gpu) > 1 else key.gpu, key, speed) for key, speed in chosen]
-    return sorted(labelled, key=lambda one: one[0])
+def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:
+    """Return what a probe of this engine has found; where it has found several things, somebody has to choose.
+
+    ``store``: the file as it was given; None: it is the one in the user's cache.
+    """
+    subject, workers = subject_of(settings), settings.workers_wanted
+    try:
+        if not path.exists():
+            raise BadInput(f"{path} does not exist", fix=_how(settings, store))
+        there = read_probes(path)
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{path} cannot be used", why=str(error), fix=_how(settings, store)) from error
+    groups = _by_device([one for one in there if one.key.settings == subject])
+    if not groups:
+        others = sorted({one.key.settings for one in there if one.key.settings != subject})
+        why = "\n".join([f"looked for: {subject}", *(f"it has: {one}" for one in others[:_SHOWN])])
+        what = f"{path} has no finished probe of this engine with these options"
+        raise BadInput(what, why=why, fix=_how(settings, store))
+    version = version_here(settings, environ, cwd)
+    chosen = [_choose(group, version, workers) for group in groups]
+    if len(chosen) > 1:
+        said = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
+        what = f"{path} knows the speed of {len(chosen)} models of GPU, each at its best length"
+        fix = "the same command with the --rate of the one that you will get"
+        raise BadInput(what, why="\n".join(said), fix=fix)
+    ((key, speed),) = chosen
+    return replace(speed, remedy=probe_line(settings, workers or key.workers, store))
 
 
 def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
+    """Group the probes that have found a speed by the model of their device."""
     groups: list[list[Probed]] = []
     for one in probes:
+        if one.key.gpu == _CPU or one.result is None or not one.result.times_real_time:
+            continue
         for group in groups:
             of = group[0].key
             if of.gpu == one.key.gpu and is_same_memory(of.memory_bytes, one.key.memory_bytes):
@@ -271,73 +239,49 @@ def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
 
 
 def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) -> tuple[ProbeKey, Speed]:
-    """Return the newest of those that fit, with what there is to say where none fits, or several do."""
-    of_version = [one for one in probes if version is None or _is_version(one.key.engine_version, version)] or probes
+    """Return the newest of those that fit, with what there is to say where none fits, or several do.
+
+    ``version`` and ``workers`` None: any will do.
+    """
+    of_version = [one for one in probes if version is None or _is_version(one.key, version)] or probes
     fitting = [one for one in of_version if workers is None or one.key.workers == workers] or of_version
     newest = max(fitting, key=lambda one: (one.at or "", str(one.key)))
-    doubts = tuple(_doubts(newest.key, [one.key for one in fitting], version, workers))
-    assert newest.result is not None  # choose_probes has left the others out
-    return newest.key, _speed_of(newest, newest.result, doubts)
+    key, doubts = newest.key, []
+    if version is not None and not _is_version(key, version):
+        doubts.append(f"it is that of {key.engine} ({key.engine_version}); the one here is another ({version})")
+    if workers is not None and key.workers != workers:
+        measured, wanted = (f"{count(many, 'worker')} per GPU" for many in (key.workers, workers))
+        doubts.append(f"it was measured with {measured}, and the tasks will have {wanted}")
+    if len(fitting) > 1:
+        others = [f"{device_words(one.key)}, {setup_words(one.key)}" for one in fitting if one is not newest]
+        doubts.append(f"it is the newest of {len(fitting)} probes that it could be; not taken: {'; '.join(others)}")
+    return key, _speed_of(newest, tuple(doubts))
 
 
-def _is_version(probed: str, here: str) -> bool:
-    return probed == here or probed.endswith(f", {here}")  # a release before its models
+def _is_version(key: ProbeKey, here: str) -> bool:
+    return key.engine_version == here or key.engine_version.endswith(f", {here}")  # a release before its models
 
 
-def _doubts(chosen: ProbeKey, among: Sequence[ProbeKey], version: str | None, workers: int | None) -> Iterator[str]:
-    if version is not None and not _is_version(chosen.engine_version, version):
-        yield f"it is that of {chosen.engine} ({chosen.engine_version}); the one here is another ({version})"
-    if workers is not None and chosen.workers != workers:
-        yield f"it was measured with {_workers(chosen.workers)}, and the tasks will have {_workers(workers)}"
-    others = [_differences(key, chosen) for key in among if key != chosen]
-    if others:
-        yield f"it is the newest of {len(among)} probes that it could be; not taken: {'; '.join(others)}"
-
-
-def _differences(key: ProbeKey, chosen: ProbeKey) -> str:
-    pairs = [
-        (f"version {key.engine_version}", key.engine_version != chosen.engine_version),
-        (_workers(key.workers), key.workers != chosen.workers),
-        (_at_once(key.chunks_at_once), key.chunks_at_once != chosen.chunks_at_once),
-    ]
-    return ", ".join(words for words, differs in pairs if differs) or _device_words(key)
-
-
-def _speed_of(probed: Probed, result: ProbeResult, doubts: tuple[str, ...]) -> Speed:
+def _speed_of(probed: Probed, doubts: tuple[str, ...]) -> Speed:
     """Return the speed at the best length, the trials of others, and how long chunks may be."""
-    key, curve = probed.key, _curve(probed, lean=False)
-    held = [trial.host_peak_bytes for trial in probed.trials if trial.outcome == FITS and trial.host_peak_bytes]
-    what = f"{key.engine} ({key.engine_version}), {_workers(key.workers)}, {_at_once(key.chunks_at_once)}"
+    key, result = probed.key, probed.result
+    assert result is not None  # _by_device has left the others out
+    fitting = [trial for trial in probed.trials if trial.outcome == FITS]
+    timed = sorted((one.length_s, one.times_real_time, one.lean) for one in fitting if one.times_real_time)
+    curve, lean_curve = (tuple((s, rate) for s, rate, lean in timed if lean is way) for way in (False, True))
     return Speed(
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
-        origin=f"as a probe of {key.gpu} has found with {what}" + ("" if curve else ", at its best length"),
+        origin=f"as a probe of {key.gpu} has found with {setup_words(key)}" + ("" if curve else ", at its best length"),
         devices=(key.gpu,),
-        memory_bytes_per_gpu=max(held, default=None),
+        memory_bytes_per_gpu=max((one.host_peak_bytes for one in fitting if one.host_peak_bytes), default=None),
         chunk_s=result.best_s,
         curve=curve,
-        lean_curve=_curve(probed, lean=True),
+        lean_curve=lean_curve,
         safe_s=None if result.too_long_s is None else result.safe_s,
         lean_safe_s=None if result.lean_too_long_s is None else result.lean_safe_s,
         best_s=result.best_s,
         doubts=doubts,
     )
-
-
-def _curve(probed: Probed, *, lean: bool) -> Curve:
-    fitting = [trial for trial in probed.trials if trial.outcome == FITS and trial.lean == lean]
-    return tuple(sorted((trial.length_s, trial.times_real_time) for trial in fitting if trial.times_real_time))
-
-
-def _device_words(key: ProbeKey) -> str:
-    return f"{key.gpu}, {'memory unknown' if key.memory_bytes is None else f'{key.memory_bytes / 2**30:.1f} GiB'}"
-
-
-def _workers(many: int) -> str:
-    return f"{count(many, 'worker')} per GPU"
-
-
-def _at_once(many: int) -> str:
-    return f"{count(many, 'chunk')} at once"
 
 
 # --- chunks of other lengths ------------------------------------------------------------------------------------------

@@ -7,17 +7,17 @@ import shlex
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from badcjobs.errors import BadInput
+from badcjobs.report.words import count
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
 from badcjobs.sources.mistakes import SHOWN, Mistakes
 from badcjobs.sources.open import Sources
-from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
+from badcjobs.sources.survey import PlannedRow, survey, survey_again
 from badcjobs.sources.walk import AudioSource
 
 if TYPE_CHECKING:
@@ -28,17 +28,28 @@ Progress = Callable[[int], None]
 
 def read_sources(sources: Sources, rows: RowFile | None, progress: Progress, folder: Path | None = None) -> Survey:
     """Read everything once; a second time, without them, where identities repeat. Mistakes are told, none stops it."""
-    with ExitStack() as held:
-        mistakes = held.enter_context(LeftOut(sources.parts, None if folder is None else folder / "left-out.txt"))
+    with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
         chunks, walk = survey(sources, mistakes)
         found = _tally(chunks, rows, progress)
         if (others := survey_again(sources, walk)) is not None:
             if rows is not None:
                 rows.clear()
             found = _tally(others, rows, progress)
-        found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
-        mistakes.tell(found)
-        return _with_remarks(found, walk)
+    found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
+    found.not_there, found.not_there_names = len(walk.not_there), walk.not_there[:3]
+    found.measured, found.rates_hz = walk.measured, walk.rates_hz
+    found.broken, found.broken_names = walk.remarks.broken, walk.remarks.broken_examples
+    found.passed_over = tuple(walk.remarks.notes())
+    found.left_out, found.left_out_missing = mistakes.rows, mistakes.missing
+    found.left_out_folders, found.left_out_sources = mistakes.folders, len(mistakes.whole)
+    lines, _ = mistakes.examples(SHOWN)
+    more = [f"… and {mistakes.count - len(lines):,} more"] if mistakes.count > len(lines) else []
+    found.left_out_lines = (*lines, *more)
+    try:
+        mistakes.raise_any()
+    except BadInput as error:
+        found.left_out_fix = error.fix
+    return found
 
 
 def _tally(rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> Survey:
@@ -48,30 +59,25 @@ def _tally(rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress)
     for row_number, row in enumerate(rows, 1):
         start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
         if row.unreadable and end_ms is None:
-            found.add_unreadable(row.path, row.base, row.unreadable)
+            found.add_unreadable(row)
         elif there_ms is not None and end_ms is not None and there_ms < end_ms:
             end_ms = max(start_ms, there_ms)  # no more will be done
-            found.add_broken(end_ms - start_ms, row.path, row.chunk_id)
+            if end_ms > start_ms:
+                add(end_ms - start_ms, row.path, row.chunk_id)
+            else:
+                found.lengths.add(0)
+                found.nothing_there += 1
         else:
             add(None if end_ms is None else end_ms - start_ms, row.path, row.chunk_id)
         if end_ms is not None:
             if start_ms < until_ms and row.recording_id == before:
                 found.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
             before, from_ms, until_ms = row.recording_id, start_ms, end_ms
-        if row.is_cut:
-            found.cut += 1
+        found.cut += row.is_cut
         if keep is not None:
             keep(row)
         if not row_number & 0xFF:  # a call for each of a million rows would be felt
             progress(row_number)
-    return found
-
-
-def _with_remarks(found: Survey, walk: Surveyor) -> Survey:
-    found.not_there, found.not_there_names = len(walk.not_there), walk.not_there[:3]
-    found.measured, found.rates_hz = walk.measured, walk.rates_hz
-    found.broken, found.broken_names = walk.remarks.broken, walk.remarks.broken_examples
-    found.passed_over = tuple(walk.remarks.notes())
     return found
 
 
@@ -187,20 +193,12 @@ class Survey:
                 heapq.heappop(self._longest)  # of equal ones the first stay
                 self._shortest_shown_ms = self._longest[0][0]
 
-    def add_unreadable(self, path: str, base: str, why: str) -> None:
-        """Take the next chunk, whose file cannot be read; a relative path is put behind ``base``."""
+    def add_unreadable(self, row: PlannedRow) -> None:
+        """Take the next chunk, whose file cannot be read."""
         self.lengths.add(None)
         self.unreadable += 1
-        self.unreadable_fix = self.unreadable_fix or f"ls -l {shlex.quote(base + path.removeprefix('./'))}"
-        _keep(self.unreadable_names, f"{path}: {why}")
-
-    def add_broken(self, there_ms: int, path: str, chunk_id: str) -> None:
-        """Take the next chunk, in or before which its file breaks off."""
-        if there_ms:
-            self.add(there_ms, path, chunk_id)
-        else:
-            self.lengths.add(0)
-            self.nothing_there += 1
+        self.unreadable_fix = self.unreadable_fix or f"ls -l {shlex.quote(row.base + row.path.removeprefix('./'))}"
+        _keep(self.unreadable_names, f"{row.path}: {row.unreadable}")
 
     @property
     def untold(self) -> int:
@@ -208,23 +206,15 @@ class Survey:
         return self.lengths.unknown - self.unreadable
 
     @property
-    def left_out_words(self) -> str:
-        """Return how many rows and sources cannot be planned; empty: all can."""
-        counts = (
-            (self.left_out, "row"), (self.left_out_folders, "closed folder"), (self.left_out_sources, "whole source")
-        )  # fmt: skip
-        return " and ".join(f"{many:,} {one}{'' if many == 1 else 's'}" for many, one in counts if many)
+    def left_out_all(self) -> int:
+        """How much cannot be planned: rows, folders and whole sources."""
+        return self.left_out + self.left_out_folders + self.left_out_sources
 
     @property
-    def left_out_fate(self) -> str:
-        """Return what a run would do with what is left out."""
-        many = self.left_out + self.left_out_folders + self.left_out_sources
-        them = "it" if many == 1 else "them"
-        if not self.left_out_missing:
-            return f"refuse {them}"
-        if self.left_out_missing < many:
-            return "refuse them, or fail those whose audio cannot be used"
-        return f"fail {them}, for the audio cannot be used"
+    def left_out_words(self) -> str:
+        """The same in words."""
+        many = {"row": self.left_out, "closed folder": self.left_out_folders, "whole source": self.left_out_sources}
+        return " and ".join(count(number, one) for one, number in many.items() if number)
 
     @property
     def longest(self) -> list[tuple[int, str]]:
@@ -249,27 +239,18 @@ class LeftOut(Mistakes):
     def __init__(self, parts: Sequence[AudioSource], path: Path | None = None) -> None:
         super().__init__([part.name for part in parts])
         self.rows = self.folders = 0
+        self.whole: set[int] = set()  # sources of which not one row could be understood
         self._parts = parts
-        self._whole: set[int] = set()
         self._lines: dict[int, bytearray] = {}  # a bit for each line: every row of a large manifest may be wrong
         self._path = path
         self._file: TextIO | None = None
 
-    @property
-    def whole_sources(self) -> int:
-        """How many sources have not one row that could be understood."""
-        return len(self._whole)
-
     def __enter__(self) -> LeftOut:
-        if self._path is not None:
-            self._file = self._path.open("w", encoding="utf-8", errors="backslashreplace")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None and self._path is not None:
+        if self._file is not None:
             self._file.close()
-            if not self.count:
-                self._path.unlink()
 
     def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
         """Note a mistake, and write it down."""
@@ -278,12 +259,13 @@ class LeftOut(Mistakes):
         if line:
             self.rows += self._is_first_of(line)
         elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
-            self._whole.add(self.source)
+            self.whole.add(self.source)
         elif text.startswith(CLOSED_FOLDER):
             self.folders += 1  # what is in there, nobody knows
         else:
             self.rows += 1  # a recording in a folder, which has no lines
-        if self._file is not None:
+        if self._path is not None:
+            self._file = self._file or self._path.open("w", encoding="utf-8", errors="backslashreplace")
             where = f" line {line}:" if line else ""
             self._file.write(f"{part.name}{where} {text}{f' ({why})' if why else ''}\n")
 
@@ -291,18 +273,6 @@ class LeftOut(Mistakes):
         """Count rows nobody will look at one by one."""
         super().add_unseen(count)
         self.rows += count
-
-    def tell(self, found: Survey) -> None:
-        """Put into a survey how much is left out, the first of it, and a line to paste."""
-        found.left_out_missing = self.missing
-        found.left_out, found.left_out_folders, found.left_out_sources = self.rows, self.folders, self.whole_sources
-        lines, _ = self.examples(SHOWN)
-        more = [f"… and {self.count - len(lines):,} more"] if self.count > len(lines) else []
-        found.left_out_lines = (*lines, *more)
-        try:
-            self.raise_any()
-        except BadInput as error:
-            found.left_out_fix = error.fix
 
     def _is_first_of(self, line: int) -> bool:
         seen = self._lines.setdefault(self.source, bytearray())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.planning.plan_speed import ASSUMED_START_UP_S, Speed
@@ -41,40 +41,38 @@ class PlanWish:
 
 def check_wish(wish: PlanWish, site: Site) -> None:
     """Refuse what cannot be planned, before a long reading; all mistakes at once."""
-    mistakes = list(_mistakes(wish, site))
-    if mistakes:
-        what, fix = mistakes[0]
-        raise BadInput(
-            what if len(mistakes) == 1 else "this cannot be planned",
-            why=None if len(mistakes) == 1 else "\n".join(text for text, _ in mistakes),
-            fix=" ".join(fix for _, fix in mistakes) if len(mistakes) > 1 else fix,
-        )
-
-
-def _mistakes(wish: PlanWish, site: Site) -> Iterator[tuple[str, str]]:
-    where, gpus = site.name or "the site", wish.task_gpus(site)
-    if wish.time_s and site.time_s and wish.time_s > site.time_s:
-        hours = f"{site.time_s / 3600:g}"
-        yield f"--time asks for {wish.time_s / 3600:g} h, but {where} allows {hours} h", f"--time {hours}:00:00"
+    where, gpus, longest_h = site.name or "the site", wish.task_gpus(site), wish.longest_s(site) / 3600
+    mistakes: list[tuple[str, str]] = []
+    if wish.time_s and site.time_h and wish.time_s > site.time_h * 3600:
+        text = f"--time asks for {wish.time_s / 3600:g} h, but {where} allows {site.time_h:g} h"
+        mistakes.append((text, f"--time {site.time_h:g}:00:00"))
     if wish.margin is not None and not 1 <= wish.margin < math.inf:
-        yield f"--margin {wish.margin:g} must be a number from 1: how many times as slow a task may be", "--margin 1.5"
+        text = f"--margin {wish.margin:g} must be a number from 1: how many times as slow a task may be"
+        mistakes.append((text, "--margin 1.5"))
     for name, value in (("--gpus", wish.gpus), ("--gpus-per-task", wish.gpus_per_task), ("--cpus", wish.cpus)):
         if value is not None and value < 1:
-            yield f"{name} {value} must be at least 1", f"{name} 1"
-    if site.node_gpus and gpus > site.node_gpus:
-        yield f"a task of {gpus} GPUs, but a node of {where} has {site.node_gpus}", f"--gpus-per-task {site.node_gpus}"
-    if site.node_cpus and (wish.cpus or 0) > site.node_cpus:
-        yield f"--cpus {wish.cpus}, but a node of {where} has {site.node_cpus} cores", f"--cpus {site.node_cpus}"
-    if site.node_memory_gb and (wish.mem_gb or 0) > site.node_memory_gb:
-        most = f"{site.node_memory_gb:g}"
-        yield f"--mem {wish.mem_gb:g}G, but a node of {where} has {most} GB", f"--mem {most}G"
+            mistakes.append((f"{name} {value} must be at least 1", f"{name} 1"))
+    for option, wanted, most, unit in (
+        ("--gpus-per-task", gpus, site.node_gpus, "GPUs"),
+        ("--cpus", wish.cpus, site.node_cpus, "cores"),
+        ("--mem", wish.mem_gb, site.node_memory_gb, "GB"),
+    ):
+        if wanted and most and wanted > most:
+            size = f"{most:g}G" if unit == "GB" else f"{most:g}"
+            text = f"a task of {wanted:g} {unit}, but a node of {where} has {most:g}"
+            mistakes.append((text, f"{option} {size}"))
     if wish.gpus and wish.gpus < gpus:
-        yield f"--gpus {wish.gpus} at a time are fewer than the {gpus} of one task", f"--gpus-per-task {wish.gpus}"
-    task_hours = gpus * wish.longest_s(site) / 3600
-    if site.gpu_hours and task_hours > site.gpu_hours:
-        fitting_h = max(1, int(site.gpu_hours / gpus))
-        text = f"one task of {gpus} GPUs × {wish.longest_s(site) / 3600:g} h is {task_hours:,.0f} GPU-hours"
-        yield f"{text}, but {where} allows {site.gpu_hours:,.0f} at a time", f"--time {fitting_h}:00:00"
+        text = f"--gpus {wish.gpus} at a time are fewer than the {gpus} of one task"
+        mistakes.append((text, f"--gpus-per-task {wish.gpus}"))
+    if site.gpu_hours and gpus * longest_h > site.gpu_hours:
+        text = f"one task of {gpus} GPUs × {longest_h:g} h is {gpus * longest_h:,.0f} GPU-hours"
+        text += f", but {where} allows {site.gpu_hours:,.0f} at a time"
+        mistakes.append((text, f"--time {max(1, int(site.gpu_hours / gpus))}:00:00"))
+    if mistakes:
+        texts, fixes = zip(*mistakes, strict=True)
+        several = len(mistakes) > 1
+        what = "this cannot be planned" if several else texts[0]
+        raise BadInput(what, why="\n".join(texts) if several else None, fix=" ".join(fixes))
 
 
 # --- what is kept back of a task's time -------------------------------------------------------------------------------
@@ -137,8 +135,7 @@ def clock(seconds: float) -> str:
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What one array task gets."""
 
     rows: int
@@ -151,40 +148,22 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
     Each task takes its part of what is left, to within half a chunk, so that one very long chunk does not leave those
     behind it with nothing. Whole numbers only: the same source gives the same shares on every machine.
     """
-    tasks = max(1, min(tasks, lengths.rows))
+    runs, rows_left = lengths.runs(), lengths.rows
     left_ms = sum(length_ms * many for length_ms, many in lengths.runs())
-    shares, runs = [], _Runs(lengths.runs(), lengths.rows)
-    for tasks_left in range(tasks, 0, -1):
-        share = runs.take(left_ms, tasks_left)
-        left_ms -= share.audio_ms
-        shares.append(share)
-    return shares
-
-
-class _Runs:
-    """What nobody has taken yet."""
-
-    def __init__(self, runs: Iterator[tuple[int, int]], rows: int) -> None:
-        self._runs = runs
-        self._rows = rows
-        self._length_ms = self._many = 0
-
-    def take(self, left_ms: int, tasks_left: int) -> Share:
-        """Take the share of the next task: a part of what is left, and at least one chunk."""
+    shares: list[Share] = []
+    length_ms = many = 0  # of neighbours that are equally long, and not taken yet
+    for tasks_left in range(max(1, min(tasks, lengths.rows)), 0, -1):
         rows = audio_ms = 0
-        most = self._rows - (tasks_left - 1)  # each of the others needs one
-        while rows < most:
-            if not self._many:
-                self._length_ms, self._many = next(self._runs)
-            wanted = most - rows
-            if tasks_left > 1:
-                wanted = min(wanted, max(_fitting(left_ms, tasks_left, audio_ms, self._length_ms), 0 if rows else 1))
-            taken = min(wanted, self._many)
-            rows, audio_ms, self._many = rows + taken, audio_ms + taken * self._length_ms, self._many - taken
-            if self._many:
-                break
-        self._rows -= rows
-        return Share(rows, audio_ms)
+        most = rows_left - (tasks_left - 1)  # each of the others needs one
+        while rows < most and (not rows or not many):
+            if not many:
+                length_ms, many = next(runs)
+            fitting = most if tasks_left == 1 else _fitting(left_ms, tasks_left, audio_ms, length_ms)
+            taken = min(most - rows, many, max(fitting, 0 if rows else 1))
+            rows, audio_ms, many = rows + taken, audio_ms + taken * length_ms, many - taken
+        rows_left, left_ms = rows_left - rows, left_ms - audio_ms
+        shares.append(Share(rows, audio_ms))
+    return shares
 
 
 def _fitting(left_ms: int, tasks_left: int, audio_ms: int, length_ms: int) -> int:
@@ -302,15 +281,11 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, wish: PlanWish, sit
         shares = sizing.shares[first : first + size]
         task_s = max(share.audio_ms for share in shares) / 1000 / speed.audio_hours_per_gpu_hour / sizing.gpus
         rounds = -(-size // (at_a_time or size))
-        running_s = rounds * (margin.start_up_s + task_s)
-        waves.append(Wave(number, first, size, _rows(shares), sum(one.audio_ms for one in shares), running_s))
+        rows, audio_ms = sum(one.rows for one in shares), sum(one.audio_ms for one in shares)
+        waves.append(Wave(number, first, size, rows, audio_ms, rounds * (margin.start_up_s + task_s)))
         first += size
     parallel = at_a_time if wish.gpus and at_a_time and at_a_time < waves[0].tasks else None
     return Waves(tuple(waves), why, gpus, gpus_why, parallel)
-
-
-def _rows(shares: Sequence[Share]) -> int:
-    return sum(share.rows for share in shares)
 
 
 def _most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
@@ -344,6 +319,7 @@ def _gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, largest: int) ->
 
 USUAL_CPUS_PER_GPU, USUAL_MEM_GB_PER_GPU = 2, 4  # of badcjobs submit
 _MEMORY_MARGIN, _CPU_MARGIN = 1.2, 1.3  # as the report asks for next time
+_UNMEASURED = ", as submit asks for: nothing is measured"
 _GIB = 2**30
 
 
@@ -359,35 +335,23 @@ class Asking:
 
 def ask_for(gpus: int, speed: Speed, wish: PlanWish, site: Site) -> Asking:
     """Return cores and memory for a task of so many GPUs, never more than a node has."""
-    cpus, cpus_why = _cpus(gpus, speed, wish, site)
-    mem_gb, mem_why = _memory(gpus, speed, wish)
+    cpus, cpus_why = USUAL_CPUS_PER_GPU * gpus, f"{USUAL_CPUS_PER_GPU} per GPU{_UNMEASURED}"
+    mem_gb, mem_why = USUAL_MEM_GB_PER_GPU * gpus, f"{USUAL_MEM_GB_PER_GPU} GB per GPU{_UNMEASURED}"
+    if (busy := speed.cores_per_gpu) is not None:
+        cpus = math.ceil(_CPU_MARGIN * busy * gpus) + 1
+        cpus_why = f"measured: {busy:.1f} busy per GPU at most, a third more and one for the wrapper"
+    if (peak := speed.memory_bytes_per_gpu) is not None:
+        mem_gb = math.ceil((_MEMORY_MARGIN * peak * gpus + _GIB) / _GIB)
+        mem_why = f"measured: {peak / _GIB:.1f} GiB per GPU at most, a fifth more and 1 GiB"
+    if (free := int((site.free_cores_per_gpu or 0.0) * gpus)) > cpus:
+        cpus, cpus_why = free, f"they cost no more than the GPUs do at {site.name}; needed are {cpus} ({cpus_why})"
+    if wish.cpus is not None:
+        cpus, cpus_why = wish.cpus, "as --cpus says"
+    if wish.mem_gb is not None:
+        mem_gb, mem_why = math.ceil(wish.mem_gb), "as --mem says"
     if site.node_cpus and cpus > site.node_cpus:
         cpus, cpus_why = site.node_cpus, f"all of a node ({cpus} would be asked for: {cpus_why})"
     if site.node_memory_gb and mem_gb > site.node_memory_gb:
-        mem_why = f"all of a node ({mem_gb} GB would be asked for: {mem_why})"
-        mem_gb = int(site.node_memory_gb)
+        why = f"all of a node ({mem_gb} GB would be asked for: {mem_why})"
+        mem_gb, mem_why = int(site.node_memory_gb), why
     return Asking(cpus, cpus_why, mem_gb, mem_why)
-
-
-def _cpus(gpus: int, speed: Speed, wish: PlanWish, site: Site) -> tuple[int, str]:
-    if wish.cpus is not None:
-        return wish.cpus, "as --cpus says"
-    cpus, why = USUAL_CPUS_PER_GPU * gpus, f"{USUAL_CPUS_PER_GPU} per GPU, as submit asks for: nothing is measured"
-    if speed.cores_per_gpu is not None:
-        cpus = math.ceil(_CPU_MARGIN * speed.cores_per_gpu * gpus) + 1
-        why = f"measured: {speed.cores_per_gpu:.1f} busy per GPU at most, a third more and one for the wrapper"
-    free = int((site.free_cores_per_gpu or 0.0) * gpus)
-    if free > cpus:
-        return free, f"they cost no more than the GPUs do at {site.name}; needed are {cpus} ({why})"
-    return cpus, why
-
-
-def _memory(gpus: int, speed: Speed, wish: PlanWish) -> tuple[int, str]:
-    if wish.mem_gb is not None:
-        return math.ceil(wish.mem_gb), "as --mem says"
-    if speed.memory_bytes_per_gpu is None:
-        said = f"{USUAL_MEM_GB_PER_GPU} GB per GPU, as submit asks for: nothing is measured"
-        return USUAL_MEM_GB_PER_GPU * gpus, said
-    peak = speed.memory_bytes_per_gpu
-    wanted = math.ceil((_MEMORY_MARGIN * peak * gpus + _GIB) / _GIB)
-    return wanted, f"measured: {peak / _GIB:.1f} GiB per GPU at most, a fifth more and 1 GiB"

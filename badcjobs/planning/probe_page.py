@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, ProbeResult, Trial
+from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
 from badcjobs.report.tables import Cell, Row, Table, columns, table_html, table_text
 from badcjobs.report.text import wrap
-from badcjobs.report.words import UNKNOWN, count, memory, number, percent
+from badcjobs.report.words import UNKNOWN, memory, number, percent
 
 _OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
 _MEMORY, _SPEED = "memory", "speed"
@@ -25,7 +26,7 @@ def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -
     """Return the tables and the sentences below them; ``kept``: where, and who reads it there."""
     lines = []
     for number_, probed in enumerate(probes):
-        lines += wrap(f"{_heading(probed)}; {_about(probed)}", indent=2)
+        lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2)
         lines += [*table_text(_table(number_, probed)), ""]
         lines += [part for sentence in _sentences(probed) for part in wrap(f"  {sentence}", indent=4)]
         lines.append("")
@@ -84,18 +85,18 @@ def _section(place: int, probed: Probed, places: Mapping[str, str]) -> Section:
         if f"{name}-{place}" in places
     )
     body = (
-        paragraph(_about(probed), "quiet")
+        paragraph(setup_words(probed.key), "quiet")
         + "".join(paragraph(said[0].upper() + said[1:] + ".") for said in _sentences(probed))
         + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
         + table_html(_table(place, probed))
     )
-    return Section(f"probe-{place}", _heading(probed), body)
+    return Section(f"probe-{place}", device_words(probed.key), body)
 
 
 def _table(place: int, probed: Probed) -> Table:
     rows = [_row(trial, probed) for trial in _curve_of(probed)]
     heads = columns("chunk length", "peak memory", "of the device", "× real time", "<outcome")
-    return Table(f"trials-{place}", f"Every length that was tried on {_heading(probed)}", heads, rows)
+    return Table(f"trials-{place}", f"Every length that was tried on {device_words(probed.key)}", heads, rows)
 
 
 def _row(trial: Trial, probed: Probed) -> Row:
@@ -120,17 +121,6 @@ def _curve_of(probed: Probed) -> list[Trial]:
 
 
 # --- what it means ----------------------------------------------------------------------------------------------------
-
-
-def _heading(probed: Probed) -> str:
-    key = probed.key
-    return key.gpu if key.memory_bytes is None else f"{key.gpu}, {memory(key.memory_bytes)}"
-
-
-def _about(probed: Probed) -> str:
-    key = probed.key
-    beside = f" in {count(key.workers, 'worker')}" if key.workers > 1 else ""
-    return f"{key.engine} ({key.engine_version}), {count(key.chunks_at_once, 'chunk')} at once{beside}"
 
 
 # What the curve means: a sentence, and when it is said.

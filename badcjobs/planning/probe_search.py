@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeResult, Trial
+from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeKey, ProbeResult, Trial
+from badcjobs.report.words import count, memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +156,14 @@ def _safe(longest_s: float | None, too_long_s: float | None, margin_percent: flo
         return longest_s
     safe_s = longest_s * (1 - margin_percent / 100)
     return float(math.floor(safe_s)) if safe_s >= 10 else round(safe_s, 2)
+
+
+def device_words(key: ProbeKey) -> str:
+    """Return the model of a device with its memory."""
+    return key.gpu if key.memory_bytes is None else f"{key.gpu}, {memory(key.memory_bytes)}"
+
+
+def setup_words(key: ProbeKey) -> str:
+    """Return what was tried there."""
+    workers, chunks = count(key.workers, "worker"), count(key.chunks_at_once, "chunk")
+    return f"{key.engine} ({key.engine_version}), {workers} per GPU, {chunks} at once"

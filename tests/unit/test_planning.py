@@ -58,7 +58,7 @@ def plan(
 
 
 def text_of(planned: Planned) -> str:
-    return plan_text(planned.plan, planned.descriptions, planned.written)
+    return plan_text(planned)
 
 
 def listed(folder: Path, wave: str) -> list[tuple[str, str, int, int | None]]:
@@ -163,8 +163,7 @@ def test_the_workers_that_a_config_names_are_those_of_the_script(tmp_path: Path)
     make_wav(tmp_path / "audio" / "a.wav", 1, 1000)
     (tmp_path / "w2.toml").write_text("[run]\nworkers_per_gpu = 2\n")
     written = plan(tmp_path, "audio", config=Path("w2.toml"), write=Path("plans")).written
-    assert written is not None
-    text = written.scripts[0].read_text(encoding="utf-8")
+    text = written[0][0].read_text(encoding="utf-8")
     assert text.rindex("--workers-per-gpu=2") > text.index("--workers-per-gpu auto")
 
 
@@ -274,8 +273,7 @@ def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(
     assert remark.details[-1] == "… and 14 more"
     assert planned.plan.survey.lengths.rows == 8
     assert [chunk_id for _, chunk_id, *_ in rows_in(tmp_path / "p")] == [f"c{n}" for n in range(8)]
-    assert planned.written is not None
-    assert planned.written.left_out == tmp_path / "p" / "left-out.txt"
+    assert planned.left_out == tmp_path / "p" / "left-out.txt"
     reasons = (tmp_path / "p" / "left-out.txt").read_text().splitlines()
     assert len(reasons) == 34
     assert any("line 12: no such file: gone.wav" in line for line in reasons)
@@ -404,7 +402,7 @@ def test_probes_of_another_engine_or_of_several_models_do_not_decide(tmp_path: P
     with pytest.raises(BadInput) as refused:
         plan(tmp_path, manifest, rate=None, speed_from=two)
     assert "knows the speed of 2 models" in refused.value.what
-    assert "NVIDIA H200: 431.5" in (refused.value.why or "")
+    assert "NVIDIA H200, 16.0 GiB: 431.5" in (refused.value.why or "")
     other = write_probes(tmp_path / "other.toml", "Tesla V100", subject="hawkears --region=CA")
     with pytest.raises(BadInput, match="no finished probe of this engine") as refused:
         plan(tmp_path, manifest, rate=None, speed_from=other)
@@ -476,13 +474,13 @@ def test_of_several_probes_that_of_this_version_and_these_workers_counts_and_is_
     assert f"command ({here}), 1 worker per GPU, 1 chunk at once" in speed.origin
     speed, notes = planned(mine, two, other, newer, config=None)  # the scripts say auto: any number may come of it
     assert speed.audio_hours_per_gpu_hour == 200.0
-    assert "the newest of 2 probes that it could be; not taken: 1 worker per GPU" in notes[0]
+    assert "the newest of 2 probes that it could be; not taken: V100, 16.0 GiB, command (" in notes[0]
     _, notes = planned(two)
     assert notes == ["it was measured with 2 workers per GPU, and the tasks will have 1 worker per GPU"]
     speed, notes = planned(newer, other)
     assert speed.audio_hours_per_gpu_hour == 400.0
     assert f"the one here is another ({here})" in notes[0]
-    assert "the newest of 2 probes that it could be; not taken: version sh prog 0000" in notes[1]
+    assert "the newest of 2 probes that it could be; not taken: V100, 16.0 GiB, command (sh prog 0000)" in notes[1]
     with pytest.raises(BadInput) as refused:
         planned(mine, replace(mine, key=replace(mine.key, memory_bytes=32 << 30)))
     assert refused.value.why == "V100, 16.0 GiB: 100.0\nV100, 32.0 GiB: 100.0"

@@ -140,7 +140,7 @@ FOUND = KEY.probed(judge(TRIALS, 10.0), TRIALS)
 
 def test_the_text_has_the_curve_the_best_length_and_what_is_safe() -> None:
     lines = probe_text([FOUND], "cache/probe.toml; later runs read it", ["a note"]).splitlines()
-    assert lines[0] == "Tesla V100, 16.0 GiB; demo (1.0), 2 chunks at once"
+    assert lines[0] == "Tesla V100, 16.0 GiB; demo (1.0), 1 worker per GPU, 2 chunks at once"
     assert lines[2].split() == ["60", "s", "3.0", "GiB", "19%", "400", "←", "best"]
     assert lines[4].split() == ["126", "s", "–", "–", "–", "out", "of", "memory"]
     assert "  longest: 120 s fits, 126 s does not; safe, with a margin of 10 %: 108 s" in lines
