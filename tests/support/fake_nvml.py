@@ -20,7 +20,7 @@ import pytest
 from support.hand_clock import HandClock
 from support.needs import missing
 
-from badcjobs.devices import nvml_answers
+from badcjobs.devices import nvml_device
 from badcjobs.devices.nvml import NvmlReader
 from badcjobs.model import Reading
 
@@ -65,7 +65,7 @@ class FakeNvml:
         monkeypatch.setattr(pynvml, "nvmlLib", self._library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         if "slow" not in settings:  # then nobody takes long but a busy machine, and that is no reason to ask less often
-            monkeypatch.setattr(nvml_answers, "_EXPENSIVE_S", 1.0)
+            monkeypatch.setattr(nvml_device, "_EXPENSIVE_S", 1.0)
         self.set(devices=devices, **settings)
 
     def set(self, **settings: object) -> None:
