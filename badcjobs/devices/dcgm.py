@@ -7,7 +7,7 @@ engine's own, which sees cards that we do not, so ``dcgmi discovery`` tells whic
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +24,7 @@ _ROW = re.compile(r"GPU\s+(\d{1,6})\s+(\S+)\s+(\S+)")
 _LISTED_ID = re.compile(r"\|\s*(\d{1,6})\s*\|")
 _LISTED_UUID = re.compile(r"Device UUID:\s*(\S+)")
 
-Share = float | str  # percent; a text: why there is none
-Shares = dict[str, Share]  # by metric
+Shares = dict[str, float | str]  # metric → percent, or why there is none
 
 
 def parse_row(text: str) -> tuple[int, Shares] | None:
@@ -33,16 +32,15 @@ def parse_row(text: str) -> tuple[int, Shares] | None:
     row = _ROW.fullmatch(text)
     if row is None:
         return None
-    return int(row[1]), {m: _parse_share(m, text) for m, text in zip(METRICS, row.groups()[1:], strict=True)}
-
-
-def _parse_share(metric: str, text: str) -> Share:
-    try:
-        return check_range(metric, round(float(text) * 100, 3), text)
-    except Absurd as reason:
-        return str(reason)
-    except ValueError:  # N/A
-        return in_short(text)
+    shares: Shares = {}
+    for metric, said in zip(METRICS, row.groups()[1:], strict=True):
+        try:
+            shares[metric] = check_range(metric, round(float(said) * 100, 3), said)
+        except Absurd as reason:
+            shares[metric] = str(reason)
+        except ValueError:  # N/A
+            shares[metric] = in_short(said)
+    return int(row[1]), shares
 
 
 def parse_discovery(text: str) -> dict[int, str]:
@@ -85,7 +83,14 @@ class DcgmReader:
         """Read the device; fill in what it called missing and dcgmi knows."""
         reading = self._inner.read(uuid)
         wanted = {metric: reading.missing[metric] for metric in METRICS if metric in reading.missing}
-        return self._completed(reading, uuid, wanted) if wanted else reading
+        if not wanted:
+            return reading
+        shares = self._shares(uuid)
+        values: dict[str, Any] = {m: shares[m] for m in wanted if isinstance(shares.get(m), float)}
+        missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
+        missing |= {m: f"{why}; {shares[m]}" for m, why in wanted.items() if m in shares and m not in values}
+        sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
+        return replace(reading, **values, missing=missing, sources=sources)
 
     def force_full_read(self) -> None:
         """Pass it on."""
@@ -99,23 +104,22 @@ class DcgmReader:
         self._heard.clear()
         self._inner.close()
 
-    def _completed(self, reading: Reading, uuid: str, wanted: Mapping[str, str]) -> Reading:
+    def _shares(self, uuid: str) -> Shares:
+        """Return the shares of a device, or why there are none; nothing: dcgmi has just been started."""
         if self._program is None:
-            return _without(reading, wanted, "dcgmi is not on PATH")
+            return dict.fromkeys(METRICS, "dcgmi is not on PATH")
         if self._stream is None:
             self._started_s = self._clock.monotonic_s()
             self._stream = Stream(self._prepare, self._hear)
         at_s, shares = self._heard.get(uuid, (self._started_s, None))
         if self._clock.monotonic_s() - at_s > _TOO_OLD_S or (shares is None and self._stream.ended):
-            return _without(reading, wanted, f"dcgmi: {self._stream.last_words or 'nothing said of this device'}")
-        if shares is None:  # it has just been started: not asked yet, rather than missing
-            missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
-            return replace(reading, missing=missing)
-        return _with(reading, wanted, {m: self._steady(uuid, m, share) for m, share in shares.items()})
-
-    def _steady(self, uuid: str, metric: str, share: Share) -> Share:
-        """Return a share as it is, but always the same reason for having none: each new text would be a gap."""
-        return self._first_reasons.setdefault((uuid, metric), share) if isinstance(share, str) else share
+            return dict.fromkeys(METRICS, f"dcgmi: {self._stream.last_words or 'nothing said of this device'}")
+        return {  # always the same reason for having none: each new text would be a gap
+            metric: self._first_reasons.setdefault((uuid, metric), f"dcgmi: {share}")
+            if isinstance(share, str)
+            else share
+            for metric, share in (shares or {}).items()
+        }
 
     def _prepare(self) -> list[str]:
         """Learn which device is which and return the command to listen to; in the listener's thread."""
@@ -134,16 +138,3 @@ class DcgmReader:
         if row[0] in self._uuid_of:
             self._heard[self._uuid_of[row[0]]] = (self._clock.monotonic_s(), row[1])
         return True
-
-
-def _with(reading: Reading, wanted: Mapping[str, str], shares: Shares) -> Reading:
-    values: dict[str, Any] = {metric: shares[metric] for metric in wanted if not isinstance(shares[metric], str)}
-    missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
-    missing |= {metric: f"{why}; dcgmi: {shares[metric]}" for metric, why in wanted.items() if metric not in values}
-    sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
-    return replace(reading, **values, missing=missing, sources=sources)
-
-
-def _without(reading: Reading, wanted: Mapping[str, str], reason: str) -> Reading:
-    both = {metric: f"{why}; {reason}" for metric, why in wanted.items()}
-    return replace(reading, missing={**reading.missing, **both})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from badcjobs.devices.plausible import Absurd, check_range
@@ -16,21 +15,9 @@ from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
-BACKEND = "nvidia-smi"
-
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _UUID = re.compile(r"GPU-[0-9a-f-]+")
-_FORMAT = "--format=csv,noheader,nounits"
-_NO_ENERGY = "nvidia-smi gives no energy counter"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One column and what becomes of it."""
-
-    metric: str
-    names: tuple[str, ...]  # the first one that this nvidia-smi knows is asked for
-    understand: Callable[[str], int | float | str]
+_NO_VALUE = ("ERR!", "N/A", "Not Supported", "Unknown Error")  # besides [N/A], [Not Supported] and their like
 
 
 def _whole(text: str) -> int:
@@ -47,28 +34,30 @@ def _mib(text: str) -> int:
     return _whole(text) * 2**20
 
 
-SAMPLE_FIELDS = (
-    Field("utilization_percent", ("utilization.gpu",), _whole),
-    Field("memory_utilization_percent", ("utilization.memory",), _whole),
-    Field("memory_used_bytes", ("memory.used",), _mib),
-    Field("temperature_c", ("temperature.gpu",), _whole),
-    Field("power_w", ("power.draw",), _real),
-    Field("sm_clock_mhz", ("clocks.sm",), _whole),
-    Field("memory_clock_mhz", ("clocks.mem",), _whole),
+# Metric, its columns (the first one that this nvidia-smi knows is asked for), and how a text is read.
+Field = tuple[str, tuple[str, ...], Callable[[str], int | float | str]]
+SAMPLE_FIELDS: tuple[Field, ...] = (
+    ("utilization_percent", ("utilization.gpu",), _whole),
+    ("memory_utilization_percent", ("utilization.memory",), _whole),
+    ("memory_used_bytes", ("memory.used",), _mib),
+    ("temperature_c", ("temperature.gpu",), _whole),
+    ("power_w", ("power.draw",), _real),
+    ("sm_clock_mhz", ("clocks.sm",), _whole),
+    ("memory_clock_mhz", ("clocks.mem",), _whole),
     # Called throttle before driver 535.
-    Field("throttle_reasons", ("clocks_event_reasons.active", "clocks_throttle_reasons.active"), lambda t: int(t, 16)),
-    Field("fan_percent", ("fan.speed",), _whole),
-    Field("ecc_errors", ("ecc.errors.uncorrected.volatile.total",), _whole),
-    Field("encoder_percent", ("utilization.encoder",), _whole),
-    Field("decoder_percent", ("utilization.decoder",), _whole),
+    ("throttle_reasons", ("clocks_event_reasons.active", "clocks_throttle_reasons.active"), lambda t: int(t, 16)),
+    ("fan_percent", ("fan.speed",), _whole),
+    ("ecc_errors", ("ecc.errors.uncorrected.volatile.total",), _whole),
+    ("encoder_percent", ("utilization.encoder",), _whole),
+    ("decoder_percent", ("utilization.decoder",), _whole),
 )
-_INVENTORY = (
-    Field("index", ("index",), _whole),
-    Field("memory_total_bytes", ("memory.total",), _mib),
-    Field("power_limit_w", ("enforced.power.limit", "power.limit"), _real),
-    Field("pci_bus_id", ("pci.bus_id",), str),
-    Field("driver", ("driver_version",), str),
-    Field("name", ("name",), str),
+_INVENTORY: tuple[Field, ...] = (
+    ("index", ("index",), _whole),
+    ("memory_total_bytes", ("memory.total",), _mib),
+    ("power_limit_w", ("enforced.power.limit", "power.limit"), _real),
+    ("pci_bus_id", ("pci.bus_id",), str),
+    ("driver", ("driver_version",), str),
+    ("name", ("name",), str),
 )
 
 
@@ -82,61 +71,55 @@ class Query:
 
     def arguments(self) -> list[str]:
         """Return the words for the command line; the UUID comes first."""
-        return [f"--query-gpu={','.join(['uuid', *(name for _, name in self._asked())])}", _FORMAT]
+        names = [name for *_, name in self._asked() if name is not None]
+        return [f"--query-gpu={','.join(['uuid', *names])}", "--format=csv,noheader,nounits"]
 
     def leave_out_unknown(self, words: str) -> bool:
         """Leave out the fields that nvidia-smi has just complained about; return whether there were any."""
-        news = {name for name in _UNKNOWN_FIELD.findall(words) if any(name == asked for _, asked in self._asked())}
-        self._unknown |= news
+        asked = {name for *_, name in self._asked()}
+        news = asked.intersection(_UNKNOWN_FIELD.findall(words))
+        self._unknown |= {name for name in news if name is not None}
         return bool(news)
 
     def parse(self, line: str) -> tuple[str, dict[str, Any], dict[str, str]] | None:
         """Return (uuid, values, reasons for those without one); None: this is no line of ours."""
-        asked = self._asked()
-        uuid, *texts = (text.strip() for text in line.split(",", len(asked)))
-        if len(texts) != len(asked) or not _UUID.fullmatch(uuid):
+        fields = self._asked()
+        known = sum(name is not None for *_, name in fields)
+        uuid, *texts = (text.strip() for text in line.split(",", known))
+        if len(texts) != known or not _UUID.fullmatch(uuid):
             return None
         values: dict[str, Any] = {}
-        missing = {field.metric: self._why_not(field) for field in self._fields if self._name(field) is None}
-        for (field, _), text in zip(asked, texts, strict=True):
+        missing: dict[str, str] = {}
+        for metric, names, understand, name in fields:
+            if name is None:
+                missing[metric] = f"this nvidia-smi does not know {' or '.join(names)}"
+                continue
+            text = texts.pop(0)
             try:
-                values[field.metric] = check_range(field.metric, field.understand(_value(text)), text)
+                if not text or text.startswith("[") or text in _NO_VALUE:
+                    raise ValueError(text)
+                values[metric] = check_range(metric, understand(text), text)
             except Absurd as reason:  # each new text would be a gap of its own
-                missing[field.metric] = self._absurd.setdefault((uuid, field.metric), str(reason))
+                missing[metric] = self._absurd.setdefault((uuid, metric), str(reason))
             except (ValueError, OverflowError):
-                missing[field.metric] = in_short(text.strip("[]")) or "nothing said"
+                missing[metric] = in_short(text.strip("[]")) or "nothing said"
         return uuid, values, missing
 
-    def _asked(self) -> list[tuple[Field, str]]:
-        return [(field, name) for field in self._fields if (name := self._name(field)) is not None]
-
-    def _name(self, field: Field) -> str | None:
-        return next((name for name in field.names if name not in self._unknown), None)
-
-    def _why_not(self, field: Field) -> str:
-        return f"this nvidia-smi does not know {' or '.join(field.names)}"
-
-
-def _value(text: str) -> str:
-    """Return the text of a value; raise ValueError for "[N/A]", "[Not Supported]", "ERR!" and their like."""
-    if not text or text.startswith("[") or text in ("ERR!", "N/A", "Not Supported", "Unknown Error"):
-        raise ValueError(text)
-    return text
+    def _asked(self) -> list[tuple[str, tuple[str, ...], Callable[[str], int | float | str], str | None]]:
+        """Return the fields, each with the name that is asked for; None: this nvidia-smi knows none of its names."""
+        unknown = self._unknown
+        return [(*field, next((name for name in field[1] if name not in unknown), None)) for field in self._fields]
 
 
 def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Reading:
     """Make a reading of a line; raise DeviceUnreadable when it holds no value at all."""
     if not values:
         raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
-    given = dict(values)
-    reasons = {**missing, "energy_j": _NO_ENERGY}
-    sources = {}
-    if "utilization_percent" in values:
-        given["busy_percent"] = float(values["utilization_percent"])
-        sources["busy_percent"] = "utilization"
-    else:
-        reasons["busy_percent"] = missing["utilization_percent"]
-    return Reading(**given, missing=reasons, sources=sources)
+    reasons = {**missing, "energy_j": "nvidia-smi gives no energy counter"}
+    if "utilization_percent" not in values:
+        return Reading(**values, missing={**reasons, "busy_percent": missing["utilization_percent"]})
+    busy = float(values["utilization_percent"])
+    return Reading(**values, busy_percent=busy, missing=reasons, sources={"busy_percent": "utilization"})
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------
@@ -145,8 +128,6 @@ _RESTART_S = 10.0
 _LONGEST_QUOTE = 80
 _PATIENCE_S = 5.0  # without persistence mode the driver wakes every card first
 
-_Line = tuple[float, dict[str, Any], dict[str, str]]  # heard at, values, reasons
-
 
 class NvidiaSmiReader:
     """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is where it lies.
@@ -154,7 +135,7 @@ class NvidiaSmiReader:
     The list of devices is waited for once, and the first lines of all of them together once.
     """
 
-    backend = BACKEND
+    backend = "nvidia-smi"
 
     def __init__(
         self,
@@ -178,7 +159,7 @@ class NvidiaSmiReader:
         self._trouble = ""  # what an earlier process said before it ended
         self._patient_until_s: float | None = None  # until when first lines are waited for; None: nothing asked yet
         self._met: set[str] = set()  # devices whose first line was waited for
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, tuple[float, dict[str, Any], dict[str, str]]] = {}  # heard at, values, reasons
         self._round_is_over = False  # a device has spoken twice, so every one that speaks has spoken
 
     def inventory(self) -> Sequence[InventoryDevice]:
@@ -200,8 +181,16 @@ class NvidiaSmiReader:
         self._keep_listening()
         if uuid not in self._met:
             self._wait_for_a_line(uuid)
-        _, values, missing = self._newest(uuid)
-        return make_reading(values, missing)
+        line = self._lines.get(uuid)
+        if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
+            return make_reading(line[1], line[2])
+        words = (self._stream.last_words if self._stream else "") or self._trouble
+        if words:
+            raise DeviceUnreadable(f"nvidia-smi: {words}")
+        if line is None and self._round_is_over:
+            raise DeviceUnreadable("nvidia-smi says nothing of this device")
+        # No running number of seconds in the reason: each new text would be a gap of its own.
+        raise DeviceUnreadable(f"nvidia-smi has said nothing for {self._silence_s:g} s")
 
     def force_full_read(self) -> None:
         """Do nothing: every reading is a whole one."""
@@ -215,18 +204,6 @@ class NvidiaSmiReader:
         self._met.clear()
         self._round_is_over = False
         self._patient_until_s = None
-
-    def _newest(self, uuid: str) -> _Line:
-        line = self._lines.get(uuid)
-        if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
-            return line
-        words = (self._stream.last_words if self._stream else "") or self._trouble
-        if words:
-            raise DeviceUnreadable(f"nvidia-smi: {words}")
-        if line is None and self._round_is_over:
-            raise DeviceUnreadable("nvidia-smi says nothing of this device")
-        # No running number of seconds in the reason: each new text would be a gap of its own.
-        raise DeviceUnreadable(f"nvidia-smi has said nothing for {self._silence_s:g} s")
 
     def _wait_for_a_line(self, uuid: str) -> None:
         """Wait for the first line about a device, unless the others show that there is none in a whole round."""
@@ -251,11 +228,9 @@ class NvidiaSmiReader:
             return
         self._may_start_s = now_s + _RESTART_S
         self._trouble = "" if stream is None or fewer else stream.last_words
-        query = self._query
-        self._stream = Stream(lambda: self._command(query), self._hear)
-
-    def _command(self, query: Query) -> list[str]:
-        return [self._program, *query.arguments(), "-lms", str(max(1, round(self._interval_s * 1000)))]
+        every_ms = max(1, round(self._interval_s * 1000))
+        command = [self._program, *self._query.arguments(), "-lms", str(every_ms)]
+        self._stream = Stream(lambda: command, self._hear)
 
     def _hear(self, text: str) -> bool:
         line = self._query.parse(text)
@@ -273,26 +248,18 @@ class NvidiaSmiReader:
         while True:
             try:
                 text = ask([self._program, *query.arguments()], max(0.1, end_s - self._clock.monotonic_s()))
+                break
             except ProgramFailed as error:
-                if query.leave_out_unknown(str(error)):
-                    continue
-                return ReaderUnavailable(f"nvidia-smi does not list the devices: {error}")
-            return _parse_list(query, text)
-
-
-def _parse_list(query: Query, text: str) -> list[InventoryDevice] | ReaderUnavailable:
-    lines = [line for line in map(query.parse, text.splitlines()) if line is not None]
-    if not lines:  # it may end with 0 all the same
-        return ReaderUnavailable(f"nvidia-smi lists no device: {_quote(text)}")
-    usual = {"name": "NVIDIA GPU", "backend": BACKEND}
-    return [
-        InventoryDevice(uuid=uuid, **{**usual, "index": position, **values})
-        for position, (uuid, values, _) in enumerate(lines)
-    ]
-
-
-def _quote(text: str) -> str:
-    said = in_short(text)
-    if "\N{REPLACEMENT CHARACTER}" in said:
-        return "what it says is no text"
-    return f"it says {said[:_LONGEST_QUOTE]!r}" if said else "it says nothing"
+                if not query.leave_out_unknown(str(error)):
+                    return ReaderUnavailable(f"nvidia-smi does not list the devices: {error}")
+        lines = [line for line in map(query.parse, text.splitlines()) if line is not None]
+        if not lines:  # it may end with 0 all the same
+            said = in_short(text)[:_LONGEST_QUOTE]
+            what = f"it says {said!r}" if said else "it says nothing"
+            what = "what it says is no text" if "\N{REPLACEMENT CHARACTER}" in said else what
+            return ReaderUnavailable(f"nvidia-smi lists no device: {what}")
+        usual = {"name": "NVIDIA GPU", "backend": self.backend}
+        return [
+            InventoryDevice(uuid=uuid, **{**usual, "index": position, **values})
+            for position, (uuid, values, _) in enumerate(lines)
+        ]

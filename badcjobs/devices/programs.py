@@ -5,20 +5,17 @@ them may outlive us."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import select
 import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+from badcjobs.processes import die_with_parent
+
 _MOST_BYTES = 2**20  # of an answer
 _LONGEST_LINE = 2**16  # of a stream; what comes after is not kept
 _LONGEST_WORDS = 500  # of a reason
@@ -41,50 +38,31 @@ def in_short(text: str) -> str:
 
 
 def ask(argv: Sequence[str], timeout_s: float = 5) -> str:
-    """Run a program to its end and return what it said.
+    """Run a program to its end and return its output.
 
     Raises ProgramFailed when it failed, took too long or would not stop talking.
     """
-    try:
-        process = _start(argv)
-    except OSError as error:
-        raise ProgramFailed(f"it does not start: {error.strerror}") from error
-    try:
-        text = _hear_to_the_end(process, timeout_s)
-    except ProgramFailed:
-        process.kill()
-        _has_ended(process, time.monotonic())  # hardly waited for: one that hangs in the driver does not die of this
-        raise
-    if process.returncode != 0:
-        raise ProgramFailed(in_short(text) or _how_it_ended(process.returncode))
+    lines: list[str] = []
+    room = _MOST_BYTES
+
+    def hear(line: str) -> bool:
+        nonlocal room
+        room -= len(line) + 1
+        if room >= 0:
+            lines.append(line)
+        return True
+
+    stream = Stream(lambda: argv, hear)
+    answered = stream.wait(lambda: room < 0, timeout_s)
+    stream.close()
+    if room < 0:
+        raise ProgramFailed(f"it said more than {_MOST_BYTES // 2**20} MiB")
+    if not answered:
+        raise ProgramFailed(f"no answer in {timeout_s:.3g} s")
+    text = "\n".join(lines)
+    if stream.exit_code != 0:
+        raise ProgramFailed(in_short(text) or stream.last_words)
     return text
-
-
-def _hear_to_the_end(process: subprocess.Popen[bytes], timeout_s: float) -> str:
-    assert process.stdout is not None
-    end_s = time.monotonic() + timeout_s
-    said = bytearray()
-    with process.stdout as pipe:
-        ready = select.poll()
-        ready.register(pipe, select.POLLIN)
-        while ready.poll(max(0.0, end_s - time.monotonic()) * 1000):
-            piece = os.read(pipe.fileno(), _LONGEST_LINE)
-            said += piece
-            if len(said) > _MOST_BYTES:
-                raise ProgramFailed(f"it said more than {_MOST_BYTES // 2**20} MiB")
-            if not piece and _has_ended(process, end_s):
-                return said.decode(errors="replace")
-            if not piece:
-                break
-    raise ProgramFailed(f"no answer in {timeout_s:.3g} s")
-
-
-def _has_ended(process: subprocess.Popen[bytes], end_s: float) -> bool:
-    try:
-        process.wait(max(0.05, end_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 class Stream:
@@ -102,6 +80,7 @@ class Stream:
         self._changed = threading.Condition()
         self._closing = False
         self.ended = False
+        self.exit_code: int | None = None  # None: it has not started, or not ended
         self._thread = threading.Thread(target=self._listen, name="badcjobs-listener", daemon=True)
         self._thread.start()
 
@@ -120,16 +99,18 @@ class Stream:
         with self._changed:
             self._closing = True
             process = self._process
-        if process is not None:
-            process.kill()
+        if process is not None and process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started, which has our pipe too
         self._thread.join(timeout=2)  # a program that hangs in the driver is left to it
 
     def _listen(self) -> None:
         try:
             argv = self._prepare()
-            process = self._begin(argv)
-            if process is not None:
-                self._hear_out(process)
+            with self._changed:  # or close() would miss a program that is just being started
+                self._process = None if self._closing else _start(argv)
+            if self._process is not None:
+                self._hear_out(self._process)
         except OSError as error:
             self._words.append(f"it does not start: {error.strerror}")
         except ProgramFailed as error:
@@ -139,32 +120,20 @@ class Stream:
                 self.ended = True
                 self._changed.notify_all()
 
-    def _begin(self, argv: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        with self._changed:  # or close() would miss a program that is just being started
-            if not self._closing:
-                self._process = _start(argv)
-            return self._process
-
     def _hear_out(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
+        begins = True
         with process.stdout as pipe:
-            for text in _lines(pipe):
+            while piece := pipe.readline(_LONGEST_LINE):
+                text = piece.decode(errors="replace").strip() if begins else ""  # of a line without end, its beginning
+                begins = piece.endswith(b"\n")
                 if text and not self._hear(text) and (words := in_short(text)) not in self._words:
                     self._words.append(words)
                 with self._changed:
                     self._changed.notify_all()
-        code = process.wait()
+        self.exit_code = code = process.wait()
         if not self._words:
-            self._words.append(_how_it_ended(code))
-
-
-def _lines(pipe: IO[bytes]) -> Iterator[str]:
-    """Yield what is said line by line; of a line without end, its beginning."""
-    begins = True
-    while piece := pipe.readline(_LONGEST_LINE):
-        if begins:
-            yield piece.decode(errors="replace").strip()
-        begins = piece.endswith(b"\n")
+            self._words.append(f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}")
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -181,12 +150,8 @@ def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 def _die_with_us() -> None:
     """Die with the thread that started us, even by SIGKILL, and not by Slurm's TERM: the last seconds count.
 
-    nvidia-smi listens to TERM all the same, and is started again.
+    nvidia-smi reacts to TERM all the same, and is started again.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     for signum in _IGNORED:
         signal.signal(signum, signal.SIG_IGN)
-
-
-def _how_it_ended(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
