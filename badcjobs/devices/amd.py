@@ -11,7 +11,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +24,8 @@ _REST_S = 5.0
 _NOT_SUPPORTED = (2, 3)  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_YET_IMPLEMENTED
 _NOT_AVAILABLE = (0xFFFF, 2**32 - 1, 2**64 - 1)  # how the library writes "no value" into a number
 _REAL = ("power_w", "energy_j", "busy_percent")
-_NO_MASK = "amdsmi has no mask of reasons like NVML's"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AmdQuestion:
-    """One call and the metrics it answers."""
-
-    metrics: tuple[str, ...]
-    ask: Callable[[Any, Any], Sequence[float | NoAnswer]]  # (amdsmi, handle) → one number for each metric
-    rest_s: float = 0  # asked at most this often
-
-
-@dataclass(slots=True)
-class AmdDevice:
-    """What a reader has learned about one device."""
-
-    handle: Any
-    refused: dict[str, str] = field(default_factory=dict)  # metric → why it is not asked again
-    due_s: dict[str, float] = field(default_factory=dict)
-    lists_processes: bool = True
-    absurd: dict[str, str] = field(default_factory=dict)  # metric → the reason for its first value that could not be
+_AMD = "0x1002"  # PCI vendor
+_WATTS_END = 10_000  # a power limit above this is in microwatts
 
 
 def number_of(answer: Any, *keys: str) -> float:
@@ -77,15 +57,13 @@ def temperature_c(smi: Any, handle: Any, metric: str) -> float:
 
 def _activity(smi: Any, handle: Any) -> Sequence[float | NoAnswer]:
     answer = smi.amdsmi_get_gpu_activity(handle)
-    busy, memory = _number_or_reason(answer, "gfx_activity"), _number_or_reason(answer, "umc_activity")
-    return busy, busy, memory
-
-
-def _number_or_reason(answer: Any, key: str) -> float | NoAnswer:
-    try:
-        return number_of(answer, key)
-    except NoAnswer as reason:
-        return reason
+    found: list[float | NoAnswer] = []
+    for key in ("gfx_activity", "umc_activity"):
+        try:
+            found.append(number_of(answer, key))
+        except NoAnswer as reason:
+            found.append(reason)
+    return found[0], found[0], found[1]
 
 
 def _clock(smi: Any, handle: Any, name: str) -> Sequence[float]:
@@ -111,19 +89,21 @@ def _fan(smi: Any, handle: Any) -> Sequence[float]:
     return (100 * number_of(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / full,)
 
 
-_QUESTIONS = (
-    AmdQuestion(("utilization_percent", "busy_percent", "memory_utilization_percent"), _activity),
-    AmdQuestion(
+# Metrics, the call (amdsmi, handle) that gives a number for each of them, and how long it rests between two calls.
+_QUESTIONS: tuple[tuple[tuple[str, ...], Callable[[Any, Any], Sequence[float | NoAnswer]], float], ...] = (
+    (("utilization_percent", "busy_percent", "memory_utilization_percent"), _activity, 0),
+    (
         ("memory_used_bytes",),
         lambda smi, handle: [number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_used") * 2**20],
+        0,
     ),
-    AmdQuestion(("temperature_c",), lambda smi, handle: [temperature_c(smi, handle, "CURRENT")]),
-    AmdQuestion(("power_w",), _power),
-    AmdQuestion(("energy_j",), _energy, _REST_S),
-    AmdQuestion(("sm_clock_mhz",), lambda smi, handle: _clock(smi, handle, "GFX")),
-    AmdQuestion(("memory_clock_mhz",), lambda smi, handle: _clock(smi, handle, "MEM")),
-    AmdQuestion(("fan_percent",), _fan, _REST_S),
-    AmdQuestion(
+    (("temperature_c",), lambda smi, handle: [temperature_c(smi, handle, "CURRENT")], 0),
+    (("power_w",), _power, 0),
+    (("energy_j",), _energy, _REST_S),
+    (("sm_clock_mhz",), lambda smi, handle: _clock(smi, handle, "GFX"), 0),
+    (("memory_clock_mhz",), lambda smi, handle: _clock(smi, handle, "MEM"), 0),
+    (("fan_percent",), _fan, _REST_S),
+    (
         ("ecc_errors",),
         lambda smi, handle: [number_of(smi.amdsmi_get_gpu_total_ecc_count(handle), "uncorrectable_count")],
         _REST_S,
@@ -131,74 +111,75 @@ _QUESTIONS = (
 )
 
 
-def take_reading(smi: Any, device: AmdDevice, now_s: float) -> Reading:
-    """Ask what is due; raise DeviceUnreadable when no question was answered."""
-    values: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    for question in _QUESTIONS:
-        if question.metrics[0] in device.refused or not _is_due(device, question.metrics[0], question.rest_s, now_s):
-            continue
-        for metric, number in zip(question.metrics, _answers(smi, device, question), strict=True):
-            if isinstance(number, NoAnswer):
-                missing[metric] = str(number)
+class AmdDevice:
+    """What a reader has learned about one device, and how it reads it."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self._refused: dict[str, str] = {}  # metric → why it is not asked again
+        self._absurd: dict[str, str] = {}  # metric → the first reason: each new text would be a new gap
+        self._due_s: dict[str, float] = {}
+        self._lists_processes = True
+
+    def read(self, smi: Any, now_s: float) -> Reading:
+        """Ask what is due; raise DeviceUnreadable when no question was answered."""
+        values: dict[str, Any] = {}
+        missing: dict[str, str] = {}
+        for metrics, ask, rest_s in _QUESTIONS:
+            if metrics[0] in self._refused or not self._is_due(metrics[0], rest_s, now_s):
                 continue
+            numbers: Sequence[float | NoAnswer]
             try:
-                values[metric] = (float if metric in _REAL else round)(check_range(metric, number))
-            except Absurd as reason:
-                missing[metric] = device.absurd.setdefault(metric, str(reason))  # each new text would be a new gap
-    missing.update(device.refused)
-    if not values:
-        raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
-    sources = {"busy_percent": "utilization"} if "busy_percent" in values else {}
-    processes = _processes(smi, device, now_s)
-    return Reading(**values, missing={**missing, "throttle_reasons": _NO_MASK}, sources=sources, processes=processes)
+                numbers = ask(smi, self.handle)
+            except NoAnswer as reason:
+                numbers = [reason] * len(metrics)
+            except Exception as error:  # broad: amdsmi has errors of its own, and of Python where versions differ
+                if isinstance(error, AttributeError) or getattr(error, "err_code", None) in _NOT_SUPPORTED:
+                    self._refused.update(dict.fromkeys(metrics, reason_of(error)))
+                numbers = [NoAnswer(reason_of(error))] * len(metrics)
+            for metric, number in zip(metrics, numbers, strict=True):
+                if isinstance(number, NoAnswer):
+                    missing[metric] = str(number)
+                    continue
+                try:
+                    values[metric] = (float if metric in _REAL else round)(check_range(metric, number))
+                except Absurd as reason:
+                    missing[metric] = self._absurd.setdefault(metric, str(reason))
+        missing.update(self._refused)
+        if not values:
+            raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
+        missing["throttle_reasons"] = "amdsmi has no mask of reasons like NVML's"
+        sources = {"busy_percent": "utilization"} if "busy_percent" in values else {}
+        return Reading(**values, missing=missing, sources=sources, processes=self._processes(smi, now_s))
 
+    def _is_due(self, name: str, rest_s: float, now_s: float) -> bool:
+        if now_s < self._due_s.get(name, now_s):
+            return False
+        self._due_s[name] = now_s + rest_s
+        return True
 
-def _is_due(device: AmdDevice, name: str, rest_s: float, now_s: float) -> bool:
-    if now_s < device.due_s.get(name, now_s):
-        return False
-    device.due_s[name] = now_s + rest_s
-    return True
-
-
-def _answers(smi: Any, device: AmdDevice, question: AmdQuestion) -> Sequence[float | NoAnswer]:
-    try:
-        return question.ask(smi, device.handle)
-    except NoAnswer as reason:
-        return [reason] * len(question.metrics)
-    except Exception as error:  # broad: amdsmi has errors of its own, and of Python where versions differ
-        words = reason_of(error)
-        if isinstance(error, AttributeError) or getattr(error, "err_code", None) in _NOT_SUPPORTED:
-            device.refused.update(dict.fromkeys(question.metrics, words))
-        return [NoAnswer(words)] * len(question.metrics)
-
-
-def _processes(smi: Any, device: AmdDevice, now_s: float) -> tuple[ProcessReading, ...] | None:
-    if not device.lists_processes or not _is_due(device, "processes", _REST_S, now_s):
-        return None
-    try:
-        listed = smi.amdsmi_get_gpu_process_list(device.handle)
-        found = [_process(smi, device.handle, one) for one in listed]
-        return tuple(one for one in found if or_none("pid", one.pid) is not None)
-    except Exception:  # broad, as above
-        device.lists_processes = False  # there is no metric whose gap could hold the reason
-        return None
-
-
-def _process(smi: Any, handle: Any, listed: Any) -> ProcessReading:
-    facts = listed if isinstance(listed, Mapping) else smi.amdsmi_get_gpu_process_info(handle, listed)  # before 6.1
-    memory = facts.get("memory_usage")
-    try:
-        used = or_none("memory_used_bytes", int(number_of(memory, "vram_mem") if memory else number_of(facts, "mem")))
-    except NoAnswer:
-        used = None
-    return ProcessReading(int(facts["pid"]), used)
+    def _processes(self, smi: Any, now_s: float) -> tuple[ProcessReading, ...] | None:
+        if not self._lists_processes or not self._is_due("processes", _REST_S, now_s):
+            return None
+        found = []
+        try:
+            for listed in smi.amdsmi_get_gpu_process_list(self.handle):
+                before_6_1 = not isinstance(listed, Mapping)
+                facts = smi.amdsmi_get_gpu_process_info(self.handle, listed) if before_6_1 else listed
+                memory = facts.get("memory_usage")
+                try:
+                    used = int(number_of(memory, "vram_mem") if memory else number_of(facts, "mem"))
+                except NoAnswer:
+                    used = None
+                if or_none("pid", int(facts["pid"])) is not None:
+                    found.append(ProcessReading(int(facts["pid"]), or_none("memory_used_bytes", used)))
+        except Exception:  # broad, as above
+            self._lists_processes = False  # there is no metric whose gap could hold the reason
+            return None
+        return tuple(found)
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------
-
-_AMD = "0x1002"  # PCI vendor
-_WATTS_END = 10_000  # a power limit above this is in microwatts
 
 
 class AmdReader:
@@ -224,7 +205,7 @@ class AmdReader:
             raise ReaderUnavailable("amdsmi lists no device")
         described = [_describe(smi, handle, position) for position, handle in enumerate(handles)]
         for device, handle in zip(described, handles, strict=True):
-            self._devices.setdefault(device.uuid, AmdDevice(handle)).handle = handle
+            self._devices.setdefault(device.uuid, AmdDevice()).handle = handle
         return sorted(described, key=lambda device: device.index)
 
     def read(self, uuid: str) -> Reading:
@@ -234,10 +215,10 @@ class AmdReader:
                 self.inventory()
             if uuid not in self._devices:
                 raise DeviceUnreadable(f"amdsmi lists no device {uuid!r}")
-            return take_reading(self._open(), self._devices[uuid], self._clock.monotonic_s())
+            return self._devices[uuid].read(self._open(), self._clock.monotonic_s())
         except DeviceUnreadable:
             raise
-        except Exception as error:  # broad: the recorder counts on nothing else coming out of here
+        except Exception as error:  # broad: the recorder relies on no other exception coming out of here
             raise DeviceUnreadable(reason_of(error)) from error
 
     def force_full_read(self) -> None:
@@ -255,9 +236,21 @@ class AmdReader:
 
     def _open(self) -> Any:
         """Return the package, with its library started."""
-        if self._smi is None:
-            self._smi = _start(self._machine)
-        return self._smi
+        if self._smi is not None:
+            return self._smi
+        if importlib.util.find_spec("amdsmi") is None:
+            raise ReaderUnavailable(
+                "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
+                if has_amd_gpu(self._machine)
+                else "no AMD GPU either"
+            )
+        try:
+            smi = importlib.import_module("amdsmi")
+            smi.amdsmi_init()
+        except Exception as error:  # broad: without ROCm's library even the import fails, in several ways
+            raise ReaderUnavailable(f"amdsmi does not start: {reason_of(error)}") from error
+        self._smi = smi
+        return smi
 
 
 def has_amd_gpu(machine: Path) -> bool:
@@ -271,35 +264,23 @@ def has_amd_gpu(machine: Path) -> bool:
     return False
 
 
-def _start(machine: Path) -> Any:
-    if importlib.util.find_spec("amdsmi") is None:
-        raise ReaderUnavailable(
-            "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
-            if has_amd_gpu(machine)
-            else "no AMD GPU either"
-        )
-    try:
-        smi = importlib.import_module("amdsmi")
-        smi.amdsmi_init()
-    except Exception as error:  # broad: without ROCm's library even the import fails, in several ways
-        raise ReaderUnavailable(f"amdsmi does not start: {reason_of(error)}") from error
-    return smi
-
-
 def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
     asic = _or_none(lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
+    board = _or_none(lambda: smi.amdsmi_get_gpu_board_info(handle)) or {}
     numbers = _or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}  # since ROCm 6.4
     driver = _or_none(lambda: smi.amdsmi_get_gpu_driver_info(handle)) or {}
     vram_mib = _or_none(lambda: number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total"))
     slowdown = _or_none(lambda: temperature_c(smi, handle, "CRITICAL"))
+    limit = _or_none(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
+    limit_w = limit / 1e6 if limit and limit > _WATTS_END else limit
     hip_id = numbers.get("hip_id")
     return InventoryDevice(
         index=hip_id if isinstance(hip_id, int) and or_none("index", hip_id) is not None else position,
         uuid=_uuid(smi, handle, asic, numbers),
-        name=_name(smi, handle, asic),
+        name=_text(asic.get("market_name")) or _text(board.get("product_name")) or "AMD GPU",
         backend=AmdReader.backend,
         memory_total_bytes=None if vram_mib is None else or_none("memory_total_bytes", round(vram_mib) * 2**20),
-        power_limit_w=_power_limit_w(smi, handle),
+        power_limit_w=or_none("power_limit_w", float(limit_w)) if limit_w else None,
         pci_bus_id=_text(_or_none(lambda: smi.amdsmi_get_gpu_device_bdf(handle))),
         driver=_text(driver.get("driver_version")),
         slowdown_c=None if slowdown is None else or_none("slowdown_c", round(slowdown)),
@@ -316,16 +297,6 @@ def _uuid(smi: Any, handle: Any, asic: Mapping[str, Any], numbers: Mapping[str, 
     if serial and int(serial[1], 16):
         return f"GPU-{serial[1]:0>16}"
     return str(smi.amdsmi_get_gpu_device_uuid(handle))
-
-
-def _name(smi: Any, handle: Any, asic: Mapping[str, Any]) -> str:
-    board = _or_none(lambda: smi.amdsmi_get_gpu_board_info(handle)) or {}
-    return _text(asic.get("market_name")) or _text(board.get("product_name")) or "AMD GPU"
-
-
-def _power_limit_w(smi: Any, handle: Any) -> float | None:
-    limit = _or_none(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
-    return None if not limit else or_none("power_limit_w", float(limit / 1e6 if limit > _WATTS_END else limit))
 
 
 def _text(value: Any) -> str | None:
