@@ -6,12 +6,11 @@ answer comes from ``inventory``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from badcjobs.devices.simulated import SimulationScript, parse_script
+from badcjobs.devices.simulated import SimulatedReader, load_script
 from badcjobs.errors import BadInput
 from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
@@ -59,17 +58,15 @@ def open_reader(
         from badcjobs.devices.replay import ReplayReader
 
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
-    script = None if stand_in.script is None else load_script(Path(stand_in.script))
+    script = () if stand_in.script is None else load_script(Path(stand_in.script))
     if stand_in.simulate is not None:
-        from badcjobs.devices.simulated import SimulatedReader
-
         ledger = None if stand_in.ledger is None else Path(stand_in.ledger)
         return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
-    if script is not None:
+    if stand_in.script is not None:
         raise BadInput(
             "a simulation script was given, but no number of simulated devices",
             why="the script describes devices; how many there are is said by --simulate",
-            fix=f"--simulate {max((device.index for device in script.devices), default=0) + 1}",
+            fix=f"--simulate {max((device.index for device in script), default=0) + 1}",
         )
     return _first_that_works(clock, search_path, machine)
 
@@ -113,18 +110,3 @@ def _why_not(reader: GpuReader) -> str | None:
         reader.close()
         return f"{reader.backend} does not work: {error!r}"
     return None
-
-
-def load_script(path: Path) -> SimulationScript:
-    """Read a simulation script from a TOML file."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"the simulation script {path} cannot be read", why=error.strerror) from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise BadInput(f"the simulation script {path} is not TOML", why=str(error)) from error
-    return parse_script(document, str(path))

@@ -6,10 +6,11 @@ only when it last read a device, so as to report each fault once."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import cos, pi, sin
+from math import cos, inf, pi, sin
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,23 @@ class SimulatedDevice:
     fault: tuple[tuple[float, str], ...] = ()  # (at_s, what it reports)
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationScript:
-    """The devices that differ from the default."""
+def load_script(path: Path) -> tuple[SimulatedDevice, ...]:
+    """Read a simulation script from a TOML file: the devices that differ from the default."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"the simulation script {path} cannot be read", why=error.strerror) from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise BadInput(f"the simulation script {path} is not TOML", why=str(error)) from error
+    return parse_script(document, str(path))
 
-    devices: tuple[SimulatedDevice, ...] = ()
 
-
-def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> SimulationScript:
-    """Understand a script; raise BadInput that names every mistake at once."""
+def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> tuple[SimulatedDevice, ...]:
+    """Return the devices of a script; raise BadInput that names every mistake at once."""
     tables = document.get("device", [])
     mistakes = [f"unknown key {key!r}; only [[device]] tables are known" for key in document if key != "device"]
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
@@ -50,22 +59,18 @@ def parse_script(document: Mapping[str, Any], source: str = "the simulation scri
         tables = []
     for number, table in enumerate(tables, start=1):
         mistakes += [f"device table {number}: {mistake}" for mistake in _find_mistakes(table)]
-    indices = [table["index"] for table in tables if _is_count(table.get("index"), 0)]
+    indices = [table["index"] for table in tables if _is_count(table.get("index"))]
     mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
     if mistakes:
         raise BadInput(f"{source} has {len(mistakes)} mistake(s)", why="\n".join(mistakes))
-    return SimulationScript(tuple(_build_device(table) for table in tables))
+    return tuple(
+        SimulatedDevice(**{key: _frozen(value) if isinstance(value, list) else value for key, value in table.items()})
+        for table in tables
+    )
 
 
-def _build_device(table: Mapping[str, Any]) -> SimulatedDevice:
-    values = dict(table)
-    if "load" in values:
-        values["load"] = tuple((float(from_s), float(percent)) for from_s, percent in values["load"])
-    values["unsupported"] = tuple(values.get("unsupported", ()))
-    if "processes" in values:
-        values["processes"] = tuple((pid, mib) for pid, mib in values["processes"])
-    values["fault"] = tuple((float(at_s), text) for at_s, text in values.get("fault", ()))
-    return SimulatedDevice(**values)
+def _frozen(value: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(one) if isinstance(one, list) else one for one in value)
 
 
 def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
@@ -86,44 +91,37 @@ def _is_number(value: Any, low: float = 0, high: float = float("inf")) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def _is_count(value: Any, low: int) -> bool:
+def _is_count(value: Any, low: int = 0) -> bool:
     return isinstance(value, int) and _is_number(value, low)
 
 
-def _is_pairs(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+def _are_pairs(value: Any, first: Callable[[Any], bool], second: Callable[[Any], bool]) -> bool:
+    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+    return pairs and all(first(one) and second(other) for one, other in value)
 
 
 def _is_load(value: Any) -> bool:
-    if not _is_pairs(value):
-        return False
-    numbers = all(_is_number(from_s) and _is_number(percent, 0, 100) for from_s, percent in value)
-    return numbers and all(earlier[0] < later[0] for earlier, later in pairwise(value))
-
-
-def _is_processes(value: Any) -> bool:
-    return _is_pairs(value) and all(_is_count(pid, 1) and _is_count(mib, 0) for pid, mib in value)
-
-
-def _is_faults(value: Any) -> bool:
-    return _is_pairs(value) and all(_is_number(at_s) and isinstance(text, str) and text for at_s, text in value)
-
-
-def _is_metrics(value: object) -> bool:
-    return isinstance(value, list) and all(name in METRICS for name in value)
+    pairs = _are_pairs(value, _is_number, lambda percent: _is_number(percent, 0, 100))
+    return pairs and all(earlier[0] < later[0] for earlier, later in pairwise(value))
 
 
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "index": (lambda value: _is_count(value, 0), "a whole number from 0"),
+    "index": (_is_count, "a whole number from 0"),
     "load": (_is_load, "a list of [from_s, percent] in order of time, with percent from 0 to 100"),
     "lost_at_s": (_is_number, "a number of seconds"),
     "back_at_s": (_is_number, "a number of seconds"),
-    "unsupported": (_is_metrics, f"a list of metrics out of {', '.join(METRICS)}"),
+    "unsupported": (
+        lambda value: isinstance(value, list) and all(name in METRICS for name in value),
+        f"a list of metrics out of {', '.join(METRICS)}",
+    ),
     "name": (lambda value: isinstance(value, str), "a text"),
     "memory_total_mib": (lambda value: _is_count(value, 1), "a whole number of MiB"),
     "slowdown_c": (lambda value: _is_count(value, 1), "a whole number of °C"),
-    "processes": (_is_processes, "a list of [pid, MiB]"),
-    "fault": (_is_faults, 'a list of [at_s, "what it reports"]'),
+    "processes": (lambda value: _are_pairs(value, lambda pid: _is_count(pid, 1), _is_count), "a list of [pid, MiB]"),
+    "fault": (
+        lambda value: _are_pairs(value, _is_number, lambda text: isinstance(text, str) and bool(text)),
+        'a list of [at_s, "what it reports"]',
+    ),
 }
 
 
@@ -132,17 +130,19 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def pretended_bytes(folder: Path, uuid: str, *, besides: int | None = None) -> int:
     """Return what living processes have of a device, as their files ``<uuid>.<pid>`` say; ``besides``: but this one."""
-    return sum(_held_by(file) for file in folder.glob(f"{uuid}.*") if file.name != f"{uuid}.{besides}")
-
-
-def _held_by(file: Path) -> int:
-    """Return what a process has; what it had is free when it ends, also where its parent has not waited for it yet."""
-    try:
-        status = Path("/proc", file.name.rpartition(".")[2], "stat").read_text(encoding="ascii", errors="replace")
-        text = file.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    return int(text) if text.isdecimal() and status.rpartition(")")[2].split()[0] not in "ZX" else 0
+    held = 0
+    for file in folder.glob(f"{uuid}.*"):
+        pid = file.name.rpartition(".")[2]
+        try:
+            status = Path("/proc", pid, "stat").read_text(encoding="ascii", errors="replace")
+            text = file.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        # What it had is free when it ends, also where its parent has not waited for it yet.
+        lives = status.rpartition(")")[2].split()[0] not in "ZX"
+        if lives and text.isdecimal() and pid != str(besides):
+            held += int(text)
+    return held
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ class SimulatedReader:
     def __init__(
         self,
         count: int,
-        script: SimulationScript | None = None,
+        script: Sequence[SimulatedDevice] = (),
         *,
         clock: Clock,
         started_at_ms: int,
         ledger: Path | None = None,
     ) -> None:
-        scripted = {device.index: device for device in (script.devices if script else ())}
+        scripted = {device.index: device for device in script}
         strangers = [str(index) for index in scripted if index >= count]
         if strangers:
             raise BadInput(
@@ -204,10 +204,11 @@ class SimulatedReader:
         if device is None:
             raise DeviceUnreadable(f"no simulated device {uuid}")
         at_s = self._now_s()
-        if is_lost(device, at_s):
+        if device.lost_at_s is not None and device.lost_at_s <= at_s < (device.back_at_s or inf):
             raise DeviceUnreadable("GPU is lost (simulated)")
         since_s, self._read_at_s[uuid] = self._read_at_s[uuid], at_s
-        reading = replace(reading_at(device, at_s), faults=faults_between(device, since_s, at_s))
+        faults = tuple(text for fault_s, text in device.fault if since_s <= fault_s < at_s)
+        reading = replace(reading_at(device, at_s), faults=faults)
         if self._ledger is None or reading.memory_used_bytes is None:
             return reading
         return replace(reading, memory_used_bytes=pretended_bytes(self._ledger, uuid))
@@ -227,16 +228,11 @@ def simulated_uuid(index: int) -> str:
     return f"GPU-51a0d000-0000-4000-8000-{index:012d}"
 
 
-def is_lost(device: SimulatedDevice, at_s: float) -> bool:
-    """Say whether the script has taken the device away at this moment."""
-    if device.lost_at_s is None or at_s < device.lost_at_s:
-        return False
-    return device.back_at_s is None or at_s < device.back_at_s
-
-
 def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
     """Derive every metric from the load; the ones that the script calls unsupported are None."""
     load = load_at(device, at_s)
+    listed = device.processes
+    processes = None if listed is None else tuple(ProcessReading(pid, mib * 2**20) for pid, mib in listed)
     reading = Reading(
         utilization_percent=round(load),
         memory_utilization_percent=round(load / 2),
@@ -253,22 +249,11 @@ def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
         pcie_rx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 100),
         pcie_tx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 1000),
         sources={"busy_percent": "simulated"},
-        processes=_processes(device),
+        processes=processes,
     )
     missing = dict.fromkeys(device.unsupported, "Not Supported (simulated)")
     nothing: dict[str, Any] = dict.fromkeys(device.unsupported)
     return replace(reading, **nothing, missing=missing)
-
-
-def faults_between(device: SimulatedDevice, since_s: float, until_s: float) -> tuple[str, ...]:
-    """Return what the script lets the device report in this stretch, its end excluded."""
-    return tuple(text for at_s, text in device.fault if since_s <= at_s < until_s)
-
-
-def _processes(device: SimulatedDevice) -> tuple[ProcessReading, ...] | None:
-    if device.processes is None:
-        return None
-    return tuple(ProcessReading(pid, mib * 2**20) for pid, mib in device.processes)
 
 
 def load_at(device: SimulatedDevice, at_s: float) -> float:

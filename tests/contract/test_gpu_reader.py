@@ -20,7 +20,7 @@ from badcjobs.devices.amd import AmdReader
 from badcjobs.devices.nvidia_smi import NvidiaSmiReader
 from badcjobs.devices.nvml import NvmlReader
 from badcjobs.devices.replay import ReplayReader
-from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader
 from badcjobs.model import METRICS, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
 
@@ -93,7 +93,7 @@ class SimulatedBench:
 
     def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
         devices = (SimulatedDevice(1, unsupported=tuple(unsupported)), SimulatedDevice(3, lost_at_s=3600))
-        return SimulatedReader(COUNT, SimulationScript(devices), clock=self._clock, started_at_ms=self._clock.now_ms())
+        return SimulatedReader(COUNT, devices, clock=self._clock, started_at_ms=self._clock.now_ms())
 
     def lose_device_3(self) -> None:
         self._clock.sleep(3600)

@@ -15,7 +15,7 @@ from support.fake_nvml import NvmlBench, fake_uuid
 from support.hand_clock import HandClock
 
 from badcjobs.devices.dcgm import DcgmReader, parse_discovery, parse_row
-from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript, simulated_uuid
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, simulated_uuid
 from badcjobs.model import Reading
 
 NO_GPM = "Not Supported (simulated)"
@@ -51,7 +51,7 @@ class Setting:
 
     def open(self, program: str | None) -> DcgmReader:
         devices = (SimulatedDevice(0, unsupported=LACKS), SimulatedDevice(1, unsupported=LACKS))
-        inner = SimulatedReader(3, SimulationScript(devices), clock=self.clock, started_at_ms=self.clock.now_ms())
+        inner = SimulatedReader(3, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
         return DcgmReader(inner, program, self.clock)
 
 

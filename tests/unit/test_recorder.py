@@ -16,7 +16,7 @@ from support.hand_clock import HandClock
 
 import badcjobs.telemetry.recorder_process as recording
 from badcjobs.devices.choose import NothingReader
-from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript, simulated_uuid
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, simulated_uuid
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
 from badcjobs.store.telemetry_writer import TelemetryWriter
@@ -151,7 +151,7 @@ class Bench:
         return HostReading(10.0, 2**30, 2**34)
 
     def simulated(self, *devices: SimulatedDevice, count: int = 1) -> SimulatedReader:
-        return SimulatedReader(count, SimulationScript(devices), clock=self.clock, started_at_ms=self.clock.now_ms())
+        return SimulatedReader(count, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
 
     def scripted(self, *scripts: Callable[[float], Reading | str]) -> ScriptedReader:
         return ScriptedReader(self.clock, {simulated_uuid(number): script for number, script in enumerate(scripts)})

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.hand_clock import HandClock
 
-from badcjobs.devices.choose import load_script, open_reader
-from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, SimulationScript, parse_script, simulated_uuid
+from badcjobs.devices.choose import open_reader
+from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, load_script, parse_script, simulated_uuid
 from badcjobs.errors import BadInput
 from badcjobs.model import ProcessReading, Reading, StandIn
 from badcjobs.seams import DeviceUnreadable
@@ -121,7 +121,7 @@ def test_where_a_device_slows_down_is_in_the_inventory_if_the_script_says_it() -
 
 
 def test_name_and_memory_come_from_the_script_for_that_device_alone() -> None:
-    script = SimulationScript((SimulatedDevice(1, name="Simulated A100", memory_total_mib=40960),))
+    script = [SimulatedDevice(1, name="Simulated A100", memory_total_mib=40960)]
     reader = SimulatedReader(2, script, clock=HandClock(), started_at_ms=STARTED_AT_MS)
     assert [(device.name, device.memory_total_bytes) for device in reader.inventory()] == [
         ("Simulated GPU", 16 * 2**30),
@@ -149,9 +149,7 @@ def test_a_script_without_simulated_devices_is_refused(tmp_path: Path) -> None:
 def test_a_script_is_read_from_toml(tmp_path: Path) -> None:
     file = tmp_path / "script.toml"
     file.write_text('[[device]]\nindex = 1\nload = [[0, 95], [60, 4.5]]\nunsupported = ["energy_j"]\n')
-    assert load_script(file) == SimulationScript(
-        (SimulatedDevice(1, load=((0, 95), (60, 4.5)), unsupported=("energy_j",)),)
-    )
+    assert load_script(file) == (SimulatedDevice(1, load=((0, 95), (60, 4.5)), unsupported=("energy_j",)),)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("load = [", "is not TOML"), ("nodes = 3", "nodes"), (None, "No such")])
