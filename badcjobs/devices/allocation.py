@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 from badcjobs.errors import BadInput
@@ -22,46 +23,34 @@ _TELLING = (
 
 def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
     """Return what this process was given, from the variables of its environment."""
-    facts = {name: value for name, value in sorted(environ.items()) if name.startswith(_TELLING)}
-    local_dir = environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None
     # Slurm may reuse the array's number as the job id of one of its tasks: the array's own comes first.
     job_id = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
+    base = Allocation(
+        in_slurm=bool(job_id),
+        job_id=job_id or f"local{started_at_ms}-{pid}",
+        node=hostname,
+        local_dir=environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None,
+        facts={name: value for name, value in sorted(environ.items()) if name.startswith(_TELLING)},
+        started_at_ms=started_at_ms,
+    )
     if not job_id:
-        return Allocation(
-            in_slurm=False,
-            job_id=f"local{started_at_ms}-{pid}",
-            node=hostname,
-            local_dir=local_dir,
-            facts=facts,
-            started_at_ms=started_at_ms,
-        )
-    return Allocation(
-        in_slurm=True,
-        job_id=job_id,
+        return base
+    array_index = _number(environ, "SLURM_ARRAY_TASK_ID")
+    first, last, count = (_number(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "COUNT"))
+    array_indices = None
+    if array_index is not None and first is not None and last is not None and count is not None:
+        array_indices = first, last, _number(environ, "SLURM_ARRAY_TASK_STEP") or 1, count
+    return replace(
+        base,
         node=environ.get("SLURMD_NODENAME") or hostname,
         restart=_number(environ, "SLURM_RESTART_COUNT") or 0,
-        array_index=_number(environ, "SLURM_ARRAY_TASK_ID"),
-        array_indices=_array_indices(environ),
+        array_index=array_index,
+        array_indices=array_indices,
         # Set only inside steps; SLURM_NTASKS is also there in the batch script, where we are alone.
         step_tasks=_number(environ, "SLURM_STEP_NUM_TASKS") or 1,
         procid=_number(environ, "SLURM_PROCID") or 0,
         cpus=_number(environ, "SLURM_CPUS_PER_TASK") or _number(environ, "SLURM_CPUS_ON_NODE"),
-        local_dir=local_dir,
-        facts=facts,
-        started_at_ms=started_at_ms,
     )
-
-
-def _array_indices(environ: Mapping[str, str]) -> tuple[int, int, int, int] | None:
-    index = _number(environ, "SLURM_ARRAY_TASK_ID")
-    if index is None:
-        return None
-    first = _number(environ, "SLURM_ARRAY_TASK_MIN")
-    last = _number(environ, "SLURM_ARRAY_TASK_MAX")
-    count = _number(environ, "SLURM_ARRAY_TASK_COUNT")
-    if first is None or last is None or count is None:
-        return None
-    return first, last, _number(environ, "SLURM_ARRAY_TASK_STEP") or 1, count
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -169,15 +158,13 @@ def requested_memory_bytes(facts: Mapping[str, str]) -> int | None:
 def own_memory_bytes(facts: Mapping[str, str]) -> int | None:
     """Return this task's part of the memory that was asked for: the tasks of a step share it on each node."""
     asked_bytes = requested_memory_bytes(facts)
-    return None if asked_bytes is None else asked_bytes // _tasks_on_this_node(facts)
-
-
-def _tasks_on_this_node(facts: Mapping[str, str]) -> int:
-    """Return how many tasks our step has here; outside of steps, and where nobody says, we are alone."""
+    if asked_bytes is None:
+        return None
     groups = _TASKS.findall(facts.get("SLURM_STEP_TASKS_PER_NODE", ""))
     by_node = [int(tasks) for tasks, nodes in groups for _ in range(int(nodes or 1))]
     node = _whole_number(facts.get("SLURM_NODEID", "")) or 0
-    return max(1, by_node[node]) if node < len(by_node) else 1
+    # Outside of steps, and where it is not known, we are alone.
+    return asked_bytes // (max(1, by_node[node]) if node < len(by_node) else 1)
 
 
 def _whole_number(text: str) -> int | None:
@@ -213,9 +200,7 @@ def read_end_variable(facts: Mapping[str, str], now_ms: int) -> EndTime | None:
 
     It is written once, when the job starts: after ``scontrol update TimeLimit=…`` an end in the past is an old one.
     """
-    seconds = _whole_number(facts.get(END_VARIABLE, ""))
-    at_ms = None if seconds is None else seconds * 1000
-    return EndTime(at_ms, END_VARIABLE) if at_ms is not None and _can_be(at_ms, now_ms) else None
+    return _earliest_end([facts.get(END_VARIABLE, "")], END_VARIABLE, now_ms)
 
 
 def parse_squeue_end(text: str, now_ms: int) -> EndTime | None:
@@ -223,25 +208,21 @@ def parse_squeue_end(text: str, now_ms: int) -> EndTime | None:
 
     Epoch seconds or a local date. Of several lines (a heterogeneous job, a banner) the earliest end counts.
     """
-    ends = [at_ms for line in text.splitlines() if (at_ms := _instant_ms(line.strip())) is not None]
-    known = [at_ms for at_ms in ends if _can_be(at_ms, now_ms)]
-    return EndTime(min(known), "squeue") if known else None
+    return _earliest_end([line.strip() for line in text.splitlines()], "squeue", now_ms)
+
+
+def _earliest_end(texts: Sequence[str], source: str, now_ms: int) -> EndTime | None:
+    found = []
+    for text in texts:
+        at_s: float | None = _whole_number(text)
+        with suppress(ValueError, OverflowError, OSError):
+            at_s = datetime.fromisoformat(text).timestamp() if at_s is None and "T" in text else at_s
+        if at_s is not None and now_ms < at_s * 1000 <= now_ms + _LONGEST_S * 1000:
+            found.append(round(at_s * 1000))
+    return EndTime(min(found), source) if found else None
 
 
 def squeue_question(allocation: Allocation) -> list[str]:
     """Return the command that asks for our end alone: an array's own number would name all its tasks."""
     index = "" if allocation.array_index is None else f"_{allocation.array_index}"
     return ["squeue", "-h", "-j", f"{allocation.job_id}{index}", "-o", "%e"]
-
-
-def _instant_ms(text: str) -> int | None:
-    if (seconds := _whole_number(text)) is not None:
-        return seconds * 1000
-    try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000) if "T" in text else None
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _can_be(at_ms: int, now_ms: int) -> bool:
-    return now_ms < at_ms <= now_ms + _LONGEST_S * 1000

@@ -29,16 +29,12 @@ class DeviceWish:
 
 
 class NotFree(NotHere):
-    """Not so many devices as were wished for; knows who reads those that there are."""
+    """Not so many devices as were wished for; knows what reads those that there are."""
 
-    backend = "none"
-    backend_why = ""
-
-    def read_through(self, opened: OpenedDevices) -> NotFree:
-        """Add who has read the devices, and why."""
+    def __init__(self, what: str, opened: OpenedDevices, *, why: str, fix: str) -> None:
+        super().__init__(what, why=why, fix=fix)
         self.backend = "none" if opened.trouble else opened.reader.backend
         self.backend_why = opened.backend_why
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +76,13 @@ def pick_free(wish: DeviceWish, opened: OpenedDevices, claims: DeviceLocks, how:
     Raises NotFree, with the reason for each device, when the time is over or waiting cannot help.
     """
     check_wish(wish)
-    if hopeless := why_hopeless(wish, opened):
-        raise hopeless.read_through(opened)
+    _raise_if_hopeless(wish, opened)
     deadline_s, tell_at_s = how.clock.monotonic_s() + wish.wait_s, how.clock.monotonic_s()
     while True:
-        picked, refused = choose(_look_twice(opened, how), wish, claims)
+        earlier = opened.now()
+        how.sleep(_BETWEEN_READINGS_S)
+        twice = [worse_of(one, other) for one, other in zip(earlier, opened.now(), strict=True)]
+        picked, refused = choose(twice, wish, claims)
         if picked:
             words = f"picked by --free {wish.count}: score"
             return [replace(device, why=f"{device.why}; {words} {device.score:.2f}") for device in picked]
@@ -93,13 +91,13 @@ def pick_free(wish: DeviceWish, opened: OpenedDevices, claims: DeviceLocks, how:
             waited = f" in {wish.wait_s:.0f} s" if wish.wait_s else ""
             raise NotFree(
                 f"{_gpus(wish.count)} wanted, not found{waited}",
-                why="\n".join(f"{_label(device)} {reason}" for device, reason in refused),
+                opened,
+                why="\n".join(refused),
                 fix="the same command with --wait 600, with a smaller --free, or with other limits",
-            ).read_through(opened)
+            )
         if how.clock.monotonic_s() >= tell_at_s:
             tell_at_s = how.clock.monotonic_s() + _TELL_EVERY_S
-            reasons = "; ".join(f"{_label(device)} {reason}" for device, reason in refused)
-            how.tell(f"waiting for {_gpus(wish.count)}: {reasons}; {left_s:.0f} s left")
+            how.tell(f"waiting for {_gpus(wish.count)}: {'; '.join(refused)}; {left_s:.0f} s left")
         how.sleep(min(_POLL_S, left_s))
 
 
@@ -122,49 +120,50 @@ def check_wish(wish: DeviceWish) -> None:
         )
 
 
-def why_hopeless(wish: DeviceWish, opened: OpenedDevices) -> NotFree | None:
-    """Return why waiting can never help: too few cards, or too few that are big enough; None: it may."""
+def _raise_if_hopeless(wish: DeviceWish, opened: OpenedDevices) -> None:
+    """Raise NotFree where waiting can never help: too few cards, or too few that are big enough."""
     many = len(opened.grant.devices)
     if many < wish.count:
-        return NotFree(
+        raise NotFree(
             f"{_gpus(wish.count)} wanted, but this process may use {many or 'none'}",
+            opened,
             why="\n".join(filter(None, [opened.grant.why, opened.trouble])),
             fix=f"the same command with --free {many}" if many else "badcjobs gpus --all",
         )
     totals = [device.memory_total_bytes for device in opened.grant.devices]
     wanted_bytes = (wish.min_memory_mib or 0) * 2**20
     big = sum(total is None or total >= wanted_bytes for total in totals)  # one that does not say may be
-    if big >= wish.count:
-        return None
-    sizes_mib = sorted(((total or 0) // 2**20 for total in totals), reverse=True)
-    each = " each" if wish.count > 1 else ""
-    return NotFree(
-        f"{_gpus(wish.count)} with {wish.min_memory_mib:,} MiB{each} wanted, but {big or 'none'} is that big",
-        why="\n".join(f"a card here has {size:,} MiB in all" for size in dict.fromkeys(sizes_mib)),
-        fix=f"the same command with --min-memory-mib {sizes_mib[wish.count - 1]} or less",
-    )
+    if big < wish.count:
+        sizes_mib = sorted(((total or 0) // 2**20 for total in totals), reverse=True)
+        each = " each" if wish.count > 1 else ""
+        raise NotFree(
+            f"{_gpus(wish.count)} with {wish.min_memory_mib:,} MiB{each} wanted, but {big or 'none'} is that big",
+            opened,
+            why="\n".join(f"a card here has {size:,} MiB in all" for size in dict.fromkeys(sizes_mib)),
+            fix=f"the same command with --min-memory-mib {sizes_mib[wish.count - 1]} or less",
+        )
 
 
-def choose(
-    devices: Sequence[DeviceNow], wish: DeviceWish, claims: DeviceLocks
-) -> tuple[list[DeviceNow], list[tuple[DeviceNow, str]]]:
+def choose(devices: Sequence[DeviceNow], wish: DeviceWish, claims: DeviceLocks) -> tuple[list[DeviceNow], list[str]]:
     """Claim the best devices; return them, or none and the reason for each that cannot be had."""
-    judged = [(device, why_not_free(device, wish)) for device in devices]
-    refused = [(device, reason) for device, reason in judged if reason]
+    reasons = [why_not_free(device, wish) for device in devices]
     picked: list[DeviceNow] = []
     with claims.alone():
-        for device in sorted((d for d, reason in judged if not reason), key=_best_first):
-            if len(picked) == wish.count:
-                break
-            holder = claims.claim(device.uuid or "")
-            if holder is None:
-                picked.append(device)
-            else:
-                refused.append((device, holder))
+        best_first = sorted(enumerate(devices), key=lambda one: (-(one[1].score or 0.0), one[1].index or 0))
+        for place, device in best_first:
+            if len(picked) < wish.count and reasons[place] is None:
+                reasons[place] = claims.claim(device.uuid or "")
+                if reasons[place] is None:
+                    picked.append(device)
         if len(picked) == wish.count:
-            return picked, refused
+            return picked, []
         claims.release()
-    return [], sorted(refused, key=lambda pair: (pair[0].index or 0, pair[0].uuid or ""))
+    refused = []
+    for device, reason in zip(devices, reasons, strict=True):
+        by_index = device.index is not None and device.parent_uuid is None
+        if reason is not None:
+            refused.append(f"{f'GPU {device.index}' if by_index else device.uuid or device.token} {reason}")
+    return [], refused
 
 
 def why_not_free(device: DeviceNow, wish: DeviceWish) -> str | None:
@@ -201,20 +200,5 @@ def _worse(one: int | None, other: int | None, which: Callable[[int, int], int])
     return None if one is None or other is None else which(one, other)
 
 
-def _look_twice(opened: OpenedDevices, how: Waiting) -> list[DeviceNow]:
-    earlier = opened.now()
-    how.sleep(_BETWEEN_READINGS_S)
-    return [worse_of(one, other) for one, other in zip(earlier, opened.now(), strict=True)]
-
-
-def _best_first(device: DeviceNow) -> tuple[float, int]:
-    return -(device.score or 0.0), device.index or 0
-
-
 def _gpus(many: int) -> str:
     return f"{many} free GPU" + ("" if many == 1 else "s")
-
-
-def _label(device: DeviceNow) -> str:
-    known_by_index = device.index is not None and device.parent_uuid is None
-    return f"GPU {device.index}" if known_by_index else str(device.uuid or device.token)

@@ -24,18 +24,19 @@ class DeviceProcess:
 
 
 def name_processes(readings: Sequence[ProcessReading]) -> tuple[DeviceProcess, ...]:
-    """Return the processes with their names; pids are the host's, so inside a container they may be nobody's."""
-    return tuple(DeviceProcess(r.pid, *_who(r.pid), r.memory_used_bytes) for r in readings)
+    """Return the processes with their names; pids are the host's, so a container may not know them."""
+    import psutil  # only here: most callers do not list processes
 
-
-def _who(pid: int) -> tuple[str | None, str | None]:
-    import psutil  # for the few who ask for processes
-
-    try:
-        process = psutil.Process(pid)
-        return process.username(), process.name()
-    except (psutil.Error, OSError, ValueError):  # gone, in another namespace, or no pid at all
-        return None, None
+    found = []
+    for reading in readings:
+        user = program = None
+        try:
+            process = psutil.Process(reading.pid)
+            user, program = process.username(), process.name()
+        except (psutil.Error, OSError, ValueError):
+            pass  # gone, in another namespace, or no pid at all
+        found.append(DeviceProcess(reading.pid, user, program, reading.memory_used_bytes))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +104,16 @@ def open_devices(
     """Find a reader and our devices; simulated ones live since ``started_at_ms``, or from now on."""
     start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
     reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"))
+    inventory: tuple[InventoryDevice, ...] | None = None
+    trouble = None
     try:
-        inventory, trouble = _ask_for_inventory(reader)
+        try:
+            inventory = tuple(reader.inventory())
+        except ReaderUnavailable as error:
+            trouble = str(error)
         yield OpenedDevices(reader, inventory or (), resolve_devices(environ, inventory, in_slurm=in_slurm), trouble)
     finally:
         reader.close()
-
-
-def _ask_for_inventory(reader: GpuReader) -> tuple[tuple[InventoryDevice, ...] | None, str | None]:
-    try:
-        return tuple(reader.inventory()), None
-    except ReaderUnavailable as error:
-        return None, str(error)
 
 
 def list_granted(
@@ -124,24 +123,25 @@ def list_granted(
     in_slurm = parse_allocation(environ, hostname="", pid=0, started_at_ms=0).in_slurm
     with open_devices(environ, clock, stand_in or StandIn(), in_slurm=in_slurm) as opened:
         devices = [_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
-        if everything:
-            others = _others(opened.grant, opened.inventory)
-            devices += [_now(device, opened.reader, granted=False, processes=True) for device in others]
+        mine = {device.uuid for device in opened.grant.devices}
+        cut = {device.parent_uuid for device in opened.inventory}
+        for found in opened.inventory if everything else ():
+            why = "in MIG mode: its slices are the devices" if found.uuid in cut else "not granted to this task"
+            if found.uuid not in mine:
+                devices.append(_now(as_device("", found, why), opened.reader, granted=False, processes=True))
         why = opened.grant.why + (f"; {opened.trouble}" if opened.trouble else "")
         backend = "none" if opened.trouble else opened.reader.backend
         return Listing(tuple(devices), why, backend, opened.backend_why)
 
 
-def _others(grant: Grant, inventory: Sequence[InventoryDevice]) -> list[Device]:
-    mine = {device.uuid for device in grant.devices}
-    cut = {d.parent_uuid for d in inventory}
-    cut_why, other_why = "in MIG mode: its slices are the devices", "not granted to this task"
-    others = [device for device in inventory if device.uuid not in mine]
-    return [as_device("", device, cut_why if device.uuid in cut else other_why) for device in others]
-
-
 def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
-    reading, trouble = _read(device, reader)
+    reading, trouble = Reading(), None
+    try:
+        if device.uuid is None:
+            raise DeviceUnreadable("nothing here can read it")
+        reading = reader.read(device.uuid)
+    except DeviceUnreadable as error:
+        trouble = str(error)
     total, used = device.memory_total_bytes, reading.memory_used_bytes
     free = None if total is None or used is None else max(0, total - used - device.memory_reserved_bytes)
     return DeviceNow(
@@ -165,16 +165,6 @@ def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: 
         missing=dict(reading.missing),
         processes=name_processes(reading.processes) if processes and reading.processes is not None else None,
     )
-
-
-def _read(device: Device, reader: GpuReader) -> tuple[Reading, str | None]:
-    """Return a reading, or an empty one and the reason."""
-    if device.uuid is None:
-        return Reading(), "nothing here can read it"
-    try:
-        return reader.read(device.uuid), None
-    except DeviceUnreadable as error:
-        return Reading(), str(error)
 
 
 def score_of(free_bytes: int | None, total_bytes: int | None, utilization_percent: int | None) -> float | None:

@@ -13,7 +13,7 @@ import pwd
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from badcjobs.errors import NotHere
@@ -28,56 +28,55 @@ _MOST_TEXT = 500
 _SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class LockFiles:
-    """The files of one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def open(self, name: str, *, create: bool) -> int | None:
-        """Return a file, opened; None: it is not there and was not to be made."""
-        folder = self._open_folder(create=create)
-        if folder is None:
+def _open_file(folder: Path, name: str, *, create: bool) -> int | None:
+    """Return a lock file, opened; None: it is not there and was not to be made."""
+    made = False
+    try:
+        if create:
+            with suppress(FileExistsError):
+                folder.mkdir()
+                made = True
+        dir_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
+        if made:
+            os.fchmod(dir_fd, 0o1777)  # whatever the umask: everybody may lock, nobody may remove another's file
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not create:
             return None
+        raise NotHere(
+            f"the locks of free devices cannot be kept in {folder}",
+            why=error.strerror,
+            fix="export BADCJOBS_LOCK_DIR=/a/folder   (the same for all users, on a disk of this machine)",
+        ) from error
+    try:
+        fd = _open_or_create(name, dir_fd) if create else os.open(name, os.O_RDONLY | _SAFELY, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(0, "it is no plain file")
+    return fd
+
+
+def _open_or_create(name: str, dir_fd: int) -> int:
+    # Never O_CREAT on a file that exists: in a folder with the sticky bit Linux then refuses what belongs to others
+    # (fs.protected_regular), though all may write to it.
+    while True:
         try:
-            fd = _open_or_create(name, folder) if create else os.open(name, os.O_RDONLY | _SAFELY, dir_fd=folder)
+            return os.open(name, os.O_RDWR | _SAFELY, dir_fd=dir_fd)
+        except PermissionError:
+            return os.open(name, os.O_RDONLY | _SAFELY, dir_fd=dir_fd)  # enough to lock it
         except FileNotFoundError:
-            return None
-        finally:
-            os.close(folder)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(0, "it is no plain file")
-        return fd
-
-    def has(self, fd: int, name: str) -> bool:
-        """Say whether the file of that name is still the opened one: somebody may have cleaned up meanwhile."""
-        try:
-            return os.path.samestat(os.fstat(fd), (self.folder / name).lstat())
-        except FileNotFoundError:
-            return False
-
-    def _open_folder(self, *, create: bool) -> int | None:
-        made = False
-        try:
-            if create:
-                made = _make_folder(self.folder)
-            fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
-            if made:
-                os.fchmod(fd, 0o1777)  # whatever the umask: everybody may lock, nobody may remove another's file
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not create:
-                return None
-            raise NotHere(
-                f"the locks of free devices cannot be kept in {self.folder}",
-                why=error.strerror,
-                fix="export BADCJOBS_LOCK_DIR=/a/folder   (the same for all users, on a disk of this machine)",
-            ) from error
-        return fd
+            pass
+        with suppress(FileExistsError):  # another run was quicker
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=dir_fd)
+            os.fchmod(fd, 0o666)
+            return fd
 
 
-def lock(fd: int, kind: int) -> bool:
-    """Take the kernel's lock on an open file, if nobody else has it."""
+def _lock(fd: int, kind: int) -> bool:
+    """Take the kernel's lock on an open file, if no other process has it."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -85,63 +84,11 @@ def lock(fd: int, kind: int) -> bool:
     return True
 
 
-def unlock(fd: int) -> None:
-    """Give a lock back at once, even where another process has the same open file, and close it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        os.close(fd)
-
-
-def read_text(fd: int) -> str:
-    """Return what a holder wrote, fit to be shown."""
-    text = os.pread(fd, _MOST_TEXT, 0).decode(errors="replace").strip()
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text) or "somebody"
-
-
-def write_text(fd: int, text: str) -> None:
-    """Write who holds a lock; a file of another user may refuse, and the lock holds without."""
-    try:
+def _write_text(fd: int, text: str) -> None:
+    with suppress(OSError):  # a file of another user may refuse, and the lock holds without
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(errors="replace")[:_MOST_TEXT], 0)
-    except OSError:
-        pass
 
-
-def _make_folder(folder: Path) -> bool:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
-def _open_or_create(name: str, folder: int) -> int:
-    # Never O_CREAT on a file that exists: in a folder with the sticky bit Linux then refuses what belongs to others
-    # (fs.protected_regular), though all may write to it.
-    while True:
-        try:
-            return _open_for_locking(name, folder)
-        except FileNotFoundError:
-            pass
-        try:
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=folder)
-        except FileExistsError:
-            continue  # another run was quicker
-        os.fchmod(fd, 0o666)
-        return fd
-
-
-def _open_for_locking(name: str, folder: int) -> int:
-    try:
-        return os.open(name, os.O_RDWR | _SAFELY, dir_fd=folder)
-    except PermissionError:
-        return os.open(name, os.O_RDONLY | _SAFELY, dir_fd=folder)  # enough to lock it
-
-
-# --- the locks of devices --------------------------------------------------------------------------------------------
-
-VARIABLE = "BADCJOBS_LOCK_DIR"
 
 _GATE = "picking.lock"
 _GATE_TRIES, _GATE_REST_S = 100, 0.02
@@ -149,8 +96,8 @@ _GATE_TRIES, _GATE_REST_S = 100, 0.02
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
     """Return where the locks of this machine are, the same for every user of it."""
-    if environ.get(VARIABLE):
-        return Path(environ[VARIABLE])
+    if environ.get("BADCJOBS_LOCK_DIR"):
+        return Path(environ["BADCJOBS_LOCK_DIR"])
     system = Path("/run/lock")
     # Judged by its mode, not by trying: root may write everywhere, and would lock where nobody else looks.
     for_everybody = system.is_dir() and system.stat().st_mode & 0o1002 == 0o1002
@@ -164,23 +111,24 @@ class DeviceLocks:
     """
 
     def __init__(self, folder: Path, clock: Clock, holder: str | None) -> None:
-        self._files = LockFiles(folder)
+        self._folder = folder
         self._clock = clock
         self._holder = holder
         self._held: list[int] = []
 
     def claim(self, uuid: str) -> str | None:
         """Lock a device; return who has it if that is another run."""
-        name, takes = _file_name(uuid), self._holder is not None
+        name, takes = re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock", self._holder is not None
         try:
-            while (fd := self._files.open(name, create=takes)) is not None:
-                if not lock(fd, fcntl.LOCK_EX if takes else fcntl.LOCK_SH):
-                    who = read_text(fd)
+            while (fd := _open_file(self._folder, name, create=takes)) is not None:
+                if not _lock(fd, fcntl.LOCK_EX if takes else fcntl.LOCK_SH):
+                    text = os.pread(fd, _MOST_TEXT, 0).decode(errors="replace").strip()
                     os.close(fd)
-                    return f"locked by {who}"
-                if self._holder is not None and self._files.has(fd, name):
+                    who = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+                    return f"locked by {who or 'another run'}"
+                if self._holder is not None and self._is_still_there(fd, name):
                     self._held.append(fd)
-                    write_text(fd, self._holder)
+                    _write_text(fd, self._holder)
                     break
                 os.close(fd)
                 if not takes:
@@ -188,6 +136,13 @@ class DeviceLocks:
         except OSError as error:
             return f"its lock cannot be {'taken' if takes else 'read'}: {error.strerror}"
         return None
+
+    def _is_still_there(self, fd: int, name: str) -> bool:
+        """Return whether the opened file still has its name: it may have been cleaned up meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(fd), (self._folder / name).lstat())
+        except FileNotFoundError:
+            return False
 
     @property
     def files(self) -> tuple[int, ...]:
@@ -198,8 +153,9 @@ class DeviceLocks:
         """Give all devices back."""
         while self._held:
             fd = self._held.pop()
-            write_text(fd, "")
-            unlock(fd)
+            _write_text(fd, "")
+            fcntl.flock(fd, fcntl.LOCK_UN)  # at once, even where another process has the same open file
+            os.close(fd)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -209,12 +165,12 @@ class DeviceLocks:
         lock. One who stands still in here must not stop the whole machine: after two seconds we go on all the same.
         """
         try:
-            fd = self._files.open(_GATE, create=self._holder is not None)
+            fd = _open_file(self._folder, _GATE, create=self._holder is not None)
         except OSError:
             fd = None  # the locks themselves decide; this is only for good manners
         try:
             for _ in range(_GATE_TRIES):
-                if fd is None or lock(fd, fcntl.LOCK_EX):
+                if fd is None or _lock(fd, fcntl.LOCK_EX):
                     break
                 self._clock.sleep(_GATE_REST_S)
             yield
@@ -236,7 +192,3 @@ def holder_words(pid: int, run: Path) -> str:
     except KeyError:  # a container knows no names
         user = str(os.getuid())
     return f"run of {user}, pid {pid}, {run}"
-
-
-def _file_name(uuid: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock"

@@ -63,14 +63,14 @@ def parse_script(document: Mapping[str, Any], source: str = "the simulation scri
     mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
     if mistakes:
         raise BadInput(f"{source} has {len(mistakes)} mistake(s)", why="\n".join(mistakes))
-    return tuple(
-        SimulatedDevice(**{key: _frozen(value) if isinstance(value, list) else value for key, value in table.items()})
-        for table in tables
-    )
+    return tuple(SimulatedDevice(**_frozen(table)) for table in tables)
 
 
-def _frozen(value: list[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(one) if isinstance(one, list) else one for one in value)
+def _frozen(value: Any) -> Any:
+    """Return the lists of a table, and the lists in them, as tuples."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(one) for key, one in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 from badcjobs.model import Device, InventoryDevice
 
-_NONE = ("", "-1", "NoDevFiles")
+CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_NONE = ("", "-1", "NoDevFiles")  # ways to write: no device
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,6 @@ class Grant:
 
     devices: tuple[Device, ...]
     why: str
-
-
-def grants_nothing(value: str) -> bool:
-    """Say whether this value of a variable is a way to write: no device."""
-    return value.strip() in _NONE
-
-
-def split_tokens(value: str) -> list[str]:
-    """Return the tokens of a list, without the blanks around them."""
-    return [token.strip() for token in value.split(",")]
 
 
 def as_device(token: str, found: InventoryDevice, why: str) -> Device:
@@ -40,25 +31,17 @@ def resolve_devices(
     environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool
 ) -> Grant:
     """Map the visible tokens to devices; ``inventory`` is None when no reader works here."""
-    amd = _is_amd(environ, inventory)
-    variable = ROCR if amd else VARIABLE
-    grant = _by_list(environ, inventory, amd=amd) or _without_list(variable, inventory, in_slurm=in_slurm)
-    remarks = explain(environ, visible=environ.get(variable), devices=len(grant.devices))
-    return Grant(grant.devices, "; ".join([grant.why, *remarks]))
-
-
-def _is_amd(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> bool:
-    if inventory:
-        return inventory[0].vendor == "amd"
     # Where Slurm was told nothing about its cards, it sets the lists of all vendors: CUDA's is the likelier truth.
-    return VARIABLE not in environ and (ROCR in environ or HIP in environ)
-
-
-def _by_list(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None, *, amd: bool) -> Grant | None:
+    only_rocm = CUDA not in environ and (ROCR in environ or HIP in environ)
+    amd = inventory[0].vendor == "amd" if inventory else only_rocm
+    variable = ROCR if amd else CUDA
     if amd:
-        return read_rocm_lists(environ, inventory)
-    value = environ.get(VARIABLE)
-    return None if value is None else read_cuda_list(value, inventory)
+        grant = _read_rocm_lists(environ, inventory)
+    else:
+        grant = _read_cuda_list(environ[CUDA], inventory) if CUDA in environ else None
+    grant = grant or _without_list(variable, inventory, in_slurm=in_slurm)
+    remarks = _explain(environ, visible=environ.get(variable), devices=len(grant.devices))
+    return Grant(grant.devices, "; ".join([grant.why, *remarks]))
 
 
 def _without_list(variable: str, inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool) -> Grant:
@@ -66,20 +49,20 @@ def _without_list(variable: str, inventory: Sequence[InventoryDevice] | None, *,
         return Grant((), f"inside a Slurm job and {variable} is not set: Slurm granted no GPU")
     if not inventory:
         return Grant((), "no GPU was found on this machine")
-    why = f"{variable} is not set, outside Slurm: all devices"
-    devices = (as_device(own_token(d), d, f"{_whereabouts(d)}; {why}") for d in usable(inventory))
-    return Grant(tuple(devices), f"{variable} is not set and this is no Slurm job: all devices of the machine")
-
-
-def _whereabouts(device: InventoryDevice) -> str:
-    if device.parent_uuid is None:
-        return f"index {device.index} → {device.uuid}"
-    return f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
+    cut = {device.parent_uuid for device in inventory}
+    found = []
+    for device in inventory:
+        if device.uuid in cut:
+            continue  # programs work on the slices of a card in MIG mode
+        token, where = str(device.index), f"index {device.index} → {device.uuid}"
+        if device.parent_uuid is not None:
+            token = device.uuid if device.slice is None else f"MIG-{device.parent_uuid}/{device.slice}"
+            where = f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
+        found.append(as_device(token, device, f"{where}; {variable} is not set, outside Slurm: all devices"))
+    return Grant(tuple(found), f"{variable} is not set and this is no Slurm job: all devices of the machine")
 
 
 # --- CUDA's list ------------------------------------------------------------------------------------------------------
-
-VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 # Seen on a real driver (580): 00, +0 and 0abc are index 0; GPU-D9CE finds GPU-d9ce…, but gpu-d9ce and GPU- do not.
 _INDEX = re.compile(r"\+?[0-9]+")
@@ -89,68 +72,40 @@ _OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")  # drivers before 
 _BLIND_TO_SLICES = "nvidia-smi"  # this backend lists cards only
 
 
-def read_cuda_list(value: str, inventory: Sequence[InventoryDevice] | None) -> Grant:
-    """Return what a value of CUDA_VISIBLE_DEVICES grants; ``inventory`` is None when no reader works here."""
-    if grants_nothing(value):
-        return Grant((), f"{VARIABLE}={value!r} grants no device")
-    tokens = split_tokens(value)
-    return _unread(tokens, value) if inventory is None else _match(tokens, inventory, value)
-
-
-def usable(inventory: Sequence[InventoryDevice]) -> list[InventoryDevice]:
-    """Return what programs can work on: the slices of a card in MIG mode, and every other card."""
-    cut = {device.parent_uuid for device in inventory}
-    return [device for device in inventory if device.uuid not in cut]
-
-
-def own_token(device: InventoryDevice) -> str:
-    """Return the token that names this device alone: a card by its index, a slice by its UUID or its old name."""
-    if device.parent_uuid is None:
-        return str(device.index)
-    return device.uuid if device.slice is None else f"MIG-{device.parent_uuid}/{device.slice}"
-
-
-def _unread(tokens: Sequence[str], value: str) -> Grant:
+def _read_cuda_list(value: str, inventory: Sequence[InventoryDevice] | None) -> Grant:
+    if value.strip() in _NONE:
+        return Grant((), f"{CUDA}={value!r} grants no device")
+    tokens = [token.strip() for token in value.split(",")]
     found: list[Device] = []
     for token in tokens:
-        if not _same_kind(token, tokens[0]):
-            break  # CUDA stops at the first token that is no device
-        if any(_plain(token) == _plain(device.token) for device in found):
-            return _repeated(token, value)
-        found.append(Device(token, f"token {token}, from {VARIABLE}={value}; no driver library to look it up"))
-    return Grant(tuple(found), f"{VARIABLE}={value}; the devices cannot be read here, so tokens are used as they are")
-
-
-def _match(tokens: Sequence[str], inventory: Sequence[InventoryDevice], value: str) -> Grant:
-    found: list[Device] = []
-    for token in tokens:
-        device = _look_up(token, inventory) if _same_kind(token, tokens[0]) else None
-        if device is None:
+        device = None
+        if _same_kind(token, tokens[0]):
+            unread = f"token {token}, from {CUDA}={value}; no driver library to look it up"
+            device = Device(token, unread) if inventory is None else _look_up(token, inventory)
+        if device is None and inventory is not None:
             rest = f"stops at {token!r}, which is no device here (CUDA stops there too)"
-            return Grant(tuple(found), f"{VARIABLE}={value} {rest}")
+            return Grant(tuple(found), f"{CUDA}={value} {rest}")
+        if device is None:
+            break
         if any(_identity(device) == _identity(other) for other in found):
-            return _repeated(token, value)
+            return Grant((), f"{CUDA}={value} names {token} twice: CUDA then shows no device at all")
         found.append(device)
-    return Grant(tuple(found), f"{VARIABLE}={value}")
+    unread = "; the devices cannot be read here, so tokens are used as they are" if inventory is None else ""
+    return Grant(tuple(found), f"{CUDA}={value}{unread}")
 
 
 def _look_up(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
     found = _find(token, inventory)
     if found is None:
-        return _unseen_slice(token, inventory)
+        # A slice that the reader cannot know is granted all the same, and pinned by its token.
+        blind = bool(inventory) and all(device.backend == _BLIND_TO_SLICES for device in inventory)
+        why = f"token {token}, from {CUDA}; {_BLIND_TO_SLICES} lists cards, not their slices"
+        return Device(token, why) if blind and token.startswith("MIG-") else None
     way = f"token {token} → index {found.index} → {found.uuid}"
     first_slice = next((device for device in inventory if device.parent_uuid == found.uuid), None)
     if first_slice is None:
-        return as_device(token, found, f"{way}, from {VARIABLE}")
-    return as_device(token, first_slice, f"{way}, in MIG mode: its first slice → {first_slice.uuid}, from {VARIABLE}")
-
-
-def _unseen_slice(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
-    """Return a slice that the reader cannot know: it is granted all the same, and pinned by its token."""
-    blind = bool(inventory) and all(device.backend == _BLIND_TO_SLICES for device in inventory)
-    if not blind or not token.startswith("MIG-"):
-        return None
-    return Device(token, f"token {token}, from {VARIABLE}; {_BLIND_TO_SLICES} lists cards, not their slices")
+        return as_device(token, found, f"{way}, from {CUDA}")
+    return as_device(token, first_slice, f"{way}, in MIG mode: its first slice → {first_slice.uuid}, from {CUDA}")
 
 
 def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice | None:
@@ -168,10 +123,6 @@ def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice |
     return matches[0] if len(matches) == 1 else None
 
 
-def _repeated(token: str, value: str) -> Grant:
-    return Grant((), f"{VARIABLE}={value} names {token} twice: CUDA then shows no device at all")
-
-
 def _same_kind(token: str, first: str) -> bool:
     """Say whether a token can stand in this list: the first one decides between indices and UUIDs."""
     if _INDEX.match(first):
@@ -180,21 +131,15 @@ def _same_kind(token: str, first: str) -> bool:
 
 
 def _identity(device: Device) -> str:
-    return device.uuid or _plain(device.token)
-
-
-def _plain(token: str) -> str:
-    """Return a token in its simplest form: 1 for +01."""
-    number = _INDEX.match(token)
-    return str(int(number[0])) if number else token.lower()
+    """Return what tells devices apart: the UUID, else the token in its simplest form, 1 for +01."""
+    number = _INDEX.match(device.token)
+    return device.uuid or (str(int(number[0])) if number else device.token.lower())
 
 
 # --- ROCm's lists -----------------------------------------------------------------------------------------------------
 
-ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
-
-def read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> Grant | None:
+def _read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> Grant | None:
     """Return what the variables grant, None when none of them is set; ``inventory`` is None without a reader."""
     hip = HIP if HIP in environ else CUDA
     grant: Grant | None = None
@@ -211,19 +156,19 @@ def read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDev
 
 def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, counts_places: bool = False) -> Grant:
     """Return the devices of the pool that a list names; ``counts_places``: its numbers are places in the pool."""
-    if grants_nothing(value):
+    if value.strip() in _NONE:
         return Grant((), f"{variable}={value!r} grants no device")
-    found: list[Device] = []
-    for token in split_tokens(value):
+    found: dict[str, Device] = {}
+    for token in (token.strip() for token in value.split(",")):
         device = _find_in_pool(token, variable, pool, counts_places=counts_places)
-        repeated = device is not None and any(_name(device).upper() == _name(other).upper() for other in found)
-        if repeated and variable != ROCR:
+        name = "" if device is None else (device.uuid or device.token).upper()
+        if name in found and variable != ROCR:
             continue
-        if device is None or repeated:
-            what = "was named before" if repeated else "is no device here"
-            return Grant(tuple(found), f"{variable}={value} stops at {token!r}, which {what}")
-        found.append(device)
-    return Grant(tuple(found), f"{variable}={value}")
+        if device is None or name in found:
+            what = "is no device here" if device is None else "was named before"
+            return Grant(tuple(found.values()), f"{variable}={value} stops at {token!r}, which {what}")
+        found[name] = device
+    return Grant(tuple(found.values()), f"{variable}={value}")
 
 
 def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, counts_places: bool) -> Device | None:
@@ -233,32 +178,25 @@ def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, c
         way = f"token {token}, from {variable}; nothing here can look it up"
         return Device(token, way, vendor="amd") if number is not None or is_uuid else None
     if number is not None and counts_places:
-        chosen = [pool[number]] if number < len(pool) else []
+        chosen = list(pool[number : number + 1])
     elif number is not None:
         chosen = [device for device in pool if device.index == number]
     else:
-        chosen = [device for device in pool if is_uuid and _name(device).upper().startswith(token.upper())]
-    return _explained(chosen[0], token, variable) if len(chosen) == 1 else None
-
-
-def _explained(device: Device, token: str, variable: str) -> Device:
+        chosen = [d for d in pool if is_uuid and (d.uuid or d.token).upper().startswith(token.upper())]
+    if len(chosen) != 1:
+        return None
+    device = chosen[0]
     if device.why:  # ROCR has said where it is
         return replace(device, why=f"token {token} of {variable} → {device.why}")
     return replace(device, token=token, why=f"token {token} → index {device.index} → {device.uuid}, from {variable}")
 
 
-def _name(device: Device) -> str:
-    return device.uuid or device.token
-
-
 # --- what Slurm and containers say beside it --------------------------------------------------------------------------
 
 _SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the nearer one first
-_ON_NODE = "SLURM_GPUS_ON_NODE"
-_CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 
 
-def explain(environ: Mapping[str, str], *, visible: str | None, devices: int) -> list[str]:
+def _explain(environ: Mapping[str, str], *, visible: str | None, devices: int) -> list[str]:
     """Return remarks on a grant of so many devices through the list ``visible`` (None: there is no list)."""
     remarks = []
     name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
@@ -266,10 +204,10 @@ def explain(environ: Mapping[str, str], *, visible: str | None, devices: int) ->
         remarks.append(f"{name} says {environ[name]}, but nothing was granted to this step")
     elif name is not None and environ[name] != visible:
         remarks.append(f"Slurm's own list ({name}={environ[name]}) is physical numbering")
-    many = environ.get(_ON_NODE, "")
+    many = environ.get("SLURM_GPUS_ON_NODE", "")
     if many and many != str(devices):  # never a number for certain: typed GPUs are counted as a100:1
-        remarks.append(f"{_ON_NODE}={many} counts the whole step on this node")
-    shown = environ.get(_CONTAINER)
+        remarks.append(f"SLURM_GPUS_ON_NODE={many} counts the whole step on this node")
+    shown = environ.get("NVIDIA_VISIBLE_DEVICES")
     if shown is not None and not (devices and shown == "all"):  # the images of CUDA set it to all
-        remarks.append(f"{_CONTAINER}={shown} speaks to container runtimes and grants nothing")
+        remarks.append(f"NVIDIA_VISIBLE_DEVICES={shown} speaks to container runtimes and grants nothing")
     return remarks
