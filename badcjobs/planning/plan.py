@@ -72,7 +72,7 @@ def plan_sources(
         return Planned(make_plan(read_sources(sources, None, progress), speed, order.wish, site), descriptions)
     target = cwd / order.write
     with fresh_folder(target) as draft:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n", dir=draft) as file:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file)
             plan = make_plan(read_sources(sources, rows, progress, draft), speed, order.wish, site)
             written = write_plan(plan, rows, draft, target, scripts)

@@ -11,7 +11,6 @@ It is written beside its place and moved there in the end, so that a folder with
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import shlex
@@ -30,16 +29,15 @@ from badcjobs.planning.plan_tasks import Asking, Sizing, clock
 from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.survey import PlannedRow
 
-_LINE_END = "\0"  # in no path; so that a row with a line end in a name is one line here
-
 
 class RowFile:
     """Rows in a file, written once and then read in turn."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
-        self._further: list[str] = []  # their names
+        self._write = csv.writer(file).writerow
+        self._bases: set[str] = set()  # that relative paths start from
+        self._further: list[str] = []  # names of the columns behind those of BADC
         self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
 
     def add(self, row: PlannedRow) -> None:
@@ -47,48 +45,36 @@ class RowFile:
         recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
         # A row that ends where it begins is refused; without an end its header is asked, and says the same.
         end = "" if end_ms is None or end_ms <= start_ms else end_ms
-        text = f"{recording_id},{chunk_id},{path},{start_ms},{end},{overlap_ms},{sha256},{notes}"
-        if further:
-            further = self._placed(further, names)
-            text = f"{text},{','.join(further)}"
-        if text.count(",") == 7 + len(further) and '"' not in text and "\n" not in text and "\r" not in text:
-            text += "\n"
-        else:
-            text = _quoted([recording_id, chunk_id, path, start_ms, end, overlap_ms, sha256, notes, *further])
-        kind = self._kinds.setdefault((base, len(further)), len(self._kinds))
-        self._file.write(f"{kind}\t{text}")
+        self._bases.add(base)
+        more = self._placed(further, names) if further else ()
+        self._write((base, recording_id, chunk_id, path, start_ms, end, overlap_ms, sha256, notes, *more))
 
     def clear(self) -> None:
         """Forget all rows."""
         self._file.seek(0)
         self._file.truncate()
-        for known in (self._kinds, self._further, self._places):
+        for known in (self._bases, self._further, self._places):
             known.clear()
 
     @property
     def root(self) -> str | None:
         """The folder that all relative paths start from; None: there are none, or they start from several."""
-        bases = {base for base, _ in self._kinds if base}
+        bases = self._bases - {""}
         return bases.pop() if len(bases) == 1 else None
 
     @property
-    def header(self) -> str:
-        """The columns of every shard, as the first line of a manifest."""
-        return _quoted([*HEADER.split(","), *self._further]).replace(_LINE_END, "\n")
+    def header(self) -> list[str]:
+        """The columns of every shard."""
+        return [*HEADER.split(","), *self._further]
 
-    def rows(self) -> Iterator[str]:
-        """Yield all rows from the first, as lines of a manifest."""
+    def rows(self) -> Iterator[list[str]]:
+        """Yield all rows from the first, with as many fields as the header has."""
         self._file.seek(0)
-        kinds, width = list(self._kinds), len(self._further)
-        keep = self.root is not None or not any(base for base, _ in kinds)
-        for line in self._file:
-            number, _, text = line.partition("\t")
-            base, columns = kinds[int(number)]
-            if columns < width:
-                text = f"{text[:-1]}{',' * (width - columns)}\n"
-            if _LINE_END in text:
-                text = text.replace(_LINE_END, "\n")
-            yield text if keep or not base else _absolute(text, base)
+        width, keep = len(self.header), self.root is not None
+        for base, *row in csv.reader(self._file):
+            if base and not keep:
+                row[2] = base + row[2].removeprefix("./")
+            yield row if len(row) == width else row + [""] * (width - len(row))
 
     def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> list[str]:
         """Return the fields of further columns, each in the place that its name has in all shards."""
@@ -104,18 +90,6 @@ class RowFile:
         for place, text in zip(places, further, strict=True):
             fields[place] = text
         return fields
-
-
-def _absolute(text: str, base: str) -> str:
-    (row,) = csv.reader([text])
-    row[2] = base + row[2].removeprefix("./")
-    return _quoted(row).replace(_LINE_END, "\n")
-
-
-def _quoted(row: Sequence[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerow(row)
-    return text.getvalue().removesuffix("\r\n").replace("\n", _LINE_END) + "\n"
 
 
 # --- plan folder ------------------------------------------------------------------------------------------------------
@@ -177,8 +151,9 @@ def write_plan(
         shards = [f"task-{number:0{digits}}.csv" for number in range(wave.tasks)]
         for shard, share in zip(shards, plan.sizing.shares[wave.first :], strict=False):
             with (draft / name / shard).open("w", encoding="utf-8", newline="") as file:
-                file.write(rows.header)
-                file.writelines(islice(lines, share.rows))
+                shard_rows = csv.writer(file, lineterminator="\n")
+                shard_rows.writerow(rows.header)
+                shard_rows.writerows(islice(lines, share.rows))
         tasks, out = target / name / "tasks.txt", scripts.out / name
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
         array = f"0-{wave.tasks - 1}" + (f"%{plan.waves.parallel}" if plan.waves.parallel else "")

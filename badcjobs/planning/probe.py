@@ -17,33 +17,25 @@ from pathlib import Path
 
 from badcjobs.devices.allocation import requested_memory_bytes
 from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode
-from badcjobs.model import FITS, Allocation, Device, Probed, Trial, WorkerPlan
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
+from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
 from badcjobs.paths import RunFolder
 from badcjobs.planning.probe_search import Bounds, ProbeStep, is_over, judge, next_step, usual_is_over
-from badcjobs.planning.probe_trial import (
-    Bench,
-    Measure,
-    Subject,
-    TrialRun,
-    Trouble,
-    check_sounds,
-    find_grant,
-    find_subjects,
-    prepare_sounds,
-)
+from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Engine
-from badcjobs.settings import RunSettings
+from badcjobs.settings import AUTO, RunSettings
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.sources.wav import NotWav
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.deadline import find_end
 from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import StopRequest, World, make_engine, mark_of, read_allocation
+from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, mark_of, read_allocation
 from badcjobs.telemetry.cost import HostReader
 from badcjobs.telemetry.usage import UsageReader
-from badcjobs.workers.learned import ProbeStore, default_store
+from badcjobs.workers.engines import lanes_of
+from badcjobs.workers.learned import ProbeStore, default_store, subject_of
+from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
 log = logging.getLogger(__name__)
@@ -88,38 +80,28 @@ class ProbeEnd:
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     """Find out how long a chunk may be on each model of device that is here."""
     settings, cutter = order.settings, AudioCutter(world.environ.get("PATH"))
-    paths = [world.cwd / path for path in settings.source]
-    check_sounds(paths, cutter)
     allocation = read_allocation(world, world.clock.now_ms())
-    grant = find_grant(settings, world, allocation)
     mark = mark_of(allocation, world)
     with make_workplace(allocation) as workplace:
-        engine = make_engine(_with_ledger(settings, workplace / "memory"), world, mark, grant)
-        subjects = find_subjects(settings, grant, engine, allocation.cpus or world.cores)
+        paths = [world.cwd / path for path in settings.source]
+        sounds = prepare_sounds(paths, cutter, workplace, order.bounds.longest_s)
+        grant = find_grant(settings, world, allocation)
+        if settings.engine == "demo" and settings.simulate is not None:  # it says what it has of a simulated device
+            settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={workplace / 'memory'}"))
+        engine = make_engine(settings, world, mark, grant)
         store, aside = open_store(order, world)
-        searches = [
-            ModelSearch(one, store, order.bounds, margin_percent=order.margin_percent, trial_s=order.trial_s)
-            for one in subjects
-        ]
-        if order.again:
-            for search in searches:
-                search.forget()
+        searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
-            notes = ["it was known already; --again tries it anew"]
-            return ProbeEnd(ExitCode.DONE, tuple(one.keep() for one in searches), store.file, aside, notes=tuple(notes))
+            notes = ("it was known already; --again tries it anew",)
+            return ProbeEnd(ExitCode.DONE, tuple(one.keep() for one in searches), store.file, aside, notes=notes)
+        now_ms, left_s = world.clock.now_ms(), order.most_s
+        if (end := find_end(settings.time_left, allocation, world.environ, now_ms)) is not None:
+            left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
         with open_records(order, world, allocation, grant, engine, mark, workplace) as records:
-            notes = say_who_else(records, grant)
-            sounds = prepare_sounds(paths, cutter, records.local.scratch / "sounds", order.bounds.longest_s)
+            others = say_who_else(records, grant)
             round_ = Round(Bench(records, engine, sounds, world.clock), world, searches)
-            round_.go_on(until_s=world.clock.monotonic_s() + time_left_s(order, world, allocation))
-        return conclude(searches, store.file, aside, world, notes)
-
-
-def _with_ledger(settings: RunSettings, ledger: Path) -> RunSettings:
-    """Let the demo engine write down what it pretends to have of a simulated device."""
-    if settings.engine != "demo" or settings.simulate is None:
-        return settings
-    return replace(settings, engine_args=(*settings.engine_args, f"--ledger={ledger}"))
+            round_.go_on(until_s=world.clock.monotonic_s() + left_s)
+        return conclude(searches, store.file, aside, world, others)
 
 
 @contextmanager
@@ -128,16 +110,25 @@ def make_workplace(allocation: Allocation) -> Iterator[Path]:
     try:
         folder = Path(tempfile.mkdtemp(prefix="badcjobs-probe-", dir=allocation.local_dir))
     except OSError as error:
-        raise BadInput(
-            f"there is no node-local folder to work in: {error.filename}",
-            why=error.strerror,
-            fix="export TMPDIR=/a/local/folder",
-        ) from error
+        what = f"there is no node-local folder to work in: {error.filename}"
+        raise BadInput(what, why=error.strerror, fix="export TMPDIR=/a/local/folder") from error
     try:
         (folder / "memory").mkdir()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_grant(settings: RunSettings, world: World, allocation: Allocation) -> Grant:
+    """Return the devices that are probed; without any, the CPU has to be asked for."""
+    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
+    if not grant.devices and settings.cpu_workers == 0:
+        raise NotHere(
+            "there is no GPU here to probe",
+            why=f"{grant.why}\nwith --cpu-workers 1 the CPU is measured instead: time, and memory of the node",
+            fix="srun --gpus-per-node=1 badcjobs probe …   (or --cpu-workers 1, or --simulate 1 to try it out)",
+        )
+    return Grant(grant.devices[: settings.max_gpus], grant.why)
 
 
 def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None]:
@@ -154,6 +145,32 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
             why=error.strerror or str(error),
             fix="--store OUT/probe.toml   (in the folder of a run, which finds it there)",
         ) from error
+
+
+def make_searches(
+    order: ProbeOrder, grant: Grant, engine: Engine, cores: int, store: ProbeStore
+) -> Iterator[ModelSearch]:
+    """Yield one search for each model of device, in the order in which they are granted."""
+    settings = order.settings
+    if settings.workers_per_gpu == AUTO:
+        raise BadInput(
+            "--workers-per-gpu auto cannot be probed",
+            why="how long a chunk may be depends on how many workers share the device",
+            fix="badcjobs probe … --workers-per-gpu 1",
+        )
+    workers = int(settings.workers_per_gpu) if grant.devices else settings.cpu_workers
+    models: dict[tuple[str, int | None], list[Device | None]] = {}
+    for device in grant.devices or (None,):
+        name = model_of(WorkerPlan(0, device, None, 1))
+        models.setdefault((name, None if device is None else device.memory_total_bytes), []).append(device)
+    threads = max(1, cores // (workers * max(1, len(grant.devices))))
+    for (name, memory_bytes), devices in models.items():
+        at_once = workers * lanes_of(engine.name, settings.engine_args, WorkerPlan(0, devices[0], None, threads))
+        version, what = engine.version or "unknown", subject_of(settings)
+        key = ProbeKey(name, memory_bytes, engine.name, version, what, at_once, workers)
+        if order.again:
+            store.put(Probed(key))
+        yield ModelSearch(key, devices, threads, store, order)
 
 
 @contextmanager
@@ -211,14 +228,6 @@ def say_who_else(records: Records, grant: Grant) -> list[str]:
     ]
 
 
-def time_left_s(order: ProbeOrder, world: World, allocation: Allocation) -> float:
-    """Return how long we may try: as long as was asked for, and no longer than the job has."""
-    now_ms = world.clock.now_ms()
-    end = find_end(order.settings.time_left, allocation, world.environ, now_ms)
-    left_s = order.most_s if end is None else (end.at_ms - now_ms) / 1000 - _RESERVE_S
-    return min(order.most_s, max(0.0, left_s))
-
-
 def conclude(searches: list[ModelSearch], store: Path, aside: Path | None, world: World, notes: list[str]) -> ProbeEnd:
     """Say what was found, what was not, and what to do about it."""
     problems = tuple(search.problem for search in searches if search.problem is not None)
@@ -247,26 +256,22 @@ class ModelSearch:
     """The search for one model of device: what was tried, and what is being tried."""
 
     def __init__(
-        self, subject: Subject, store: ProbeStore, bounds: Bounds, *, margin_percent: float, trial_s: float
+        self, key: ProbeKey, devices: list[Device | None], threads: int, store: ProbeStore, order: ProbeOrder
     ) -> None:
-        self.subject = subject
-        self.trials: list[Trial] = list(store.find(subject.key).trials)
+        before = store.find(key)
+        self.key = key
+        self.threads = threads  # cores for each worker
+        self.free = devices  # that share the trials; None: the CPU
+        self.trials: list[Trial] = list(before.trials)
         self.problem: BadcjobsError | None = None
         self.host_words: str | None = None
-        self.free: list[Device | None] = list(subject.devices)
-        self._store = store
-        self._bounds = bounds
-        self._margin_percent = margin_percent
-        self._at: str | None = store.find(subject.key).at
         self.in_flight: list[ProbeStep] = []
+        self._at = before.at
+        self._store = store
+        self._bounds = order.bounds
+        self._margin_percent, self._trial_s = order.margin_percent, order.trial_s
         self._start_up_s = 0.0
-        self._trial_s = trial_s
         self._guess: float | None = None  # how fast a trial was that was too short to count
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.trials, self._at = [], None
-        self._store.put(Probed(self.subject.key))
 
     @property
     def is_over(self) -> bool:
@@ -279,7 +284,7 @@ class ModelSearch:
         finished = bool(self.trials) and self.is_over
         known = bool(self.trials) and usual_is_over(self.trials, self._bounds)
         result = judge(self.trials, self._margin_percent, finished=finished) if known else None
-        return Probed(self.subject.key, tuple(self.trials), result, finished, self._at)
+        return Probed(self.key, tuple(self.trials), result, finished, self._at)
 
     def keep(self) -> Probed:
         """Write down what is known so far."""
@@ -298,15 +303,14 @@ class ModelSearch:
         rate = self.rate
         return 0.0 if rate is None else self._start_up_s + self.chunks(step) * step.length_s / rate
 
-    def measure(self, step: ProbeStep) -> Measure:
-        """Return how much a trial gets."""
-        key = self.subject.key
-        return Measure(key.workers if step.lean else key.chunks_at_once, self._trial_s)
+    def lanes(self, step: ProbeStep) -> int:
+        """Return how many chunks of a trial are worked on at the same time."""
+        return self.key.workers if step.lean else self.key.chunks_at_once
 
     def chunks(self, step: ProbeStep) -> int:
         """Return how many chunks a trial gets."""
-        measure = self.measure(step)
-        return measure.lanes * measure.rounds(step.length_s, self.rate)
+        lanes = self.lanes(step)
+        return lanes * count_rounds(step.length_s, lanes, self._trial_s, self.rate)
 
     @property
     def rate(self) -> float | None:
@@ -319,8 +323,8 @@ class ModelSearch:
         self.in_flight.remove(run.step)
         self.free.append(run.plans[0].device)
         if isinstance(told, Trouble):
-            self.problem = explain(told, self.subject, run.step)
-        elif told is not None and self._guess is None and self.measure(run.step).is_too_short(told):
+            self.problem = explain(told, self.key, run.step)
+        elif told is not None and self._guess is None and is_too_short(told, self.lanes(run.step), self._trial_s):
             self._guess = told.times_real_time or _FASTER_THAN_ANYTHING
             return True
         elif told is not None:
@@ -341,13 +345,13 @@ class ModelSearch:
         if ceiling_s >= self._bounds.longest_s:
             return self._bounds
         self.host_words = (
-            f"{self.subject.key.gpu}: nothing longer than {ceiling_s:g} s is tried, for it might take more than"
+            f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried, for it might take more than"
             f" {100 * _HOST_SHARE:.0f} % of the node's memory ({host_bytes / 2**30:.1f} GiB)"
         )
         return replace(self._bounds, longest_s=ceiling_s)
 
 
-def explain(trouble: Trouble, subject: Subject, step: ProbeStep) -> BadcjobsError:
+def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:
     """Say what failed, and what to do about it; it was not the device's memory."""
     fix = "badcjobs probe … --keep DIR, then look into DIR/tasks/"
     if trouble.error_class == HOST_MEMORY:
@@ -355,7 +359,7 @@ def explain(trouble: Trouble, subject: Subject, step: ProbeStep) -> BadcjobsErro
     elif trouble.error_class in _NOT_HERE:
         fix = "badcjobs check AUDIO --engine …   (with the same options)"
     problem = BadcjobsError(
-        f"{subject.key.gpu}: chunks of {step.length_s:g} s failed, but not for want of its memory"
+        f"{key.gpu}: chunks of {step.length_s:g} s failed, but not for want of its memory"
         f" ({trouble.error_class}); no result is kept",
         why=trouble.error.strip()[-_LONGEST_WHY:] or None,
         fix=fix,
@@ -383,19 +387,27 @@ class Round:
 
     def go_on(self, *, until_s: float) -> None:
         """Try and try again, until nothing is left to try or the time is over."""
-        clock, stop = self._world.clock, self._world.stop
+        clock, stop, over = self._world.clock, self._world.stop, False
         while True:
-            if stop.requested or clock.monotonic_s() >= until_s:
-                self._break_off()
-                return
-            self._begin_what_can_be(until_s - clock.monotonic_s())
+            if not over and (stop.requested or clock.monotonic_s() >= until_s):
+                over = True
+                for _, run in self._running:
+                    run.break_off()
+            if not over:
+                self._begin_what_can_be(until_s - clock.monotonic_s())
             if not self._running:
                 return
             for _, run in self._running:
                 run.look(_LOOK_S / len(self._running))
             self._look_at_the_host()
             self._bench.records.look_after_recorder()
-            self._settle()
+            for search, run in [pair for pair in self._running if not pair[1].busy]:
+                self._running.remove((search, run))
+                told = run.end()
+                again = search.end(run, None if over else told)
+                if not over:
+                    more = "; too short to count, so once more with more chunks" if again else ""
+                    log.info("%s: %s%s", search.key.gpu, _words(run.step, told), more)
 
     def _begin_what_can_be(self, left_s: float) -> None:
         for search in self._searches:
@@ -405,13 +417,13 @@ class Round:
                 self._begin(search, step)
 
     def _begin(self, search: ModelSearch, step: ProbeStep) -> None:
-        key, device = search.subject.key, search.free.pop(0)
+        key, device = search.key, search.free.pop(0)
         self._began += 1
         device_id = None if device is None else self._bench.records.writer.device_id(device)
         slots = range(self._slots, self._slots + key.workers)
         self._slots = slots.stop
-        plans = [WorkerPlan(slot, device, device_id, search.subject.threads) for slot in slots]
-        run = TrialRun(self._bench, step, plans, search.chunks(step), search.measure(step).lanes, self._began)
+        plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
+        run = TrialRun(self._bench, step, plans, search.chunks(step), search.lanes(step), self._began)
         log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
         search.in_flight.append(step)
         try:
@@ -423,28 +435,6 @@ class Round:
                 fix=f"export TMPDIR=/a/local/folder/with/space, or --max-length {step.length_s / 2:g}",
             ) from problem
         self._running.append((search, run))
-
-    def _settle(self) -> None:
-        for search, run in self._ended():
-            told = run.end()
-            again = "; too short to count, so once more with more chunks" if search.end(run, told) else ""
-            log.info("%s: %s%s", search.subject.key.gpu, _words(run.step, told), again)
-
-    def _ended(self) -> list[tuple[ModelSearch, TrialRun]]:
-        """Take out the trials whose workers are gone."""
-        ended = [pair for pair in self._running if not pair[1].busy]
-        self._running = [pair for pair in self._running if pair not in ended]
-        return ended
-
-    def _break_off(self) -> None:
-        for _, run in self._running:
-            run.break_off()
-        while self._running:
-            for _, run in self._running:
-                run.look(_LOOK_S)
-            for search, run in self._ended():
-                run.end()
-                search.end(run, None)
 
     def _look_at_the_host(self) -> None:
         """Read how much memory our processes hold together; each trial that runs meanwhile is told."""

@@ -12,33 +12,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadInput, NotHere
+from badcjobs.errors import BadInput
 from badcjobs.model import (
     FITS,
     NO_START,
     TOO_LONG,
-    Allocation,
     Chunk,
     ChunkResult,
     ChunkStarted,
-    Device,
-    ProbeKey,
     Trial,
     WorkerPlan,
 )
 from badcjobs.planning.probe_search import ProbeStep
 from badcjobs.seams import Clock, Engine
-from badcjobs.settings import AUTO, RunSettings
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
 from badcjobs.sources.wav import NotWav, read_header
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.records import Records
-from badcjobs.task.startup import World, find_devices
-from badcjobs.workers.engines import lanes_of
-from badcjobs.workers.learned import subject_of
-from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.retry import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy, classify
 from badcjobs.workers.supervise import Supervisor
 from badcjobs.workers.worker_loop import BatchOver, Event
@@ -50,26 +41,23 @@ _TOO_SHORT = 0.5  # of the wanted seconds: what is told by so little is chance
 _NOT_WORTH_A_SECOND = 5.0  # times the wanted seconds: a trial as long as that has forgotten its beginning
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """How much is given to the workers in one trial."""
+def count_rounds(length_s: float, lanes: int, seconds: float, times_real_time: float | None) -> int:
+    """Return how many chunks each lane gets, to work about so many seconds.
 
-    lanes: int  # chunks that are worked on at the same time
-    seconds: float  # that they shall work
+    The first chunk warms a lane up, unless one takes so long already. ``lanes``: chunks worked on at the same time.
+    """
+    if times_real_time is None:
+        return _FIRST_ROUNDS
+    one_s = length_s * lanes / times_real_time
+    if one_s >= _NOT_WORTH_A_SECOND * seconds:
+        return 1
+    return min(_MOST_ROUNDS, 1 + math.ceil(seconds / max(one_s, 1e-6)))
 
-    def rounds(self, length_s: float, times_real_time: float | None) -> int:
-        """Return how many chunks one lane gets: the first warms it up, unless one takes so long already."""
-        if times_real_time is None:
-            return _FIRST_ROUNDS
-        one_s = length_s * self.lanes / times_real_time
-        if one_s >= _NOT_WORTH_A_SECOND * self.seconds:
-            return 1
-        return min(_MOST_ROUNDS, 1 + math.ceil(self.seconds / max(one_s, 1e-6)))
 
-    def is_too_short(self, trial: Trial) -> bool:
-        """Say whether a trial is worth another one with more chunks: nobody knew how fast it would be."""
-        was_a_guess = trial.chunks == self.lanes * _FIRST_ROUNDS
-        return trial.outcome == FITS and was_a_guess and (trial.work_s or 0.0) < _TOO_SHORT * self.seconds
+def is_too_short(trial: Trial, lanes: int, seconds: float) -> bool:
+    """Say whether a trial is worth another one with more chunks: nobody knew how fast it would be."""
+    was_a_guess = trial.chunks == lanes * _FIRST_ROUNDS
+    return trial.outcome == FITS and was_a_guess and (trial.work_s or 0.0) < _TOO_SHORT * seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +87,16 @@ class TrialEvents:
 
     def note(self, event: Event) -> None:
         """Keep what the supervisor hears from the workers."""
+        trouble = None
         if isinstance(event, ChunkStarted):
             self.begun_at_ms.append(event.at_ms)
         elif isinstance(event, ChunkResult) and event.ok:
             self.done.append(event)
         elif isinstance(event, ChunkResult):
-            self.complain(Trouble(event.error_class or "", event.error or "", is_final=event.charged))
-        elif isinstance(event, BatchOver) and event.broken is not None:
-            broken = event.broken
-            self.complain(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
-
-    def complain(self, trouble: Trouble) -> None:
-        """Keep what did not work."""
-        if not self.closed:
+            trouble = Trouble(event.error_class or "", event.error or "", is_final=event.charged)
+        elif isinstance(event, BatchOver) and (broken := event.broken) is not None:
+            trouble = Trouble(broken.error_class, str(broken), at_start=broken.at_start)
+        if trouble is not None and not self.closed:
             self._troubles.append(trouble)
 
     @property
@@ -264,93 +249,34 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
     return work_s, round(audio_s / work_s, 2) if work_s > 0 else None
 
 
-# --- what is tried: devices and audio ---------------------------------------------------------------------------------
+# --- what is tried ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One model of device, with the devices of it that share the trials; None: the CPU."""
-
-    key: ProbeKey
-    devices: tuple[Device | None, ...]
-    threads: int  # cores for each worker
-
-
-def find_grant(settings: RunSettings, world: World, allocation: Allocation) -> Grant:
-    """Return the devices that are probed; without any, the CPU has to be asked for."""
-    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
-    if not grant.devices and settings.cpu_workers == 0:
-        raise NotHere(
-            "there is no GPU here to probe",
-            why=f"{grant.why}\nwith --cpu-workers 1 the CPU is measured instead: time, and memory of the node",
-            fix="srun --gpus-per-node=1 badcjobs probe …   (or --cpu-workers 1, or --simulate 1 to try it out)",
-        )
-    return Grant(grant.devices[: settings.max_gpus], grant.why)
-
-
-def find_subjects(settings: RunSettings, grant: Grant, engine: Engine, cores: int) -> list[Subject]:
-    """Return one subject for each model of device, in the order in which they are granted."""
-    if settings.workers_per_gpu == AUTO:
-        raise BadInput(
-            "--workers-per-gpu auto cannot be probed",
-            why="how long a chunk may be depends on how many workers share the device",
-            fix="badcjobs probe … --workers-per-gpu 1",
-        )
-    workers = int(settings.workers_per_gpu) if grant.devices else settings.cpu_workers
-    models: dict[tuple[str, int | None], list[Device | None]] = {}
-    for device in grant.devices or (None,):
-        name = model_of(WorkerPlan(0, device, None, 1))
-        models.setdefault((name, None if device is None else device.memory_total_bytes), []).append(device)
-    threads = max(1, cores // (workers * max(1, len(grant.devices))))
-    subjects = []
-    for (name, memory_bytes), devices in models.items():
-        at_once = workers * lanes_of(engine.name, settings.engine_args, WorkerPlan(0, devices[0], None, threads))
-        version, what = engine.version or "unknown", subject_of(settings)
-        key = ProbeKey(name, memory_bytes, engine.name, version, what, at_once, workers)
-        subjects.append(Subject(key, tuple(devices), threads))
-    return subjects
-
-
-def check_sounds(paths: Sequence[Path], cutter: AudioCutter) -> None:
-    """Refuse audio that cannot be used; all mistakes are named at once."""
-    mistakes = [mistake for path in paths for mistake in _mistakes_of(path, cutter)]
+def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, longest_s: float) -> list[Path]:
+    """Return the audio as WAV files, decoded as far as a trial needs it; all mistakes are named at once."""
+    sounds, mistakes = [], []
+    for number, path in enumerate(paths):
+        sound = path
+        try:
+            with open_audio(path) as file:
+                header = read_header(file)
+            if header.frames == 0:
+                mistakes.append(f"{path} has no audio in it")
+        except IsADirectoryError:
+            mistakes.append(f"{path} is a folder; name a recording in it")
+        except OSError as error:
+            mistakes.append(f"{path} cannot be read: {error.strerror}")
+        except NotWav as problem:
+            try:
+                sound = folder / f"sound-{number}.wav"
+                cutter.cut(path, 0.0, longest_s, sound)
+            except (CannotCut, NotWav, OSError) as error:
+                mistakes.append(f"{path} cannot be read: {problem}; other formats need ffmpeg on PATH ({error})")
+        sounds.append(sound)
     if mistakes:
         raise BadInput(
             "this audio cannot be used" if len(mistakes) > 1 else mistakes[0],
             why="\n".join(mistakes) if len(mistakes) > 1 else None,
             fix="badcjobs probe RECORDING.wav   (one of your own recordings; it is repeated where it is too short)",
         )
-
-
-def _mistakes_of(path: Path, cutter: AudioCutter) -> Iterator[str]:
-    try:
-        if path.is_dir():
-            yield f"{path} is a folder; name a recording in it"
-            return
-        with open_audio(path) as file:
-            if read_header(file).frames == 0:
-                yield f"{path} has no audio in it"
-    except OSError as error:
-        yield f"{path} cannot be read: {error.strerror}"
-    except NotWav as problem:
-        if cutter.length_s(path) is None:
-            yield f"{path} cannot be read: {problem}; other formats need ffmpeg and ffprobe on PATH"
-
-
-def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, longest_s: float) -> list[Path]:
-    """Return the audio as WAV files: those that are none are decoded, as far as a trial will ever need them."""
-    sounds = []
-    try:
-        for number, path in enumerate(paths):
-            try:
-                with path.open("rb") as file:
-                    read_header(file)
-                sounds.append(path)
-            except NotWav:
-                folder.mkdir(parents=True, exist_ok=True)
-                sounds.append(folder / f"sound-{number}.wav")
-                cutter.cut(path, 0.0, longest_s, sounds[-1])
-    except (CannotCut, NotWav, OSError) as problem:
-        fix = "badcjobs probe RECORDING.wav   (WAV needs nothing)"
-        raise BadInput("the audio cannot be prepared", why=str(problem), fix=fix) from problem
     return sounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,34 +61,21 @@ class Site:
         return min(free, self.node_cpus / self.node_gpus) if self.node_cpus and self.node_gpus else free
 
 
-# table → key in the file → field, kind
-_KEYS: dict[str, dict[str, tuple[str, type]]] = {
-    "limits": {
-        "array_tasks": ("array_tasks", int),
-        "queued_jobs": ("queued_jobs", int),
-        "gpu_hours": ("gpu_hours", float),
-        "time_h": ("time_h", float),
-        "files": ("files", int),
-    },
-    "node": {"gpus": ("node_gpus", int), "cpus": ("node_cpus", int), "memory_gb": ("node_memory_gb", float)},
-    "folders": {
-        "read_only": ("read_only", list),
-        "writable": ("writable", list),
-        "no_submit": ("no_submit", list),
-        "node_local": ("node_local", str),
-        "example": ("example", str),
-    },
-    "account": {"ends_with": ("account_ends_with", str)},
-    "modules": {"load": ("modules", list)},
-    "billing": {
-        "cpu": ("bill_cpu", float),
-        "memory_gb": ("bill_memory_gb", float),
-        "gpu": ("bill_gpu", float),
-        "rule": ("bill_rule", str),
-    },
-    "plan": {"time_h": ("plan_time_h", float), "gpus": ("plan_gpus", int)},
+# table of the file → its keys, each with the field of Site
+_TABLES: dict[str, dict[str, str]] = {
+    "limits": {key: key for key in ("array_tasks", "queued_jobs", "gpu_hours", "time_h", "files")},
+    "node": {key: f"node_{key}" for key in ("gpus", "cpus", "memory_gb")},
+    "folders": {key: key for key in ("read_only", "writable", "no_submit", "node_local", "example")},
+    "account": {"ends_with": "account_ends_with"},
+    "modules": {"load": "modules"},
+    "billing": {key: f"bill_{key}" for key in ("cpu", "memory_gb", "gpu", "rule")},
+    "plan": {key: f"plan_{key}" for key in ("time_h", "gpus")},
 }
-_KINDS = {int: "a whole number above 0", float: "a number above 0", str: "a text", list: "a list of texts"}
+_FIELDS = Site.__dataclass_fields__
+_KINDS = {
+    "int": "a whole number above 0", "float": "a number above 0", "str": "a text", "tuple": "a list of texts",
+    "rule": f"one of {', '.join(RULES)}",
+}  # fmt: skip
 
 
 def find_site(name: str, cwd: Path) -> Site:
@@ -116,12 +104,21 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
         if table in ("name", "about"):
             if not isinstance(content, str) or not content:
                 mistakes.append(f"{table} must be a text")
-        elif table not in _KEYS:
-            mistakes.append(f"unknown key {table}; known are name, about, [{'], ['.join(_KEYS)}]")
+        elif table not in _TABLES:
+            mistakes.append(f"unknown key {table}; known are name, about, [{'], ['.join(_TABLES)}]")
         elif not isinstance(content, dict):
             mistakes.append(f"{table} must be a table: [{table}]")
         else:
-            values.update(_read_table(table, content, mistakes))
+            for key, value in content.items():
+                if key not in _TABLES[table]:
+                    mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_TABLES[table])}")
+                    continue
+                name = _TABLES[table][key]
+                kind = "rule" if name == "bill_rule" else re.split(r"\W", str(_FIELDS[name].type))[0]
+                if _fits(value, kind):
+                    values[name] = tuple(value) if kind == "tuple" else value
+                else:
+                    mistakes.append(f"[{table}] {key} = {value!r} must be {_KINDS[kind]}")
     if "name" not in document:
         mistakes.append("name is missing")
     if mistakes:
@@ -133,26 +130,11 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
     return Site(name=document["name"], **values)
 
 
-def _read_table(table: str, content: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
-    values = {}
-    for key, value in content.items():
-        if key not in _KEYS[table]:
-            mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_KEYS[table])}")
-            continue
-        field, kind = _KEYS[table][key]
-        if not _fits(value, kind) or (field == "bill_rule" and value not in RULES):
-            wanted = f"one of {', '.join(RULES)}" if field == "bill_rule" else _KINDS[kind]
-            mistakes.append(f"[{table}] {key} = {value!r} must be {wanted}")
-        else:
-            values[field] = tuple(value) if kind is list else value
-    return values
-
-
-def _fits(value: object, kind: type) -> bool:
-    if kind is list:
+def _fits(value: object, kind: str) -> bool:
+    if kind == "tuple":
         return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
-    if kind is str:
-        return isinstance(value, str) and value != ""
+    if kind in ("str", "rule"):
+        return isinstance(value, str) and value != "" and (kind == "str" or value in RULES)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return (kind is float or isinstance(value, int)) and 0 < value < float("inf")
+    return (kind == "float" or isinstance(value, int)) and 0 < value < float("inf")

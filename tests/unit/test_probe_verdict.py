@@ -8,7 +8,7 @@ from support.probes import KEY, trial
 from badcjobs.model import NO_START, TOO_LONG, ProbeResult, Trial
 from badcjobs.planning.probe_page import probe_text
 from badcjobs.planning.probe_search import choose_best, judge
-from badcjobs.planning.probe_trial import Measure, measure
+from badcjobs.planning.probe_trial import count_rounds, measure
 
 
 def test_the_best_is_the_shortest_within_two_percent_of_the_fastest() -> None:
@@ -52,7 +52,7 @@ def test_an_engine_that_never_starts_has_no_length_and_says_so() -> None:
 
 @pytest.mark.parametrize(("rate", "rounds"), [(None, 4), (600, 16), (60_000, 64), (30, 2), (5, 1)], ids=str)
 def test_short_chunks_come_often_enough_to_be_measured_and_long_ones_once(rate: float | None, rounds: int) -> None:
-    assert Measure(lanes=2, seconds=3).rounds(60, rate) == rounds
+    assert count_rounds(60, 2, 3, rate) == rounds
 
 
 def test_speed_counts_from_the_end_of_the_first_round_on() -> None:
