@@ -240,14 +240,14 @@ class RecordingSession:
         if self._path.suffix in TEXT_FORMS:
             self._last_stats = self.stats()  # a text has no tables that could be asked afterwards
         with self._lock:
-            closing = self._records.close(exit_code=int(failed), verdict="failed" if failed else "done")
-            self._ended_at_ms = closing.ended_at_ms
+            published = self._records.close(exit_code=int(failed), verdict="failed" if failed else "done")
+            self._ended_at_ms = self._records.ended_at_ms
             self._records.writer.close()
         if self._calls is not None:
             self._calls.finish()
-        if closing.telemetry_failure is not None:
-            log.warning("the recording is incomplete: %s", closing.telemetry_failure)
-        if not closing.published:
+        if self._records.telemetry_failure is not None:
+            log.warning("the recording is incomplete: %s", self._records.telemetry_failure)
+        if not published:
             log.warning("%s could not be written; the files stay in %s", self._path, self._records.local.path)
 
     def _look_after(self) -> None:

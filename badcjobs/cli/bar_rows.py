@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 from badcjobs.live.text_fit import in_ascii, rate, span
 from badcjobs.report.words import count, plain
-from badcjobs.task.progress import DeviceWorkNow, WorkNow
+from badcjobs.task.progress import TaskProgress
 
 _WIDEST = 100  # what is shorter than the window does not break when the window shrinks
 _NARROW = 60
@@ -35,13 +35,19 @@ class BarTable:
     bar_width: int
 
 
-def bar_table(work: WorkNow, *, columns: int, lines: int, ascii_only: bool = False) -> BarTable:
+def bar_table(work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False) -> BarTable:
     """Return a line for each device and one for all that fit; in a low terminal the last devices have none."""
     width = max(1, min(columns - 1, _WIDEST))
-    narrow = width < _NARROW
-    devices = work.devices[: max(0, lines - 3)]
-    said = [(_label(one, narrow), work.share_of(one), _device_parts(work, one), _doing(work, one)) for one in devices]
-    said.append(("all", work.share, _all_parts(work), ""))
+    share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
+    # No device has chunks of its own: the one that has done most is as far as the whole, and one that hangs falls back.
+    most = max((device.done for device in work.devices), default=0) or 1
+    said = []
+    for device in work.devices[: max(0, lines - 3)]:
+        label = device.label.split("  ")[0] if width < _NARROW else device.label
+        seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
+        doing = ", ".join(device.working_on) or _pause(work)
+        said.append((label, share * device.done / most, [count(device.done, "chunk"), rate(seconds)], doing))
+    said.append(("all", share, _all_parts(work), ""))
     show = in_ascii if ascii_only else plain
     labels = [_cut(show(label), min(_LONGEST_LABEL, width // 3), ascii_only) for label, *_ in said]
     label_width, bar_width = max(map(cell_len, labels)), width // 5
@@ -53,21 +59,15 @@ def bar_table(work: WorkNow, *, columns: int, lines: int, ascii_only: bool = Fal
     return BarTable(tuple(rows), label_width, bar_width)
 
 
-def _label(device: DeviceWorkNow, narrow: bool) -> str:
-    return device.label.split("  ")[0] if narrow else device.label
+def _pause(now: TaskProgress) -> str:
+    """Return what a device is at that works on no chunk; nothing to say of the moment between two."""
+    if now.retrying and now.chunks_total - now.chunks_settled <= now.retrying:
+        return "waits to try again"
+    return "" if now.chunks_settled or now.retrying else "starting"
 
 
-def _device_parts(work: WorkNow, device: DeviceWorkNow) -> list[str]:
-    return [count(device.done, "chunk"), rate(work.rate_of(device))]
-
-
-def _doing(work: WorkNow, device: DeviceWorkNow) -> str:
-    return ", ".join(device.working_on) or work.pause
-
-
-def _all_parts(work: WorkNow) -> list[str]:
+def _all_parts(now: TaskProgress) -> list[str]:
     """Return the parts in the order of their worth: where there is no room, the last ones are left out."""
-    now = work.progress
     rests = [f"{now.retrying:,} to try again"] if now.retrying else []
     end = [f"ETA {span(now.eta_s)}"] if now.eta_s is not None or not rests else rests
     failed = [f"{now.failed:,} failed"] if now.failed else []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from badcjobs.cli.bar_rows import BarTable
-    from badcjobs.task.progress import WorkNow
+    from badcjobs.task.progress import TaskProgress
 
 _EVERY_S = 0.5
 _SHARE = 0.01  # of a core, at most; what takes longer is drawn less often
@@ -33,7 +33,7 @@ class ProgressBars:
         self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._next_s = 0.0
 
-    def show(self, look: Callable[[], WorkNow]) -> None:
+    def show(self, look: Callable[[], TaskProgress]) -> None:
         """Draw how far the work is, if it is time to; ``look`` is asked only then."""
         if not self._wanted or time.monotonic() < self._next_s:
             return
@@ -76,7 +76,7 @@ class ProgressBars:
                 self._moved.append((handler, handler.setStream(sys.stderr)))
         return self._live
 
-    def _draw(self, live: Live, work: WorkNow) -> None:
+    def _draw(self, live: Live, work: TaskProgress) -> None:
         from badcjobs.cli.bar_rows import bar_table
 
         columns, lines = live.console.size

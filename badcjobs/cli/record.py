@@ -35,8 +35,6 @@ def record(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON (not with a command).")] = False,
 ) -> int:
     """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns)."""
-    from dataclasses import asdict
-
     from badcjobs.cli.output import log_to_stderr, print_json, remark, say
     from badcjobs.cli.targets import Target, refuse_data
     from badcjobs.cli.world import read_world
@@ -60,13 +58,13 @@ def record(
         out, options, world, command=command or (), duration_s=duration, overwrite=overwrite, live_mode=live_mode
     )
     if json_wanted:
-        print_json(asdict(end))
+        print_json(end)
     else:
-        trouble = "" if end.telemetry == "on" else f"; telemetry {end.telemetry}"
-        devices = "1 device" if end.devices == 1 else f"{end.devices} devices"
-        said = f"{devices} recorded for {end.wall_s:.1f} s: {end.out}{trouble}"
+        trouble = "" if end["telemetry"] == "on" else f"; telemetry {end['telemetry']}"
+        devices = "1 device" if end["devices"] == 1 else f"{end['devices']} devices"
+        said = f"{devices} recorded for {end['wall_s']:.1f} s: {end['out']}{trouble}"
         if command:
             remark(said)  # its own output stays clean
         else:
             say(f"badcjobs: {said}")
-    return end.exit_code
+    return int(end["exit_code"])

@@ -9,8 +9,8 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import AlertHooks, AlertLimits, Device
@@ -31,17 +31,6 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  #
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordEnd:
-    """What was recorded."""
-
-    exit_code: int
-    out: str
-    devices: int
-    wall_s: float
-    telemetry: str
-
-
 def run_record(
     out: Path,
     options: RecordingOptions,
@@ -51,8 +40,8 @@ def run_record(
     duration_s: float | None = None,
     overwrite: bool = False,
     live_mode: str = "auto",
-) -> RecordEnd:
-    """Record until the command ends, the time is over or a signal comes."""
+) -> dict[str, Any]:
+    """Record until the command ends, the time is over or a signal comes; return what ``--json`` prints."""
     _check_options(options, duration_s, live_mode, out)
     as_sqlite = ["badcjobs", "record", "--out", str(out.parent / f"{out.stem or 'recording'}.sqlite")]
     check_target(
@@ -72,13 +61,18 @@ def run_record(
         while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are good endings here
             records.look_after_recorder()
             world.clock.sleep(min(0.2, max(0.0, end_s - world.clock.monotonic_s())))
-    closing = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
+    published = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     records.writer.close()
-    kept = "on" if closing.published else f"not published; the files stay in {records.local.path}"
-    if not command and (closing.telemetry_failure or not closing.published):
+    kept = "on" if published else f"not published; the files stay in {records.local.path}"
+    if not command and (records.telemetry_failure or not published):
         exit_code = ExitCode.DATABASE  # there was nothing else to do than to record
-    wall_s = (closing.ended_at_ms - records.started_at_ms) / 1000
-    return RecordEnd(exit_code, str(out), len(devices), wall_s, closing.telemetry_failure or kept)
+    return {
+        "exit_code": int(exit_code),
+        "out": str(out),
+        "devices": len(devices),
+        "wall_s": (records.ended_at_ms - records.started_at_ms) / 1000,
+        "telemetry": records.telemetry_failure or kept,
+    }
 
 
 def start_recording(

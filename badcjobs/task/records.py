@@ -53,16 +53,6 @@ class RecordingOptions:
     hooks: AlertHooks = field(default_factory=AlertHooks)  # the alert command
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """How the records were closed."""
-
-    ended_at_ms: int
-    published: bool
-    telemetry_failure: str | None
-    unsaved: int = 0  # transactions that no disk would take
-
-
 class Records:
     """Written to live files, published to ``target``; the recorder publishes in our place if we are killed."""
 
@@ -90,13 +80,15 @@ class Records:
         self._target = target
         self._allocation = allocation
         self._world = world
-        self.started_at_ms = started_at_ms
+        self.started_at_ms = self.ended_at_ms = started_at_ms
         self.mark = mark
         self._publisher: Publisher | None = None
         self.recorder: Sidecar | None = None  # None: it was not started
+        self.telemetry_failure: str | None = None  # known after ``close``
         self._calls: HookCalls | None = None
         self._usage: UsageWatch | None = None
         self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
+        self.readings_at_hand = self._readings.uri_at_hand
 
     def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
         """Write the task's own row, and log where the live files are."""
@@ -202,10 +194,6 @@ class Records:
         if self._publisher is not None:
             self._publisher.publish_soon()
 
-    def readings_at_hand(self) -> str | None:
-        """Return the URI under which the newest readings can be read now; None: there are none."""
-        return self._readings.uri_at_hand()
-
     def device_state(self, device_id: int | None, before_ms: int) -> str | None:
         """Return what a device said last before something failed on it; None: not known."""
         return None if device_id is None else read_device_state(self.readings_at_hand(), device_id, before_ms)
@@ -214,30 +202,31 @@ class Records:
         """Return the most memory that was in use lately on each device that says so."""
         return read_memory_peaks(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
-    def close(self, *, exit_code: int, verdict: str) -> Closing:
-        """Stop the recorder, write the end, publish a last time; what could not be published stays where it is."""
+    def close(self, *, exit_code: int, verdict: str) -> bool:
+        """Stop the recorder, write the end, publish a last time; return False where the live files had to stay."""
         if self._publisher is not None:
             self._publisher.stop()
-        failure = None if self.recorder is None else self._stop(self.recorder)
+        if self.recorder is not None:
+            self._stop(self.recorder)
         if self._usage is not None:
             self._usage.finish()
             self._write_usage()
-        ended_at_ms = self._world.clock.now_ms()
-        end: dict[str, Any] = {"ended_at_ms": ended_at_ms, "exit_code": exit_code, "verdict": verdict}
+        self.ended_at_ms = self._world.clock.now_ms()
+        end: dict[str, Any] = {"ended_at_ms": self.ended_at_ms, "exit_code": exit_code, "verdict": verdict}
         with _warned("the end of the task"):  # the publication has it, too
             self.writer.update_task(**end)
         published = self._publisher is not None and self._publisher.publish_now(end)
         if self.recorder is not None:
             self.recorder.release(_SIDECAR_PATIENCE_S)
         if published:
-            self._readings.tidy_up()
+            self._readings.beside_target.unlink(missing_ok=True)
             self.local.remove()
         if self._calls is not None:
             self._calls.finish()  # last: the results are safe, whatever the alert command does
-        return Closing(ended_at_ms, published, failure, self.writer.waiting)
+        return published
 
-    def _stop(self, recorder: Sidecar) -> str | None:
-        """Return why telemetry is not complete; None: it is."""
+    def _stop(self, recorder: Sidecar) -> None:
+        """Stop the recorder, and write why telemetry is not complete, where it is not."""
         recorder.stop(_SIDECAR_PATIENCE_S, last_copy=self._readings.refuge)
         now_ms, failure = self._world.clock.now_ms(), recorder.failure
         gaps = recorder.unwritten.gaps(now_ms)
@@ -246,7 +235,7 @@ class Records:
         with _warned("the gap in the telemetry"):
             for from_ms, to_ms, reason in gaps:
                 self.writer.add_gap(None, from_ms, to_ms, reason)
-        return failure or recorder.unwritten.words
+        self.telemetry_failure = failure or recorder.unwritten.words
 
 
 @contextmanager
@@ -270,7 +259,7 @@ class RecorderHalf:
         self._local = local
         self._shared = shared
         self._patience_s = _SNAPSHOT_PATIENCE_S
-        self._beside_target = target.with_name(f".{target.name}.recorder.tmp")
+        self.beside_target = target.with_name(f".{target.name}.recorder.tmp")
 
     def uri(self, workplace: Path) -> str | None:
         """Return where the recorder's rows can be read now."""
@@ -297,11 +286,7 @@ class RecorderHalf:
     @property
     def refuge(self) -> Path | None:
         """Where the recorder must leave its readings before it closes a file that has no name any more."""
-        return self._beside_target if self._is_tidied_away else None
-
-    def tidy_up(self) -> None:
-        """Remove what we had put beside the published file."""
-        self._beside_target.unlink(missing_ok=True)
+        return self.beside_target if self._is_tidied_away else None
 
     @property
     def _is_tidied_away(self) -> bool:
@@ -309,4 +294,4 @@ class RecorderHalf:
 
     @property
     def _snapshot(self) -> Path:
-        return self._beside_target if self._is_tidied_away else self._local.recorder_snapshot
+        return self.beside_target if self._is_tidied_away else self._local.recorder_snapshot

@@ -41,7 +41,7 @@ from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.previous_results import merged_files
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.deadline import TimeBudget
-from badcjobs.task.progress import Heartbeat, count_progress, count_work, heartbeat_line
+from badcjobs.task.progress import count_progress, heartbeat_line
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
@@ -72,9 +72,9 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
         try:
             verdict = decide_verdict(task, run_workers(task, workers))
         except sqlite3.Error as error:
-            verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
+            verdict = ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}"
         except BaseException:  # a bug: publish what there is, then let the CLI report it
-            close_task(task, Verdict(ExitCode.BUG, "killed"))
+            close_task(task, (ExitCode.BUG, "killed", None))
             raise
         return close_task(task, verdict)
 
@@ -257,7 +257,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         device_state=task.records.device_state,
     )
     pending = task.writer.count_by_status().get("pending", 0)
-    heartbeat = Heartbeat(task.settings.heartbeat_every_s, task.world.clock)
+    heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
     supervisor.start()
     try:
         if workers.plans:
@@ -277,9 +277,10 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
                 memory_held=task.records.memory_held,
             )
             write_decisions(task, setup)
-            if heartbeat.is_due:
+            if task.world.clock.monotonic_s() >= heartbeat_s:
+                heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
                 log_heartbeat(task)
-            task.world.show(lambda: count_work(task.writer, task.devices, task.elapsed_s))
+            task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
         write_decisions(task, setup)
     except BaseException:
         supervisor.kill()
@@ -342,61 +343,54 @@ def log_heartbeat(task: Task) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How the work went: an exit code of the contract, and the word in the task's row."""
-
-    exit_code: int
-    verdict: str  # done, failed, stopped, killed
-    note: str | None = None
+Verdict = tuple[int, str, str | None]  # an exit code of the contract, the word in the task's row, a note for people
 
 
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from what is left, what failed and which signals came."""
     stop = task.world.stop
     counts = task.writer.count_by_status()
-    left = counts.get("pending", 0)
     failed = counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before()
     again = "run the same command again to go on where this stopped"
-    if left and stop.cut_short_by is not None:
-        return Verdict(128 + stop.cut_short_by, "stopped", again)
-    if left and stop.ended_by is signal.SIGINT:
-        return Verdict(128 + stop.ended_by, "stopped", again)
-    if left and stop.requested:
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", again)
-    if left and task.time.out_of_time and tally.hopeless is None:
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}")
-    if left:
-        why = tally.hopeless or next(iter(tally.retired), "no worker could be started; the log says why")
-        return Verdict(ExitCode.NOT_HERE, "failed", why)
-    early = len(tally.retired)
-    note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
-    if failed:
-        return Verdict(ExitCode.CHUNKS_FAILED, "failed", note)
-    return Verdict(ExitCode.DONE, "done", note)
+    if not counts.get("pending", 0):
+        early = len(tally.retired)
+        note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
+        return (ExitCode.CHUNKS_FAILED, "failed", note) if failed else (ExitCode.DONE, "done", note)
+    if stop.cut_short_by is not None:
+        return 128 + stop.cut_short_by, "stopped", again
+    if stop.ended_by is signal.SIGINT:
+        return 128 + stop.ended_by, "stopped", again
+    if stop.requested:
+        return ExitCode.RUN_ME_AGAIN, "stopped", again
+    if task.time.out_of_time and tally.hopeless is None:
+        return ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}"
+    why = tally.hopeless or next(iter(tally.retired), "no worker could be started; the log says why")
+    return ExitCode.NOT_HERE, "failed", why
 
 
 def close_task(task: Task, end: Verdict) -> dict[str, Any]:
     """Leave no process running, stop the recorder, publish the task database, and return how it ended."""
+    exit_code, verdict, note = end
+    records = task.records
     end_leftovers(task.resolved.mark)
-    closing = task.records.close(exit_code=end.exit_code, verdict=end.verdict)
-    telemetry = "on" if task.records.recorder is not None else "not needed: there was nothing to do"
+    published = records.close(exit_code=exit_code, verdict=verdict)
+    telemetry = "on" if records.recorder is not None else "not needed: there was nothing to do"
     if not task.settings.telemetry:
         telemetry = "off (--no-emit-gpu-telemetry)"
-    elif closing.telemetry_failure is not None:
-        telemetry = f"incomplete: {closing.telemetry_failure}"
-    exit_code, note = int(end.exit_code), end.note
-    if not closing.published:
-        note = f"the last publication failed; the task's own files stay in {task.records.local.path}"
-        note += f", without the last {closing.unsaved} changes, which no disk would take" if closing.unsaved else ""
-        note += f"; while this node is there: badcjobs merge {task.settings.out} {task.records.local.path}"
+    elif records.telemetry_failure is not None:
+        telemetry = f"incomplete: {records.telemetry_failure}"
+    if not published:
+        unsaved = task.writer.waiting  # transactions
+        note = f"the last publication failed; the task's own files stay in {records.local.path}"
+        note += f", without the last {unsaved} changes, which no disk would take" if unsaved else ""
+        note += f"; while this node is there: badcjobs merge {task.settings.out} {records.local.path}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()
-    log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)
+    log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, counts)
     names = ("recording_id", "chunk_id", "error_class", "error")
     return {
         "exit_code": int(exit_code),
-        "verdict": end.verdict,
+        "verdict": verdict,
         "task": task.key.name,
         "out": str(task.settings.out),
         "database": str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),

@@ -30,7 +30,7 @@ from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import parse_shard
 from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
 from badcjobs.task.deadline import find_end
-from badcjobs.task.progress import WorkNow
+from badcjobs.task.progress import TaskProgress
 from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class World:
     cores: int
     log_to: Callable[[Path], None] = field(default=lambda path: None)
     progress: Callable[[int], None] = field(default=lambda rows: None)
-    show: Callable[[Callable[[], WorkNow]], None] = field(default=lambda look: None)  # looks only when it likes to
+    show: Callable[[Callable[[], TaskProgress]], None] = field(default=lambda look: None)  # looks only when it likes to
 
     @classmethod
     def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:

@@ -1,25 +1,49 @@
-"""The engines by name, with the demo engine; an engine's version, and how many chunks it works on at once."""
+"""The engines by name: the demo engine, HawkEars 2 and HawkEars 1; ``command`` runs any other program.
+
+HawkEars 2 is fed through its Python API, which came with 2.3, by our own worker program in its Python
+(``hawkears_worker``); ``stream_session`` talks to the worker.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from badcjobs import __version__
+from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
-from badcjobs.processes import worker_environment
+from badcjobs.paths import user_cache
+from badcjobs.processes import fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine, Launcher
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo_worker import parse_arguments
-from badcjobs.workers.hawkears import HawkEarsEngine, python_of, sized_arguments, threads_of
-from badcjobs.workers.hawkears1 import HawkEars1Engine
 from badcjobs.workers.stream_session import Patience, StreamSession
 
-_HAWKEARS = ("hawkears", "hawkears1")
+VERSION_NEEDED = "2.3"
+WORKER = Path(__file__).with_name("hawkears_worker.py")
+_GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
+_ASKING_TRIES = 3
+_ASKING_S = 300.0  # a cold import from a parallel file system takes its time
+_CACHES = (
+    ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
+    ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
+)  # fmt: skip
+_DEFAULT_THREADS = 3  # HawkEars' own
+_MOST_OMP_THREADS = 4  # more only fight over the cores
+_CORES_TO_SPARE = 3  # with fewer for each of its threads, helpers of theirs only get in each other's way
+# --quiet hides the device, --top stops early, and a filelist means the recordings of one call, which we never make.
+_OURS_2 = ("-i", "--input", "-o", "--output", "-r", "--rtype", "--quiet", "--top", "--filelist")
+_OURS_1 = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
+_BATCH_1 = 256  # nothing of a batch is seen before its end, so it must not be long
 
 
 def choose_engine(
@@ -49,7 +73,7 @@ def choose_engine(
 
 def lanes_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
     """Return on how many chunks one worker of this engine works at the same time."""
-    return threads_of(sized_arguments(args, plan)) if engine in _HAWKEARS else 1
+    return threads_of(sized_arguments(args, plan)) if engine in ("hawkears", "hawkears1") else 1
 
 
 @dataclass(eq=False)
@@ -87,3 +111,275 @@ class DemoEngine:
             clock=self.clock,
             patience=self.patience,
         )
+
+
+@dataclass(eq=False)
+class HawkEarsEngine:
+    """Runs the user's own HawkEars 2 installation.
+
+    Parameters
+    ----------
+    python: the Python that it is installed in; None: ``hawkears`` on PATH does not tell which one that is.
+    root: the folder with its models and settings (None: the current one); HawkEars works there.
+    """
+
+    python: str | None
+    _: KW_ONLY
+    root: Path | None
+    args: Sequence[str]
+    environ: Mapping[str, str]
+    launcher: Launcher
+    clock: Clock
+    allow_cpu: bool
+    patience: Patience = field(default_factory=Patience)
+    name: str = field(default="hawkears", init=False)
+    release: str | None = field(default=None, init=False)  # as ``check`` has found it
+
+    @property
+    def _models(self) -> Path:
+        return (self.root or Path()).absolute() / "data" / "ckpt"
+
+    @property
+    def version(self) -> str | None:
+        """Its release, as ``check`` has found it, and its models; None: not known."""
+        models = list(self._models.glob("*.ckpt"))
+        parts = [self.release or "", f"{len(models)} models {fingerprint_of(models, content=False)}" if models else ""]
+        return ", ".join(filter(None, parts)) or None
+
+    @property
+    def wants(self) -> int:
+        """What its threads work on, and two behind them."""
+        return threads_of(self.args) + 2
+
+    def check(self) -> None:
+        """Look for HawkEars' Python and its models; let HawkEars itself read the options."""
+        refuse_arguments(self.args, _OURS_2)
+        self._ask(find_python(self.python, self.environ, self.launcher))
+        if not any(self._models.glob("*.ckpt")):
+            raise NotHere(
+                f"HawkEars has no models in {self._models}",
+                why="it looks for them in its working folder, and without them it ends at once, with exit code 0",
+                fix=f"cd {self._models.parent.parent} && hawkears init   (needs the network; or give --hawkears-root)",
+            )
+
+    def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
+        """Start a worker."""
+        args = sized_arguments(self.args, plan)
+        scratch = scratch.absolute()
+        (scratch / "hawkears").mkdir(exist_ok=True)
+        return StreamSession(
+            [find_python(self.python, self.environ, self.launcher), str(WORKER), str(scratch / "hawkears"), *args],
+            env=hawkears_environment(self.environ, plan, args, scratch),
+            cwd=self.root,
+            log_file=scratch / "hawkears.log",
+            launcher=self.launcher,
+            clock=self.clock,
+            patience=self.patience,
+            must_use_cuda=has_real_device(plan) and not self.allow_cpu,
+            pin=plan.device.pin if plan.device else None,
+        )
+
+    def _ask(self, python: str) -> None:
+        """Start HawkEars' Python for a second; refuse options that HawkEars refuses, and a HawkEars without its API."""
+        argv = [*self.launcher.prefix_for("check"), python]
+        self.release, problem = ask_hawkears(argv, self.args, environ=self.environ, cwd=self.root)
+        if problem is None:
+            return
+        if problem.startswith("Error: "):
+            what = f"HawkEars does not understand --engine-arg {' '.join(self.args)}"
+            raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
+        if "No module named 'hawkears'" in problem:
+            raise NotHere(f"{python} has no HawkEars", why=problem, fix=_GIVE_PYTHON)
+        raise NotHere(
+            f"the HawkEars of {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
+            why=problem,
+            fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
+        )
+
+
+class HawkEars1Engine(CommandEngine):
+    """Runs the user's own HawkEars 1: a folder with ``analyze.py``, and a Python that can run it.
+
+    A preset of the command engine; the program ``hawkears1`` stands between the two.
+    """
+
+    name = "hawkears1"
+    knows_hawkears = True
+
+    def __init__(
+        self,
+        python: str,
+        *,
+        root: Path | None,
+        allow_cpu: bool,
+        batch: int = _BATCH_1,
+        args: Sequence[str],
+        **start: Any,
+    ) -> None:
+        super().__init__("{inputs} {outputs}", args=args, **start)
+        self._python = python
+        self._root = (root or Path()).absolute()
+        self._allow_cpu = allow_cpu
+        self._batch = batch
+        # It may print one line per recording, and compile at its start: only minutes are silence.
+        self.patience = Patience(least_s=600.0)
+
+    @property
+    def wants(self) -> int:
+        """A batch."""
+        return self._batch
+
+    @property
+    def version(self) -> str | None:
+        """Its program and its models, which have no other name."""
+        mark = fingerprint_of([self._root / "analyze.py", *(self._root / "data" / "ckpt").glob("*")], content=False)
+        return mark and f"analyze.py {mark}"
+
+    def check(self) -> None:
+        """Look for Python, for analyze.py, and for options that badcjobs chooses itself."""
+        refuse_arguments(self.args, _OURS_1)
+        find_python(self._python, self.environ, self.launcher)
+        script = self._root / "analyze.py"
+        if not script.is_file():
+            raise NotHere(
+                f"there is no {script}",
+                why="HawkEars 1 is a folder with analyze.py, its data and its models, and works there",
+                fix="badcjobs run … --engine hawkears1 --hawkears-root /path/to/HawkEars",
+            )
+
+    def words(self, plan: WorkerPlan) -> list[str]:
+        """Return the words of the program between, then those of analyze.py."""
+        merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in self.args} else ["--merge", "0"]
+        device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
+        python = find_python(self._python, self.environ, self.launcher)
+        analyze = [str(self._root), python, "analyze.py", *merge, *sized_arguments(self.args, plan)]
+        quoted = [word.replace("{", "{{").replace("}", "}}") for word in (sys.executable, *analyze)]
+        return [quoted[0], "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *quoted[1:]]
+
+    def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
+        """Return an environment whose cores are shared out among HawkEars' threads."""
+        return hawkears_environment(self.environ, plan, sized_arguments(self.args, plan), scratch)
+
+
+# --- HawkEars' Python -------------------------------------------------------------------------------------------------
+
+
+def find_python(python: str | None, environ: Mapping[str, str], launcher: Launcher) -> str:
+    """Return the whole path of HawkEars' Python; behind a prefix, which may be a container, as it was given."""
+    found = python and shutil.which(python, path=environ.get("PATH"))
+    if python and not found and launcher.prefix_for(""):
+        return python
+    if not found:
+        raise NotHere(
+            f"the Python of HawkEars, {python!r}, was not found" if python else "the program 'hawkears' was not found",
+            why="it is neither a file that can be run nor on PATH" if python else "pip's script is not on PATH",
+            fix=_GIVE_PYTHON,
+        )
+    return str(Path(found).absolute())  # links stay as they are: the Python of a venv is one
+
+
+def python_of(script: Path) -> str | None:
+    """Return the Python that a script of pip's is for, from its first lines; None: it is no such script."""
+    try:
+        with script.open("rb") as file:
+            head = file.read(2048).decode(errors="replace").split("\n")
+    except OSError:
+        return None
+    if not head[0].startswith("#!"):
+        return None
+    words = head[0][2:].split()
+    if words and words[0].endswith("/sh") and len(head) > 1 and head[1].startswith("'''exec' "):
+        words = shlex.split(head[1].removeprefix("'''exec' "))  # how pip writes a path that is too long, or has spaces
+    elif words and words[0].endswith("/env"):
+        words = [word for word in words[1:] if not word.startswith("-")]
+    return words[0] if words and "python" in Path(words[0]).name else None
+
+
+def ask_hawkears(
+    python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None
+) -> tuple[str | None, str | None]:
+    """Let HawkEars' own command line read the options; return its version, or None and the problem in its words."""
+    argv = [*python, str(WORKER), "--probe", *options]
+    for _ in range(_ASKING_TRIES):
+        try:
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_ASKING_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return None, str(error)
+        if done.returncode >= 0:
+            break  # else it was killed from outside, which says nothing of HawkEars
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    answer: dict[str, Any] = events[0] if events else {}
+    if answer.get("event") == "probe":
+        return answer["versions"]["hawkears"], None
+    said = done.stderr.strip().splitlines()
+    return None, answer.get("error") or (said[-1] if said else f"it ended with exit code {done.returncode}")
+
+
+# --- how it is started ------------------------------------------------------------------------------------------------
+
+
+def refuse_arguments(args: Sequence[str], ours: Sequence[str]) -> None:
+    """Refuse options that badcjobs chooses itself."""
+    wrong = [arg for arg in args if arg.split("=")[0] in ours]
+    if wrong:
+        raise BadInput(
+            f"--engine-arg {' '.join(wrong)} cannot be used with this engine",
+            why="badcjobs chooses HawkEars' input and output itself, and has to see what it says",
+            fix="leave it out; --region, --date, --min_score, --threads and the like are fine",
+        )
+
+
+def hawkears_environment(
+    environ: Mapping[str, str], plan: WorkerPlan, extra_args: Sequence[str], scratch: Path
+) -> dict[str, str]:
+    """Return a worker's environment, its cores shared out among HawkEars' threads.
+
+    The first run compiles for half a minute; the workers and the tasks after it share what it made: in the user's cache
+    where that can be written (many sites give compute nodes a home that cannot), else within this task.
+    """
+    env = worker_environment(environ, plan)
+    caches = user_cache(environ)
+    if caches is not None:
+        try:
+            caches.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            pass
+    if caches is None or not os.access(caches, os.W_OK):
+        caches = scratch.absolute().parent
+    for name, folder in _CACHES:
+        env.setdefault(name, str(caches / f"{folder}-cache"))
+    if "OMP_NUM_THREADS" not in environ:
+        share = plan.threads // threads_of(extra_args)
+        env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, share) if share >= _CORES_TO_SPARE else 1)
+    return env
+
+
+def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
+    """Return HawkEars' options with as many threads as the worker has cores for, unless the user has said how many.
+
+    A thread keeps two cores busy: while one waits for the device, the next recording is decoded. A lean worker has
+    one thread whatever was asked for: each has models of its own.
+    """
+    threads = 1 if plan.lean else min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2))
+    kept: list[str] = []
+    words = iter(extra_args)
+    for word in words:
+        if word.split("=")[0] != "--threads":
+            kept.append(word)
+        elif not plan.lean:
+            return list(extra_args)
+        elif word == "--threads":
+            next(words, None)
+    return [*kept, "--threads", str(threads)]
+
+
+def threads_of(extra_args: Sequence[str]) -> int:
+    """Return how many threads the options ask for, or HawkEars' own number."""
+    words = [word for arg in extra_args for word in arg.split("=", 1)]
+    value = dict(pairwise(words)).get("--threads", "")
+    return int(value) if value.isdecimal() and int(value) > 0 else _DEFAULT_THREADS
+
+
+def has_real_device(plan: WorkerPlan) -> bool:
+    """Say whether a worker has a device on which programs can compute."""
+    return plan.device is not None and plan.device.backend != "simulated"

@@ -101,8 +101,8 @@ class EngineSetup:
     def end(self) -> None:
         """Leave no copies behind, and say what they were good for; the workers have ended."""
         self._stager.stop()
-        if self._begun or self._stager.tally.cut_late:
-            log.info("%s", self._stager.tally.words)
+        if self._begun or self._stager.cut_late:
+            log.info("%s", self._stager.words)
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a limit that has fallen, for later tasks; called in a worker's thread."""

@@ -1,9 +1,8 @@
-"""HawkEars 1 (``analyze.py``) as a preset of the command engine, and the program that stands between the two.
+"""The program between the command engine and HawkEars 1.
 
-``analyze.py`` takes a folder, not a list, and writes one table of all recordings; started as a program of its own, this
-file lays out the folder and divides the table. The exit code of ``analyze.py`` says nothing: it is 0 for a missing
-model, a broken file and a thread that died. A recording is done when its own label file is there *and* the common
-table, which is written at the very end.
+``analyze.py`` takes a folder, not a list, and writes one table of all recordings; this lays out the folder and divides
+the table. The exit code of ``analyze.py`` says nothing: it is 0 for a missing model, a broken file and a thread that
+died. A recording is done when its own label file is there *and* the common table, which is written at the very end.
 """
 
 from __future__ import annotations
@@ -18,80 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import NotHere
-from badcjobs.model import WorkerPlan
-from badcjobs.processes import die_with_parent, fingerprint_of
+from badcjobs.processes import die_with_parent
 from badcjobs.workers.chunk_audio import LONGEST_KEPT_STEM
-from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.hawkears import (
-    find_python,
-    has_real_device,
-    hawkears_environment,
-    refuse_arguments,
-    sized_arguments,
-)
-from badcjobs.workers.stream_session import Patience
 
-_BATCH = 256  # nothing of a batch is seen before its end, so it must not be long
-_OURS = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
 _DEVICE = re.compile(r"Using (CUDA|CPU|MPS)")
-
-
-class HawkEars1Engine(CommandEngine):
-    """Runs the user's own HawkEars 1: a folder with ``analyze.py``, and a Python that can run it."""
-
-    name = "hawkears1"
-    knows_hawkears = True
-
-    def __init__(
-        self, python: str, *, root: Path | None, allow_cpu: bool, batch: int = _BATCH, args: Sequence[str], **start: Any
-    ) -> None:
-        super().__init__("{inputs} {outputs}", args=args, **start)
-        self._python = python
-        self._root = (root or Path()).absolute()
-        self._allow_cpu = allow_cpu
-        self._batch = batch
-        # It may print one line per recording, and compile at its start: only minutes are silence.
-        self.patience = Patience(least_s=600.0)
-
-    @property
-    def wants(self) -> int:
-        """A batch."""
-        return self._batch
-
-    @property
-    def version(self) -> str | None:
-        """Its program and its models, which have no other name."""
-        mark = fingerprint_of([self._root / "analyze.py", *(self._root / "data" / "ckpt").glob("*")], content=False)
-        return mark and f"analyze.py {mark}"
-
-    def check(self) -> None:
-        """Look for Python, for analyze.py, and for options that badcjobs chooses itself."""
-        refuse_arguments(self.args, _OURS)
-        find_python(self._python, self.environ, self.launcher)
-        script = self._root / "analyze.py"
-        if not script.is_file():
-            raise NotHere(
-                f"there is no {script}",
-                why="HawkEars 1 is a folder with analyze.py, its data and its models, and works there",
-                fix="badcjobs run … --engine hawkears1 --hawkears-root /path/to/HawkEars",
-            )
-
-    def words(self, plan: WorkerPlan) -> list[str]:
-        """Return the words of the program between, then those of analyze.py."""
-        merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in self.args} else ["--merge", "0"]
-        device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
-        python = find_python(self._python, self.environ, self.launcher)
-        analyze = [str(self._root), python, "analyze.py", *merge, *sized_arguments(self.args, plan)]
-        quoted = [word.replace("{", "{{").replace("}", "}}") for word in (sys.executable, *analyze)]
-        return [quoted[0], "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *quoted[1:]]
-
-    def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
-        """Return an environment whose cores are shared out among HawkEars' threads."""
-        return hawkears_environment(self.environ, plan, sized_arguments(self.args, plan), scratch)
-
-
-# --- the program between ----------------------------------------------------------------------------------------------
 
 
 def main(args: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from dataclasses import dataclass
 
 from badcjobs.model import Chunk, ChunkResult
@@ -146,28 +147,17 @@ class RetryDecision:
     lean: bool = False  # with as little memory as can be
 
 
-@dataclass
-class _ChunkHistory:
-    """What a chunk that did not work at once has been through."""
-
-    total: int = 0
-    failures: int = 0
-    deaths: int = 0
-    forgiven: int = 0
-    steps_down: int = 0  # out of memory, each time with less than before
-
-
 class Retries:
     """Knows every chunk that did not work at once, until it is settled."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
-        self._records: dict[tuple[str, str], _ChunkHistory] = {}
+        # How many tries, failures, deaths, forgiven; steps down: out of memory, each time with less than before.
+        self._history: dict[tuple[str, str], Counter[str]] = {}
 
     def try_number(self, chunk: Chunk) -> int:
         """Return which try of this chunk the present one is, from 1."""
-        record = self._records.get(chunk.key)
-        return 1 if record is None else record.total + 1
+        return 1 + self._history.get(chunk.key, Counter())["tries"]
 
     def decide(self, result: ChunkResult, *, ways_left: bool | None = None) -> RetryDecision:
         """Decide about a result; uncharged ones are tried again in the company that the caller chooses.
@@ -175,34 +165,35 @@ class Retries:
         ``ways_left``: whether a chunk that ran out of memory can be tried with less (None: not known). As long as it
         can, that is a step forward and no retry; when it cannot, the same again would be the same again.
         """
+        key = result.chunk.key
         if result.ok:
-            self._records.pop(result.chunk.key, None)
+            self._history.pop(key, None)
             return RetryDecision("done")
-        record = self._records.setdefault(result.chunk.key, _ChunkHistory())
-        record.total += 1
+        history = self._history.setdefault(key, Counter())
+        history["tries"] += 1
         if not result.charged:
             return RetryDecision("pending")
-        if ways_left and record.steps_down < _MOST_STEPS_DOWN:
-            record.steps_down += 1
+        if ways_left and history["steps down"] < _MOST_STEPS_DOWN:
+            history["steps down"] += 1
             return RetryDecision("pending", alone=True, lean=True)
         if ways_left is not None:
-            del self._records[result.chunk.key]
+            del self._history[key]
             return RetryDecision("failed")
-        record.failures += 1
         is_death = result.error_class in DEATHS
-        record.deaths += is_death
-        if record.deaths < _DEATHS_OF_POISON and record.failures <= self._policy.retries:
+        history["failures"] += 1
+        history["deaths"] += is_death
+        if history["deaths"] < _DEATHS_OF_POISON and history["failures"] <= self._policy.retries:
             # What takes its process down, or does not fit beside others, is tried with nothing beside it.
             alone = is_death or result.error_class == OUT_OF_MEMORY
-            return RetryDecision("pending", self._policy.rest_s(record.failures), alone)
-        del self._records[result.chunk.key]
-        return RetryDecision("poison" if record.deaths >= _DEATHS_OF_POISON else "failed")
+            return RetryDecision("pending", self._policy.rest_s(history["failures"]), alone)
+        del self._history[key]
+        return RetryDecision("poison" if history["deaths"] >= _DEATHS_OF_POISON else "failed")
 
     def forgives(self, chunk: Chunk, error_class: str | None) -> bool:
         """Say whether a chunk is innocent of its process' end: not if it happens to the same one again and again."""
         limit = _FORGIVEN.get(error_class or "", 0)
         if not limit:
             return False
-        record = self._records.setdefault(chunk.key, _ChunkHistory())
-        record.forgiven += 1
-        return record.forgiven <= limit
+        history = self._history.setdefault(chunk.key, Counter())
+        history["forgiven"] += 1
+        return history["forgiven"] <= limit

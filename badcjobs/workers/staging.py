@@ -142,26 +142,6 @@ def free_bytes(folder: Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
-@dataclass
-class StagingTally:
-    """What came of it."""
-
-    staged: int = 0
-    staged_bytes: int = 0
-    from_source: int = 0
-    cut_late: int = 0
-    failed_copies: int = 0
-    last_failure: str | None = None
-
-    @property
-    def words(self) -> str:
-        """The same for the log."""
-        text = f"staging: {self.staged} chunks were read from copies on this node ({self.staged_bytes / 1e6:.1f} MB),"
-        text += f" {self.from_source} where they lie"
-        text += f", {self.cut_late} were cut only when they were wanted" if self.cut_late else ""
-        return text + (f"; {self.failed_copies} copies failed: {self.last_failure}" if self.failed_copies else "")
-
-
 # --- all copies -------------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +157,8 @@ class Stager:
     """
 
     def __init__(self, folder: Path, *, ahead: int, cutter: AudioCutter) -> None:
-        self.tally = StagingTally()
+        self.staged = self.staged_bytes = self.from_source = self.cut_late = self.failed_copies = 0
+        self.last_failure: str | None = None
         self._folder = folder
         self._ahead = max(1, ahead)
         self._cutter = cutter
@@ -223,6 +204,14 @@ class Stager:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
+    def words(self) -> str:
+        """What came of it, for the log."""
+        text = f"staging: {self.staged} chunks were read from copies on this node ({self.staged_bytes / 1e6:.1f} MB),"
+        text += f" {self.from_source} where they lie"
+        text += f", {self.cut_late} were cut only when they were wanted" if self.cut_late else ""
+        return text + (f"; {self.failed_copies} copies failed: {self.last_failure}" if self.failed_copies else "")
+
+    @property
     def ready(self) -> int:
         """How many copies wait for an engine."""
         with self._changed:
@@ -243,7 +232,7 @@ class Stager:
             check_audio(chunk)
             if not chunk.is_cut:
                 with self._changed:
-                    self.tally.from_source += 1
+                    self.from_source += 1
                 return chunk
             copy = self._cut_now(chunk)
         end_ms = copy.end_ms if chunk.is_cut else chunk.end_ms
@@ -259,8 +248,8 @@ class Stager:
         is_same = copy is not None and chunk.audio_path == copy.chunk.audio_path  # a piece of a chunk is not the whole
         if copy is not None and copy.ready and not copy.taken and is_same and copy.is_sound:
             copy.taken = True
-            self.tally.staged += 1
-            self.tally.staged_bytes += copy.size_bytes
+            self.staged += 1
+            self.staged_bytes += copy.size_bytes
             return copy
         if copy is not None:
             copy.unwanted = True
@@ -271,7 +260,7 @@ class Stager:
         """Cut in the caller's thread; what waits on the disk for others makes room."""
         size_bytes = size_of(chunk, self._cutter)
         with self._changed:
-            self.tally.cut_late += 1
+            self.cut_late += 1
             self._folder.mkdir(parents=True, exist_ok=True)
             if free_bytes(self._folder) < size_bytes:
                 self._drop([copy for copy in self._waiting() if copy.ready])
@@ -386,8 +375,8 @@ class Stager:
                     self._hopeless.add(copy.chunk.key)
             self._failures = self._failures + 1 if why else 0
             if why is not None:
-                self.tally.failed_copies += 1
-                self.tally.last_failure = why
+                self.failed_copies += 1
+                self.last_failure = why
             if self._failures >= _MOST_FAILURES and not self._stopped:
                 self._stopped = True
                 log.warning("staging ends, %d copies in a row failed: %s", self._failures, why)

@@ -33,10 +33,8 @@ from badcjobs.processes import TASK_MARK, PrefixLauncher, SubprocessLauncher
 from badcjobs.seams import Engine, Launcher, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.engines import DemoEngine
+from badcjobs.workers.engines import DemoEngine, HawkEars1Engine, HawkEarsEngine
 from badcjobs.workers.feed import AudioSteps, SessionFeed
-from badcjobs.workers.hawkears import HawkEarsEngine
-from badcjobs.workers.hawkears1 import HawkEars1Engine
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
 from badcjobs.workers.staging import Stager
 

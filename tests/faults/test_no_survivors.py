@@ -15,7 +15,7 @@ from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
 
-from badcjobs.workers.hawkears import ask_hawkears
+from badcjobs.workers.engines import ask_hawkears
 
 # A chunk's program with a child, and with a daemon that has left its session; none of them hears TERM.
 PROGRAM = """trap '' TERM

@@ -26,8 +26,7 @@ from badcjobs.model import Chunk, ChunkResult, Device, WorkerPlan
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.command import parse_detections_csv
-from badcjobs.workers.hawkears import HawkEarsEngine, hawkears_environment, python_of
-from badcjobs.workers.hawkears1 import HawkEars1Engine
+from badcjobs.workers.engines import HawkEars1Engine, HawkEarsEngine, hawkears_environment, python_of
 from badcjobs.workers.stream_session import Patience
 
 CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)

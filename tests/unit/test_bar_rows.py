@@ -8,19 +8,19 @@ import pytest
 from rich.cells import cell_len
 
 from badcjobs.cli.bar_rows import BarTable, bar_table
-from badcjobs.task.progress import DeviceWorkNow, TaskProgress, WorkNow
+from badcjobs.task.progress import DeviceWorkNow, TaskProgress
 
 HALF_WAY = TaskProgress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
 GPU_0 = DeviceWorkNow("GPU 0  Tesla V100-SXM2-32GB", 320, 9600.0, ("site01/site01_c000",))
 GPU_1 = DeviceWorkNow("GPU 1  Tesla V100-SXM2-32GB", 160, 4800.0, ("site01/site01_c001",))
-WORK = WorkNow(HALF_WAY, (GPU_0, GPU_1))
+WORK = replace(HALF_WAY, devices=(GPU_0, GPU_1))
 
 
-def table(work: WorkNow, columns: int = 100, lines: int = 24, *, ascii_only: bool = False) -> BarTable:
+def table(work: TaskProgress, columns: int = 100, lines: int = 24, *, ascii_only: bool = False) -> BarTable:
     return bar_table(work, columns=columns, lines=lines, ascii_only=ascii_only)
 
 
-def words(work: WorkNow, columns: int = 100) -> list[str]:
+def words(work: TaskProgress, columns: int = 100) -> list[str]:
     return [row.words for row in table(work, columns).rows]
 
 
@@ -35,17 +35,17 @@ def test_there_is_one_bar_per_device_and_one_for_all() -> None:
 
 def test_a_device_that_falls_behind_has_a_shorter_bar_and_one_that_has_done_nothing_an_empty_one() -> None:
     idle = DeviceWorkNow("GPU 2", 0, 0.0)
-    shares = [row.share for row in table(WorkNow(HALF_WAY, (GPU_0, GPU_1, idle))).rows]
+    shares = [row.share for row in table(replace(HALF_WAY, devices=(GPU_0, GPU_1, idle))).rows]
     assert shares == [0.5, 0.25, 0.0, 0.5]
 
 
 def test_two_devices_of_one_name_are_two_bars() -> None:
     twins = tuple(replace(GPU_0, label=f"GPU MIG-0123456789abcdef-0123456789ab{n}") for n in range(2))
-    assert len(table(WorkNow(HALF_WAY, twins)).rows) == 3
+    assert len(table(replace(HALF_WAY, devices=twins)).rows) == 3
 
 
 def test_at_the_beginning_nothing_is_known_and_the_engine_starts() -> None:
-    fresh = WorkNow(TaskProgress(0, 960, 0.0, 5.0), (DeviceWorkNow("GPU 0", 0, 0.0),))
+    fresh = TaskProgress(0, 960, 0.0, 5.0, devices=(DeviceWorkNow("GPU 0", 0, 0.0),))
     assert words(fresh) == ["0 chunks  –  starting", "0/960  ETA –  –"]
     assert [row.share for row in table(fresh).rows] == [0.0, 0.0]
 
@@ -57,16 +57,16 @@ def test_the_time_that_an_engine_takes_to_start_is_no_part_of_the_pace() -> None
 
 def test_when_all_that_is_left_has_failed_before_nobody_promises_an_end() -> None:
     waits = replace(HALF_WAY, chunks_settled=957, failed=2, retrying=3)
-    resting = WorkNow(waits, (replace(GPU_0, working_on=()),))
+    resting = replace(waits, devices=(replace(GPU_0, working_on=()),))
     assert words(resting) == [
         "320 chunks  74×  waits to try again",
         "957/960  3 to try again  111×  2 failed",
     ]
-    assert WorkNow(replace(waits, retrying=2), resting.devices).progress.eta_s is not None, "one of them is fresh"
+    assert replace(waits, retrying=2, devices=resting.devices).eta_s is not None, "one of them is fresh"
 
 
 def test_when_everything_fails_it_says_so() -> None:
-    failing = WorkNow(TaskProgress(4, 6, 0.0, 8.0, failed=4, retrying=1), (replace(GPU_0, done=0, audio_done_s=0.0),))
+    failing = TaskProgress(4, 6, 0.0, 8.0, failed=4, retrying=1, devices=(replace(GPU_0, done=0, audio_done_s=0.0),))
     assert words(failing)[-1] == "4/6  ETA 0:00:04  –  4 failed  1 to try again"
 
 
@@ -74,7 +74,7 @@ def test_when_everything_fails_it_says_so() -> None:
 def test_every_line_fits_the_terminal(columns: int) -> None:
     long = replace(GPU_0, working_on=("鳥" * 60, "b" * 90))
     failing = replace(HALF_WAY, failed=12_345, retrying=23_456)
-    shown = table(WorkNow(failing, (long, GPU_1)), columns)
+    shown = table(replace(failing, devices=(long, GPU_1)), columns)
     for row in shown.rows:
         taken = shown.label_width + 1 + shown.bar_width + 1 + cell_len(row.words)
         assert taken < max(columns, 4)
@@ -89,7 +89,7 @@ def test_forty_columns_still_say_how_many_and_how_long() -> None:
 
 
 def test_where_there_are_more_devices_than_lines_the_last_line_is_still_that_of_all() -> None:
-    many = WorkNow(HALF_WAY, tuple(DeviceWorkNow(f"GPU {n}", 1, 1.0) for n in range(16)))
+    many = replace(HALF_WAY, devices=tuple(DeviceWorkNow(f"GPU {n}", 1, 1.0) for n in range(16)))
     rows = table(many, lines=10).rows
     assert len(rows) == 8
     assert rows[-1].label == "all"
@@ -97,12 +97,12 @@ def test_where_there_are_more_devices_than_lines_the_last_line_is_still_that_of_
 
 def test_names_from_files_and_drivers_are_letters_only() -> None:
     evil = DeviceWorkNow("GPU 0  \x1b[2J", 1, 1.0, ("\x1b[31mred", "a\nb", "Ñandú"))
-    row = table(WorkNow(HALF_WAY, (evil,))).rows[0]
+    row = table(replace(HALF_WAY, devices=(evil,))).rows[0]
     assert (row.label, row.words) == ("GPU 0  �[2J", "1 chunk  0.0×  �[31mred, a�b, Ñandú")
 
 
 def test_a_terminal_of_ascii_gets_ascii() -> None:
-    strange = WorkNow(replace(HALF_WAY, chunks_settled=0), (replace(GPU_0, working_on=("Ñ" * 90,)),))
+    strange = replace(HALF_WAY, chunks_settled=0, devices=(replace(GPU_0, working_on=("Ñ" * 90,)),))
     rows = table(strange, ascii_only=True).rows
     assert all(f"{row.label}{row.words}".isascii() for row in rows)
     assert rows[-1].words == "0/960  ETA -  111x"

@@ -134,7 +134,7 @@ def test_a_cut_that_is_ready_is_handed_out_and_goes_with_its_chunk(bench: Bench)
         assert Path(given.audio_path).name == f"night~{chunk.start_ms}-{chunk.end_ms}.wav"
         assert bench.stager.release(chunk)
     assert bench.files == []
-    assert (bench.stager.tally.staged, bench.stager.tally.cut_late) == (4, 0)
+    assert (bench.stager.staged, bench.stager.cut_late) == (4, 0)
 
 
 def test_a_cut_that_nobody_has_made_is_made_when_it_is_wanted_also_without_any_reader(bench: Bench) -> None:
@@ -144,7 +144,7 @@ def test_a_cut_that_nobody_has_made_is_made_when_it_is_wanted_also_without_any_r
         assert len(bench.files) == 1
         bench.stager.release(chunk)
     assert bench.files == []
-    assert "3 were cut only when they were wanted" in bench.stager.tally.words
+    assert "3 were cut only when they were wanted" in bench.stager.words
 
 
 def test_a_cut_that_is_just_being_made_is_waited_for_and_not_made_twice(bench: Bench) -> None:
@@ -236,7 +236,7 @@ def test_twenty_recordings_that_cannot_be_cut_do_not_end_the_cutting(bench: Benc
     bad = [replace(good, chunk_id=f"bad{n}", audio_path=str(broken)) for n in range(25)]
     bench.start([*bad, good], ready=1)
     assert seconds_in(bench.stager.take(good).audio_path) == expected(good)
-    assert bench.stager.tally.failed_copies == 0
+    assert bench.stager.failed_copies == 0
     bench.stager.release(good)
 
 
@@ -381,7 +381,7 @@ def test_hundreds_of_stretches_go_through_several_workers_each_its_own(tmp_path:
     assert set(notes.status.values()) == {"done"} and len(notes.attempts) == 250
     assert bench.files == []
     bench.stager.stop()
-    assert bench.stager.tally.staged + bench.stager.tally.cut_late == 250
+    assert bench.stager.staged + bench.stager.cut_late == 250
 
 
 # --- whether to cut ahead ---------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from badcjobs.processes import PrefixLauncher, SubprocessLauncher
 from badcjobs.seams import SessionBroken
-from badcjobs.workers.engines import choose_engine
-from badcjobs.workers.hawkears import WORKER, HawkEarsEngine, ask_hawkears, python_of
+from badcjobs.workers.engines import WORKER, HawkEarsEngine, ask_hawkears, choose_engine, python_of
 from badcjobs.workers.stream_session import Patience
 
 GPU = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="nvml"), 1, 6)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.hand_clock import HandClock
 
-from badcjobs.task.progress import Heartbeat, TaskProgress, heartbeat_line
+from badcjobs.task.progress import TaskProgress, heartbeat_line
 
 
 def line(progress: TaskProgress, **given: Any) -> str:
@@ -59,17 +58,3 @@ def test_when_all_that_is_left_has_failed_before_the_end_is_not_known() -> None:
 )
 def test_a_rate_below_real_time_is_slow_and_never_zero(rate: float, said: str) -> None:
     assert f" rate={said} " in line(TaskProgress(1, 10, 60 * rate, 60.0))
-
-
-def test_there_is_one_line_per_minute_and_none_is_made_up_for_after_a_sleep() -> None:
-    clock = HandClock()
-    beat = Heartbeat(60.0, clock)
-    assert not beat.is_due
-    clock.sleep(60)
-    assert [beat.is_due, beat.is_due] == [True, False]
-    clock.sleep(3600.5)  # Slurm had suspended the job
-    assert [beat.is_due, beat.is_due] == [True, False]
-    clock.sleep(59)
-    assert not beat.is_due, "the grid stays as it was"
-    clock.sleep(0.5)
-    assert beat.is_due

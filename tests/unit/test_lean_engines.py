@@ -20,9 +20,7 @@ from badcjobs.model import Chunk, ChunkResult, Device, WorkerPlan
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import Engine, SessionBroken
 from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.engines import DemoEngine
-from badcjobs.workers.hawkears import HawkEarsEngine, hawkears_environment, sized_arguments
-from badcjobs.workers.hawkears1 import HawkEars1Engine
+from badcjobs.workers.engines import DemoEngine, HawkEars1Engine, HawkEarsEngine, hawkears_environment, sized_arguments
 
 USUAL = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="simulated"), 1, 8)
 LEAN = replace(USUAL, lean=True)

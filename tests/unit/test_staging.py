@@ -89,7 +89,7 @@ def test_what_comes_next_lies_on_the_node_under_its_own_name(bench: Bench) -> No
         assert Path(given.audio_path).name == Path(chunk.audio_path).name
         assert Path(given.audio_path).read_bytes() == Path(chunk.audio_path).read_bytes()
         assert replace(given, audio_path=chunk.audio_path) == chunk
-    assert (bench.stager.tally.staged, bench.stager.tally.staged_bytes, bench.stager.tally.from_source) == (5, 5000, 0)
+    assert (bench.stager.staged, bench.stager.staged_bytes, bench.stager.from_source) == (5, 5000, 0)
 
 
 def test_two_files_of_one_name_do_not_get_in_each_others_way(bench: Bench) -> None:
@@ -149,9 +149,7 @@ def test_all_copies_together_stay_below_the_limit_and_go_on_when_there_is_room(b
         assert sum(path.stat().st_size for path in bench.copies) <= 3500
         bench.stager.release(given)
         wait_for(lambda: bench.stager.ready >= min(3, len(bench.coming)), "three are ready")
-    tally = (
-        bench.stager.tally
-    )  # nobody waits for a copy: on a busy machine one or another is not ready when it is wanted
+    tally = bench.stager  # nobody waits for a copy: on a busy machine one or another is not ready when it is wanted
     assert tally.staged + tally.from_source == 10
     assert tally.staged >= 7
 
@@ -175,7 +173,7 @@ def test_a_file_that_is_too_large_is_read_where_it_lies_and_holds_nobody_up(benc
     bench.start([large, *others], most_bytes=5000, ready=3)
     assert bench.take(large) == large
     assert all(bench.take(chunk) != chunk for chunk in others)
-    assert bench.stager.tally.failed_copies == 0
+    assert bench.stager.failed_copies == 0
 
 
 def test_copies_that_come_much_later_than_was_thought_make_room(tmp_path: Path) -> None:
@@ -199,7 +197,7 @@ def test_a_chunk_that_nobody_announced_is_read_where_it_lies_at_once(bench: Benc
     chunks = bench.chunks(2)
     bench.start(chunks[:1])
     assert bench.take(chunks[1]) == chunks[1]
-    assert bench.stager.tally.from_source == 1
+    assert bench.stager.from_source == 1
     assert bench.stager.release(chunks[1]), "there is nothing to remove"
 
 
@@ -214,10 +212,10 @@ def test_audio_that_cannot_be_copied_is_nobodys_failure(bench: Bench) -> None:
     Path(folder.audio_path).unlink()
     Path(folder.audio_path).mkdir()
     bench.start([gone, folder, good], ready=1)
-    wait_for(lambda: bench.stager.tally.failed_copies == 2, "two failures")
+    wait_for(lambda: bench.stager.failed_copies == 2, "two failures")
     assert [bench.take(chunk) for chunk in (gone, folder)] == [gone, folder]
     assert bench.take(good) != good
-    assert "2 copies failed: " in bench.stager.tally.words
+    assert "2 copies failed: " in bench.stager.words
 
 
 def test_a_disk_that_takes_nothing_ends_the_copying_with_one_warning(
@@ -374,6 +372,6 @@ def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(t
     assert set(notes.status.values()) == {"done"} and len(notes.attempts) == 300
     assert bench.copies == [], "each was removed with its result"
     bench.stager.stop()
-    tally = bench.stager.tally
+    tally = bench.stager
     assert tally.staged + tally.from_source == 300
     assert tally.staged == sum(Path(path).is_relative_to(bench.node) for path in paths) > 150, tally.words

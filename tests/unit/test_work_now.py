@@ -9,9 +9,10 @@ from support.task_files import START_MS, make_chunk
 
 from badcjobs.model import Allocation, ChunkResult, TaskKey
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.progress import TaskProgress, count_progress
+from badcjobs.task.progress import DeviceWorkNow, TaskProgress, count_progress
 
 NAMES = ("a", "b", "c", "d")
+CPU = DeviceWorkNow("CPU", 0, 0.0)
 
 
 def test_what_failed_and_is_not_settled_is_counted_apart_and_so_is_the_time_before_the_first_chunk(
@@ -21,11 +22,12 @@ def test_what_failed_and_is_not_settled_is_counted_apart_and_so_is_the_time_befo
         allocation = Allocation(True, "4821", "gpu3")
         writer.begin_task(allocation, started_at_ms=START_MS, pid=42, version="0", engine="demo", telemetry=True)
         writer.fill([make_chunk(name) for name in NAMES], lambda rows: None)
-        assert count_progress(writer, 20.0) == TaskProgress(0, 4, 0.0, 20.0)
+        assert count_progress(writer, 20.0) == TaskProgress(0, 4, 0.0, 20.0, devices=(CPU,))
         for name, status in zip(NAMES[:3], ("done", "pending", "failed"), strict=True):
             times = (START_MS + 30_000, START_MS + 31_000)
             good, bad = {"audio_s": 29.5}, {"error_class": "bad_audio", "error": "no luck"}
             result = ChunkResult(make_chunk(name), *times, **(good if status == "done" else bad))  # type: ignore[arg-type]
             writer.attempt_ended(result, status=status, try_number=1, worker_id=5, device_id=9)
-        assert count_progress(writer, 32.0) == TaskProgress(2, 4, 29.5, 32.0, start_up_s=30.0, failed=1, retrying=1)
+        expected = TaskProgress(2, 4, 29.5, 32.0, start_up_s=30.0, failed=1, retrying=1, devices=(CPU,))
+        assert count_progress(writer, 32.0) == expected
         assert count_progress(writer, 32.0).eta_s == 2.0
