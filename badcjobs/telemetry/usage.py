@@ -1,30 +1,26 @@
-"""Reads from /proc what the task's own processes use: the wrapper, its workers, the recorder, and what those start.
+"""Reads what the task's own processes use: the wrapper, its workers, the recorder, and what those start.
 
 A process that has ended is not lost: as soon as its parent has waited for it, its CPU time and its bytes are part of
 the parent's own. So programs that live for less than the time between two readings count too."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
 
 from badcjobs.model import MemoryHeld, UsageReading
 from badcjobs.seams import Clock
 
 log = logging.getLogger(__name__)
 
-_NO_MEMORY = b"ZX"  # states of a process that has ended
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_LONGEST_FILE = 4096
-_FORBIDDEN = (errno.EACCES, errno.EPERM)
 # A child that ends between the look at its parent and the look at itself is counted twice, once in a long while.
 _MORE_THAN_ALL_CORES = 1.1
 _EVERY_S = 10.0
@@ -63,23 +59,18 @@ class UsageWatch:
         is_over = False
         while not is_over:
             began_s, cpu_before_s = self._clock.monotonic_s(), time.thread_time()
-            self._read(began_s)
-            cost_s = time.thread_time() - cpu_before_s
-            is_over = self._over.is_set()
-            if not is_over:
-                self._over.wait(pause_s(began_s - self._started_s, cost_s))
-
-    def _read(self, at_s: float) -> None:
-        try:
-            reading = self._reader.read(at_s)
-        except OSError as error:
-            log.warning("what our processes use cannot be read: %s", error)
-            self.memory_held = None
-            self._over.set()
-        else:
+            try:
+                reading = self._reader.read(began_s)
+            except (OSError, psutil.Error) as error:
+                log.warning("what our processes use cannot be read: %s", error)
+                self.memory_held = None
+                return
             if reading is not None:
                 self._waiting.append((reading, self._clock.now_ms()))
-            self.memory_held = None if reading is None else MemoryHeld(reading.memory_bytes, at_s)
+            self.memory_held = None if reading is None else MemoryHeld(reading.memory_bytes, began_s)
+            is_over = self._over.is_set()
+            if not is_over:
+                self._over.wait(pause_s(began_s - self._started_s, time.thread_time() - cpu_before_s))
 
 
 def pause_s(age_s: float, cost_s: float) -> float:
@@ -90,15 +81,16 @@ def pause_s(age_s: float, cost_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """One process; its counters hold those of every child that it has waited for."""
+    """One process; its counters hold those of every child that it has waited for. None: hidden from us."""
 
     pid: int
     parent: int
-    started_ticks: int  # a number that is used again belongs to another process
-    cpu_ticks: int
-    rss_pages: int
-    has_ended: bool
-    read_bytes: int | None = None  # by calls of read(), from files and pipes; None: not to be seen
+    started_s: float  # a number that is used again belongs to another process
+    cpu_s: float
+    rss_bytes: int = 0
+    pss_bytes: int | None = None  # its part of shared pages included
+    read_bytes: int | None = None  # by calls of read(), from files and pipes
+    has_ended: bool = False
 
 
 Processes = Mapping[int, ProcessUse]
@@ -107,135 +99,74 @@ Processes = Mapping[int, ProcessUse]
 class UsageReader:
     """What a process and all below it have used since the last reading, and the memory they hold now."""
 
-    def __init__(self, pid: int, proc: Path = Path("/proc"), cores: int | None = None) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._proc = str(proc)
-        self._cores = cores or os.cpu_count() or 1
         self._before: tuple[float, Processes] | None = None
 
     def read(self, at_s: float) -> UsageReading | None:
-        """Return the reading of this instant of a monotonic clock; None where not even we are to be seen."""
-        found = family(self._scan(), self._pid)
+        """Return the reading of this instant of a monotonic clock; None where not even we can be seen."""
+        found = read_family(self._pid)
         if not found:
             return None
-        found = {pid: replace(process, read_bytes=self._bytes_read(pid)) for pid, process in found.items()}
         before, self._before = self._before, (at_s, found)
-        memory_bytes, source = self._memory([one for one in found.values() if not one.has_ended])
-        living = sum(not one.has_ended for one in found.values())
-        if before is None or at_s <= before[0]:
-            return UsageReading(None, memory_bytes, None, living, source)
-        cpu_cores, bytes_per_s = _rates(before[1], found, at_s - before[0])
-        possible = cpu_cores <= _MORE_THAN_ALL_CORES * self._cores
-        return UsageReading(cpu_cores if possible else None, memory_bytes, bytes_per_s, living, source)
-
-    def _scan(self) -> Iterable[ProcessUse]:
-        """Yield all processes that are to be seen: their files say who their parents are, not their children."""
-        with os.scandir(self._proc) as entries:
-            names = [entry.name for entry in entries if entry.name.isdecimal()]
-        for name in names:
-            try:
-                yield parse_process(int(name), _read(f"{self._proc}/{name}/stat"))
-            except (OSError, ValueError, IndexError):
-                continue  # it has ended meanwhile, or hides
-
-    def _bytes_read(self, pid: int) -> int | None:
-        try:
-            return parse_bytes_read(_read(f"{self._proc}/{pid}/io"))
-        except (OSError, ValueError, IndexError):
-            return None
-
-    def _memory(self, living: list[ProcessUse]) -> tuple[int, str]:
-        """Return the memory of all, and how it was counted; one that hides makes us count all in the coarse way."""
-        pss_bytes = 0
-        for process in living:
-            share_bytes = self._pss_bytes(process.pid)
-            if share_bytes is None:
-                return sum(one.rss_pages for one in living) * _PAGE_BYTES, "rss"
-            pss_bytes += share_bytes
-        return pss_bytes, "pss"
-
-    def _pss_bytes(self, pid: int) -> int | None:
-        """Return its memory, its part of shared pages included; None: it does not say; 0: it is no more."""
-        try:
-            return parse_pss(_read(f"{self._proc}/{pid}/smaps_rollup"))
-        except OSError as error:
-            is_there = Path(self._proc, str(pid), "stat").exists()
-            hides = error.errno in _FORBIDDEN or (error.errno == errno.ENOENT and is_there)
-            return None if hides else 0
-        except (ValueError, IndexError):
-            return None
+        return add_up(found) if before is None else add_up(found, before[1], at_s - before[0])
 
 
-def parse_process(pid: int, stat: bytes) -> ProcessUse:
-    """Read /proc/PID/stat; a program's name may hold blanks and brackets."""
-    words = stat.rpartition(b")")[2].split()
-    return ProcessUse(
-        pid=pid,
-        parent=int(words[1]),
-        started_ticks=int(words[19]),
-        cpu_ticks=sum(map(int, words[11:15])),  # its own and its children's, each in user and system mode
-        rss_pages=int(words[21]),
-        has_ended=words[0] in _NO_MEMORY,
-    )
-
-
-def parse_bytes_read(io: bytes) -> int:
-    """Read /proc/PID/io; rchar counts what read() gave, from whatever filesystem, cached or not."""
-    return int(io.partition(b"rchar:")[2].split(None, 1)[0])
-
-
-def parse_pss(rollup: bytes) -> int:
-    """Read /proc/PID/smaps_rollup, in bytes."""
-    return int(rollup.partition(b"\nPss:")[2].split(None, 1)[0]) * 1024
-
-
-def family(processes: Iterable[ProcessUse], pid: int) -> dict[int, ProcessUse]:
-    """Return a process and all below it, by their numbers; nothing where it is not to be seen itself."""
-    children: dict[int, list[ProcessUse]] = {}
+def read_family(pid: int) -> dict[int, ProcessUse]:
+    """Return a process and all below it, by their numbers; nothing where it cannot be seen itself."""
     found: dict[int, ProcessUse] = {}
-    for process in processes:
-        children.setdefault(process.parent, []).append(process)
-        if process.pid == pid:
-            found[pid] = process
-    unvisited = list(found)
-    while unvisited:
-        for child in children.get(unvisited.pop(), []):
-            if child.pid not in found:
-                found[child.pid] = child
-                unvisited.append(child.pid)
-    return found
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found[process.pid] = _read(process)
+    return found if pid in found else {}
 
 
-def growth(before: Processes, now: Processes, count: Callable[[ProcessUse], int]) -> int:
+def _read(process: psutil.Process) -> ProcessUse:
+    pss_bytes = read_bytes = None
+    with process.oneshot():
+        times, memory = process.cpu_times(), process.memory_info()
+        has_ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        with suppress(psutil.AccessDenied, AttributeError):  # the second: a kernel that does not count it
+            read_bytes = process.io_counters().read_chars
+        with suppress(psutil.AccessDenied, AttributeError):
+            pss_bytes = 0 if has_ended else process.memory_full_info().pss
+        cpu_s = times.user + times.system + times.children_user + times.children_system
+        started_s, parent = process.create_time(), process.ppid()
+    return ProcessUse(process.pid, parent, started_s, cpu_s, memory.rss, pss_bytes, read_bytes, has_ended)
+
+
+def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0, cores: int = 0) -> UsageReading:
+    """Return what a family used between two moments; without an earlier one, only the memory it holds now.
+
+    One that hides its memory makes us count all in the coarse way; one that hides its bytes leaves them unknown.
+    """
+    living = [one for one in now.values() if not one.has_ended]
+    shares = [one.pss_bytes for one in living if one.pss_bytes is not None]
+    hidden = len(shares) < len(living)
+    memory_bytes = sum(one.rss_bytes for one in living) if hidden else sum(shares)
+    cpu_cores = bytes_per_s = None
+    if before is not None and seconds > 0:
+        busy = growth(before, now, lambda one: one.cpu_s) / seconds
+        cpu_cores = round(busy, 3) if busy <= _MORE_THAN_ALL_CORES * (cores or os.cpu_count() or 1) else None
+        if all(one.read_bytes is not None for one in (*before.values(), *now.values())):
+            bytes_per_s = round(growth(before, now, lambda one: one.read_bytes or 0) / seconds, 1)
+    return UsageReading(cpu_cores, memory_bytes, bytes_per_s, len(living), "rss" if hidden else "pss")
+
+
+def growth(before: Processes, now: Processes, count: Callable[[ProcessUse], float]) -> float:
     """Return by how much a counter of the whole family has grown.
 
-    What an ended child had counted before comes a second time in the counter of whoever waited for it, and is taken
-    off there. Never below zero: a child that nobody waited for leaves its counter to nobody.
+    What an ended child had counted before comes a second time in the counter of the parent that waited for it, and is
+    taken off there. Never below zero: a child that was not waited for leaves its counter to nobody.
     """
-    same = {pid for pid in before if pid in now and before[pid].started_ticks == now[pid].started_ticks}
-    seen_twice: Counter[int] = Counter()
+    same = {pid for pid in before if pid in now and before[pid].started_s == now[pid].started_s}
+    seen_twice: dict[int, float] = defaultdict(float)
     for pid in before.keys() - same:
         heir = before[pid].parent
         while heir in before and heir not in same:
             heir = before[heir].parent
         seen_twice[heir] += count(before[pid])
     new = sum(count(now[pid]) for pid in now.keys() - same)
-    return new + sum(max(0, count(now[pid]) - count(before[pid]) - seen_twice[pid]) for pid in same)
-
-
-def _rates(before: Processes, now: Processes, seconds: float) -> tuple[float, float | None]:
-    """Return cores busy, and bytes per second if everybody said how many there were."""
-    cpu_cores = growth(before, now, lambda process: process.cpu_ticks) / _TICKS_PER_S / seconds
-    if any(process.read_bytes is None for process in (*before.values(), *now.values())):
-        return round(cpu_cores, 3), None
-    read_bytes = growth(before, now, lambda process: process.read_bytes or 0)
-    return round(cpu_cores, 3), round(read_bytes / seconds, 1)
-
-
-def _read(path: str) -> bytes:
-    """Return a file of /proc; a third of the time that Python's own open() takes."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.read(descriptor, _LONGEST_FILE)
-    finally:
-        os.close(descriptor)
+    return new + sum(max(0.0, count(now[pid]) - count(before[pid]) - seen_twice[pid]) for pid in same)

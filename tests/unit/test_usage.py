@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -16,35 +16,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.databases import query
-from support.hand_clock import HandClock
 from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
 from badcjobs.model import TaskKey, UsageReading
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.telemetry.usage import ProcessUse, UsageReader, UsageWatch, family, growth, parse_process, pause_s
+from badcjobs.telemetry.usage import ProcessUse, UsageReader, UsageWatch, add_up, growth, pause_s
 
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 ME = 100
 
 
-def process(pid: int, parent: int, cpu_ticks: int = 0, started_ticks: int = 1) -> ProcessUse:
-    return ProcessUse(pid, parent, started_ticks, cpu_ticks, rss_pages=10, has_ended=False)
+def process(pid: int, parent: int, cpu_ticks: float = 0, started_ticks: float = 1) -> ProcessUse:
+    return ProcessUse(pid, parent, started_ticks, cpu_ticks)
 
 
-def grown(before: Sequence[ProcessUse], now: Sequence[ProcessUse]) -> int:
+def grown(before: Sequence[ProcessUse], now: Sequence[ProcessUse]) -> float:
     by_pid = ({one.pid: one for one in some} for some in (before, now))
-    return growth(*by_pid, lambda one: one.cpu_ticks)
+    return growth(*by_pid, lambda one: one.cpu_s)
 
 
 # --- adding up --------------------------------------------------------------------------------------------------------
-
-
-def test_a_family_is_a_process_and_all_below_it() -> None:
-    everybody = [process(1, 0), process(ME, 1), process(7, ME), process(8, 7), process(9, 1), process(10, 9)]
-    assert set(family(everybody, ME)) == {ME, 7, 8}
-    assert family(everybody, 555) == {}
 
 
 def test_a_program_that_comes_and_goes_between_two_readings_counts_through_its_parent() -> None:
@@ -74,7 +65,7 @@ class Household:
 
     living: dict[int, ProcessUse] = field(default_factory=lambda: {ME: process(ME, 1, 7)})
     numbers: Iterator[int] = field(default_factory=count)
-    used: int = 0
+    used: float = 0
 
     def happen(self, what: str, which: int, ticks: int) -> None:
         pid = sorted(self.living)[which % len(self.living)]
@@ -86,11 +77,11 @@ class Household:
             self.used += ticks
         elif pid != ME and all(one.parent != pid for one in self.living.values()):
             ended = self.living.pop(pid)
-            self._add(ended.parent, ended.cpu_ticks)
+            self._add(ended.parent, ended.cpu_s)
 
     def _add(self, pid: int, ticks: int) -> None:
         one = self.living[pid]
-        self.living[pid] = process(pid, one.parent, one.cpu_ticks + ticks, one.started_ticks)
+        self.living[pid] = process(pid, one.parent, one.cpu_s + ticks, one.started_s)
 
 
 EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integers(0, 20), st.integers(1, 50))
@@ -104,98 +95,52 @@ def test_whatever_happens_between_readings_everything_is_counted_exactly_once(
     before = dict(house.living)
     for what, which, ticks in [*events, ("read", 0, 1)]:
         if what == "read":
-            counted += growth(before, house.living, lambda one: one.cpu_ticks)
+            counted += growth(before, house.living, lambda one: one.cpu_s)
             before = dict(house.living)
         else:
             house.happen(what, which, ticks)
     assert counted == house.used
 
 
-# --- files of /proc ---------------------------------------------------------------------------------------------------
+# --- a reading --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def proc(tmp_path: Path) -> Callable[..., Path]:
-    """Write the files of a process, as far as they are to be seen."""
-
-    def write(
-        pid: int, parent: int = 1, *, ticks: int = 0, state: str = "S", pss_kib: int | None = 100, read: int | None = 0
-    ) -> Path:
-        folder = tmp_path / str(pid)
-        folder.mkdir(exist_ok=True)
-        times = f"{ticks} 0 0 0"
-        (folder / "stat").write_text(
-            f"{pid} (a) b (c) {state} {parent} 1 1 0 -1 0 0 0 0 0 {times} 20 0 1 0 55 999 64 0"
-        )
-        if pss_kib is not None:
-            (folder / "smaps_rollup").write_text(
-                f"0-1 ---p [rollup]\nRss: 9999 kB\nPss:  {pss_kib} kB\nPss_Dirty: 1 kB\n"
-            )
-        if read is not None:
-            (folder / "io").write_text(f"rchar: {read}\nwchar: 1\nread_bytes: 7\n")
-        return folder
-
-    return write
+def used(*processes: ProcessUse) -> dict[int, ProcessUse]:
+    return {one.pid: one for one in processes}
 
 
-def test_the_name_of_a_program_may_hold_anything() -> None:
-    stat = b"42 (a) S 9 (b c) R 7 1 1 0 -1 0 0 0 0 0 10 20 300 4000 20 0 1 0 55 999 64 0"
-    assert parse_process(42, stat) == ProcessUse(42, 7, 55, 4330, 64, has_ended=False)
+def test_a_reading_is_of_the_whole_family() -> None:
+    before = used(ProcessUse(ME, 1, 1, 10.0, 0, 100, 500), ProcessUse(7, ME, 1, 0.0, 0, 300, 0))
+    now = used(ProcessUse(ME, 1, 1, 10.5, 0, 100, 1500), ProcessUse(7, ME, 1, 9.5, 0, 300, 9000))
+    assert add_up(before) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
+    assert add_up(now, before, 10.0, cores=64) == UsageReading(1.0, 400, 1000.0, 2, "pss")
 
 
-def test_a_reading_is_of_the_whole_family_and_of_nobody_else(proc: Callable[..., Path], tmp_path: Path) -> None:
-    proc(ME, ticks=1000, read=500)
-    proc(7, ME, ticks=0, pss_kib=300, read=0)
-    proc(8, 1, ticks=0, pss_kib=10_000)
-    reader = UsageReader(ME, tmp_path, cores=64)
-    assert reader.read(50.0) == UsageReading(None, 400 * 1024, None, 2, "pss"), "a first reading has no time behind it"
-    proc(ME, ticks=1050, read=1500)
-    proc(7, ME, ticks=950, pss_kib=300, read=9000)
-    assert reader.read(60.0) == UsageReading(pytest.approx(1000 * TICK_S / 10), 400 * 1024, 1000.0, 2, "pss")
+def test_one_who_hides_its_memory_makes_us_count_all_in_the_coarse_way() -> None:
+    family = used(ProcessUse(ME, 1, 1, 0.0, 70, 50, 0), ProcessUse(7, ME, 1, 0.0, 60, None, 0))
+    assert add_up(family) == UsageReading(None, 130, None, 2, "rss")
 
 
-def test_one_who_hides_its_memory_makes_us_count_all_in_the_coarse_way(
-    proc: Callable[..., Path], tmp_path: Path
-) -> None:
-    proc(ME)
-    proc(7, ME, pss_kib=None)
-    reading = UsageReader(ME, tmp_path).read(1.0)
-    assert reading == UsageReading(None, 2 * 64 * PAGE, None, 2, "rss")
-
-
-def test_one_who_hides_its_reading_leaves_it_unknown_and_not_too_small(
-    proc: Callable[..., Path], tmp_path: Path
-) -> None:
-    proc(ME, ticks=0)
-    proc(7, ME, read=None)
-    reader = UsageReader(ME, tmp_path)
-    reader.read(1.0)
-    reading = reader.read(2.0)
-    assert reading is not None
+def test_one_who_hides_its_reading_leaves_it_unknown_and_not_too_small() -> None:
+    family = used(ProcessUse(ME, 1, 1, 0.0, 0, 0, 5), ProcessUse(7, ME, 1, 0.0, 0, 0, None))
+    reading = add_up(family, family, 1.0)
     assert (reading.cpu_cores, reading.read_bytes_per_s) == (0.0, None)
 
 
-def test_one_who_has_ended_holds_no_memory_but_its_time_counts(proc: Callable[..., Path], tmp_path: Path) -> None:
-    proc(ME)
-    reader = UsageReader(ME, tmp_path)
-    reader.read(1.0)
-    proc(7, ME, state="Z", ticks=100, pss_kib=None)
-    assert reader.read(11.0) == UsageReading(pytest.approx(100 * TICK_S / 10), 100 * 1024, 0.0, 1, "pss")
+def test_one_who_has_ended_holds_no_memory_but_its_time_counts() -> None:
+    before = used(ProcessUse(ME, 1, 1, 0.0, 0, 100, 0))
+    ended = ProcessUse(7, ME, 1, 1.0, 0, None, 0, has_ended=True)
+    assert add_up({**before, 7: ended}, before, 10.0) == UsageReading(0.1, 100, 0.0, 1, "pss")
 
 
-def test_where_not_even_we_are_to_be_seen_there_is_no_reading(proc: Callable[..., Path], tmp_path: Path) -> None:
-    proc(7, ME)
-    assert UsageReader(ME, tmp_path).read(1.0) is None
+def test_where_not_even_we_are_to_be_seen_there_is_no_reading() -> None:
+    assert UsageReader(2**30).read(1.0) is None
 
 
-def test_more_than_all_cores_cannot_be_true(proc: Callable[..., Path], tmp_path: Path) -> None:
-    proc(ME, ticks=0)
-    reader = UsageReader(ME, tmp_path, cores=2)
-    reader.read(0.0)
-    proc(ME, ticks=round(30 / TICK_S))
-    reading = reader.read(10.0)
-    assert reading is not None
-    assert reading.cpu_cores is None
+def test_more_than_all_cores_cannot_be_true() -> None:
+    before, now = used(process(ME, 1, 0)), used(process(ME, 1, 30))
+    assert add_up(now, before, 10.0, cores=2).cpu_cores is None
+    assert add_up(now, before, 10.0, cores=4).cpu_cores == 3.0
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------
@@ -255,17 +200,6 @@ def test_a_watch_reads_at_once_and_again_at_its_end_however_short_it_was() -> No
     assert first[0][1] < last[0][1]
     assert watch.memory_held is not None and watch.memory_held.memory_bytes == last[0][0].memory_bytes
     assert list(watch.news()) == []
-
-
-def test_a_proc_that_cannot_be_read_ends_the_watch_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    watch = UsageWatch(UsageReader(ME, tmp_path / "nothing"), HandClock())
-    watch.finish()
-    assert list(watch.news()) == []
-    assert watch.memory_held is None
-    assert [record.message for record in caplog.records if "cannot be read" in record.message]
-    assert len(caplog.records) == 1
 
 
 def test_a_reading_is_written_with_what_is_unknown_as_null(tmp_path: Path) -> None:
