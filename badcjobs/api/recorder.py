@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
-import queue
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TypedDict
+from typing import Any
 
 from badcjobs.api.query import BadArgument, check_simulate
 from badcjobs.clock import SystemClock
@@ -27,13 +24,13 @@ from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.task.record_command import check_target, start_recording
 from badcjobs.task.records import RecordingOptions
 from badcjobs.task.startup import StopRequest, World
+from badcjobs.telemetry.alert_command import AlertCalls
 from badcjobs.telemetry.alerts import Alert
 
 log = logging.getLogger(__name__)
 
 _SHORTEST_S, _LONGEST_S = 0.01, 86_400.0
 _LOOK_EVERY_S = 0.2
-_ALERT_PATIENCE_S = 5.0
 _MIB = 2**20
 
 
@@ -130,7 +127,8 @@ class Recorder:
                                  "max": 97, "samples": 46}, "memory_used_mb": {…}, "memory_usage_percent": {…},
                                  "temperature_c": {…}, "power_draw_w": {…}}}}
 
-        Devices are named by their index. Percentiles are by nearest rank; a megabyte is 2**20 bytes, as nvidia-smi's.
+        Devices are named by their index; ``sample_count`` counts instants, not devices × instants. Percentiles are by
+        nearest rank; a megabyte is 2**20 bytes, as nvidia-smi's.
         """
         return read_stats(None, [], 0.0) if self._session is None else self._session.stats()
 
@@ -149,14 +147,13 @@ class Recorder:
 
 
 def _checked_interval(interval_s: object) -> float:
-    if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not math.isfinite(interval_s):
-        raise BadArgument(f"interval_s={interval_s!r} cannot be used", why="it must be a number of seconds")
-    if not _SHORTEST_S <= interval_s <= _LONGEST_S:
+    is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
+    if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:  # type: ignore[operator]
         raise BadArgument(
             f"interval_s={interval_s!r} cannot be used",
-            why=f"the shortest is {_SHORTEST_S} s, the longest a day ({_LONGEST_S:.0f} s)",
+            why=f"it must be a number of seconds from {_SHORTEST_S} to {_LONGEST_S:.0f}, a day",
         )
-    return float(interval_s)
+    return float(interval_s)  # type: ignore[arg-type]
 
 
 def _checked_limits(limits: object) -> AlertLimits:
@@ -255,106 +252,49 @@ class RecordingSession:
             self._records.look_after_recorder()
 
 
-class AlertCalls:
-    """Calls ``on_alert`` in a thread of its own, in the order of the alerts."""
-
-    def __init__(self, on_alert: Callable[[Alert], object]) -> None:
-        self._on_alert = on_alert
-        self._waiting: queue.SimpleQueue[Alert | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._call_each, name="badcjobs on_alert", daemon=True)
-        self._thread.start()
-
-    def add(self, alert: Alert) -> None:
-        """Call it for this alert, soon."""
-        self._waiting.put(alert)
-
-    def finish(self) -> None:
-        """Wait for the calls that are due, for a few seconds."""
-        self._waiting.put(None)
-        if threading.current_thread() is not self._thread:  # on_alert may stop the recorder itself
-            self._thread.join(_ALERT_PATIENCE_S)
-
-    def _call_each(self) -> None:
-        while (alert := self._waiting.get()) is not None:
-            try:
-                self._on_alert(alert)
-            except BaseException:  # broad: other people's code, beside their work; exit() in it ends no program
-                if sys.is_finalizing():
-                    raise
-                log.exception("on_alert failed; the recording goes on")
-
-
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-class Figures(TypedDict):
-    """One metric over all samples that had a value; None: none had one. p50 and p95 are by nearest rank."""
-
-    min: float | None
-    mean: float | None
-    p50: float | None
-    p95: float | None
-    max: float | None
-    samples: int
-
-
-class DeviceStats(TypedDict):
-    """One device."""
-
-    name: str | None
-    utilization: Figures  # percent
-    memory_used_mb: Figures  # MiB
-    memory_usage_percent: Figures
-    temperature_c: Figures
-    power_draw_w: Figures
-
-
-class Stats(TypedDict):
-    """What ``Recorder.stats()`` returns."""
-
-    monitoring_duration_seconds: float
-    sample_count: int  # instants, not devices × instants
-    gpu_stats: dict[str, DeviceStats]  # by the device's index
+Stats = dict[str, Any]  # as the docstring of ``Recorder.stats`` shows it
 
 
 def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
     """Return the figures of a recorder's file or a task database; None for all of one that cannot be read."""
+    stats: dict[str, Stats] = {}
     try:
-        with nullcontext() if uri is None else closing(sqlite3.connect(uri, uri=True)) as db:
-            return _read_stats(db, devices, duration_s)
+        connection = sqlite3.connect(uri or ":memory:", uri=True)
     except sqlite3.Error:
-        return _read_stats(None, devices, duration_s)
+        connection = sqlite3.connect(":memory:")
+    with closing(connection) as db:
+        for device_id, device in devices:
+            used, total = _counts(db, device_id, "memory_used_bytes"), device.memory_total_bytes
+            index = device.token if device.index is None else str(device.index)
+            stats[device.pin if index in stats else index] = {  # slices of one card share its index
+                "name": device.name,
+                "utilization": _figures(_counts(db, device_id, "utilization_percent")),
+                "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
+                "memory_usage_percent": _figures({100 * v / total: many for v, many in used.items()} if total else {}),
+                "temperature_c": _figures(_counts(db, device_id, "temperature_c")),
+                "power_draw_w": _figures(_counts(db, device_id, "power_w")),
+            }
+        instants = _rows(db, "SELECT count(*) FROM (SELECT at_ms FROM host_sample UNION SELECT at_ms FROM sample)")
+    count = instants[0][0] if instants else 0
+    return {"monitoring_duration_seconds": duration_s, "sample_count": count, "gpu_stats": stats}
 
 
-def _read_stats(db: sqlite3.Connection | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
-    instants = 0
-    if db is not None:
-        sql = "SELECT count(*) FROM (SELECT at_ms FROM host_sample UNION SELECT at_ms FROM sample)"
-        instants = int(db.execute(sql).fetchone()[0])
-    stats: dict[str, DeviceStats] = {}
-    for device_id, device in devices:
-        used = _counts(db, device_id, "memory_used_bytes")
-        total = device.memory_total_bytes
-        index = device.token if device.index is None else str(device.index)
-        stats[device.pin if index in stats else index] = {  # slices of one card share its index
-            "name": device.name,
-            "utilization": _figures(_counts(db, device_id, "utilization_percent")),
-            "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
-            "memory_usage_percent": _figures({100 * v / total: many for v, many in used.items()} if total else {}),
-            "temperature_c": _figures(_counts(db, device_id, "temperature_c")),
-            "power_draw_w": _figures(_counts(db, device_id, "power_w")),
-        }
-    return {"monitoring_duration_seconds": duration_s, "sample_count": instants, "gpu_stats": stats}
-
-
-def _counts(db: sqlite3.Connection | None, device_id: int, metric: str) -> dict[float, int]:
-    if db is None:
-        return {}
+def _counts(db: sqlite3.Connection, device_id: int, metric: str) -> dict[float, int]:
     sql = f"SELECT {metric}, count(*) FROM sample WHERE device_id = ? AND {metric} IS NOT NULL GROUP BY 1"
-    return dict(db.execute(sql, (device_id,)).fetchall())
+    return dict(_rows(db, sql, device_id))
 
 
-def _figures(counts: Mapping[float, int]) -> Figures:
+def _rows(db: sqlite3.Connection, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    try:
+        return db.execute(sql, values).fetchall()
+    except sqlite3.Error:
+        return []  # nothing is written yet, or it cannot be read
+
+
+def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:
     if not counts:
         return {"min": None, "mean": None, "p50": None, "p95": None, "max": None, "samples": 0}
     samples, low, mean, p50, p95, high = describe(counts)

@@ -1,4 +1,4 @@
-"""The alert command: a program that is run when an alert begins or ends."""
+"""What is called when an alert begins or ends: a function of a Python program, or the alert command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from badcjobs.model import AlertHooks
 from badcjobs.processes import die_with_parent
@@ -40,6 +43,45 @@ _CHAT_SIGNS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # in a ch
 _VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshold", "state")
 
 
+class AlertCalls:
+    """Calls a function for one alert after the other, in a thread of its own that starts with the first."""
+
+    def __init__(self, call: Callable[[Any], object], name: str = "on_alert") -> None:
+        self._call = call
+        self._name = name
+        self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # most tasks never have an alert
+
+    @property
+    def waiting(self) -> int:
+        """How many calls are due."""
+        return self._waiting.qsize()
+
+    def add(self, alert: Any) -> None:
+        """Call it for this alert, soon."""
+        self._waiting.put(alert)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._call_each, name=f"badcjobs {self._name}", daemon=True)
+            self._thread.start()
+
+    def finish(self, patience_s: float = 5.0) -> bool:
+        """Wait for the calls that are due, for some seconds; say whether all were made."""
+        self._waiting.put(None)
+        if self._thread is None or threading.current_thread() is self._thread:  # on_alert may stop the recorder itself
+            return True
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
+    def _call_each(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            try:
+                self._call(alert)
+            except BaseException:  # broad: other people's code, beside their work; exit() in it ends no program
+                if sys.is_finalizing():
+                    raise
+                log.exception("%s failed; the recording goes on", self._name)
+
+
 class HookCalls:
     """Runs the command for one alert after the other; calls that are left out are counted in the next one."""
 
@@ -48,45 +90,31 @@ class HookCalls:
         self._clock = clock
         self._budget = CallBudget(hooks.min_interval_s)
         self._command = AlertCommand(shlex.split(hooks.command or ""), environ, cwd)
-        self._waiting: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._calls = AlertCalls(self._call, "[alerts] command")
         self._held_back = 0
         self._failed = False  # a failure is logged once
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def add(self, alert: Alert) -> None:
         """Call for this alert soon, unless that would be too often; never waits."""
-        full = self._waiting.qsize() >= _MOST_WAITING
+        full = self._calls.waiting >= _MOST_WAITING
         if full or not self._budget.allows(alert, self._clock.monotonic_s()):
             self._held_back += 1
             return
-        self._waiting.put(news_of(alert, self._task, self._held_back))
+        self._calls.add(news_of(alert, self._task, self._held_back))
         self._held_back = 0
-        if self._thread is None:  # most tasks never have an alert
-            self._thread = threading.Thread(target=self._call_each, name="badcjobs alerts", daemon=True)
-            self._thread.start()
 
     def finish(self) -> None:
         """Wait a moment for what is due; then nothing of it goes on."""
-        if self._thread is None:
-            return
-        self._waiting.put(None)
-        self._thread.join(_PATIENCE_S)
-        self._over.set()
-        if self._thread.is_alive():
+        if not self._calls.finish(_PATIENCE_S):
             log.warning("calls about alerts were still under way at the end: they are given up")
             self._command.stop()
-            self._thread.join(_KILLED_S)
+            self._calls.finish(_KILLED_S)
 
-    def _call_each(self) -> None:
-        while (news := self._waiting.get()) is not None and not self._over.is_set():
-            try:
-                trouble = self._command.run(news)
-            except Exception as error:  # broad: the next alert may succeed
-                trouble = f"it could not be called: {type(error).__name__}"
-            if trouble is not None and not self._failed and not self._over.is_set():
-                self._failed = True
-                log.warning("[alerts] command: %s; this is said once, the work goes on", trouble)
+    def _call(self, news: News) -> None:
+        trouble = self._command.run(news)
+        if trouble is not None and not self._failed and not self._command.stopped:
+            self._failed = True
+            log.warning("[alerts] command: %s; this is said once, the work goes on", trouble)
 
 
 class CallBudget:
@@ -149,12 +177,14 @@ class AlertCommand:
         self._environ = environ
         self._cwd = cwd
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = False
+        self.stopped = False
         if shutil.which(cwd / words[0] if os.sep in words[0] else words[0], path=environ.get("PATH")) is None:
             log.warning("[alerts] command: there is no program %s here, so alerts are not told to it", words[0])
 
     def run(self, news: News) -> str | None:
         """Run it to its end, or for TIMEOUT_S; return what went wrong."""
+        if self.stopped:
+            return None
         try:
             process = subprocess.Popen(
                 self._words,
@@ -169,56 +199,42 @@ class AlertCommand:
         except (OSError, ValueError) as error:
             return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
         self._process = process
-        if self._stopped:
+        if self.stopped:
             self.stop()
-        assert process.stdin is not None
-        try:
+        assert process.stdin is not None and process.stderr is not None
+        with suppress(OSError):  # it does not read its input
             process.stdin.write(json.dumps(news).encode())  # far shorter than a pipe holds: this never waits
             process.stdin.close()
-        except OSError:
-            pass  # it does not read its input
-        said = _listen(process, time.monotonic() + TIMEOUT_S)
-        return self._end(process, said)
+        ended, said = _listen(process, process.stderr.fileno())
+        _kill_group(process.pid)  # before it is waited for: until then its number is not given to another process
+        self._process = None
+        with suppress(subprocess.TimeoutExpired):  # deep in a filesystem that hangs
+            process.wait(_DYING_S)
+        process.stderr.close()
+        if not ended:
+            return f"it did not end in {TIMEOUT_S:.0f} s and was killed"
+        words = said.decode(errors="replace").strip().splitlines()[-1:]
+        code = process.returncode
+        return None if code == 0 else ": ".join([f"it ended with {code}", *(w[:_LONGEST_COMPLAINT] for w in words)])
 
     def stop(self) -> None:
-        """Kill it, with all that it has started."""
-        self._stopped = True
+        """Kill it, with all that it has started, and run it no more."""
+        self.stopped = True
         process = self._process  # the other thread may be done with it at any moment
         if process is not None:
             _kill_group(process.pid)
 
-    def _end(self, process: subprocess.Popen[bytes], said: bytes) -> str | None:
-        ended = _has_ended(process)
-        _kill_group(process.pid)  # before it is waited for: until then its number is not given to another process
-        self._process = None
-        try:
-            process.wait(_DYING_S)
-        except subprocess.TimeoutExpired:
-            pass  # deep in a filesystem that hangs
-        if process.stderr is not None:
-            process.stderr.close()
-        code = process.returncode
-        if not ended:
-            return f"it did not end in {TIMEOUT_S:.0f} s and was killed"
-        words = said.decode(errors="replace").strip().splitlines()[-1:]
-        return None if code == 0 else ": ".join([f"it ended with {code}", *(w[:_LONGEST_COMPLAINT] for w in words)])
 
-
-def _listen(process: subprocess.Popen[bytes], until_s: float) -> bytes:
-    """Return the last output of a program that has ended, or whose time is over, even if its pipe is still open."""
-    assert process.stderr is not None
-    os.set_blocking(process.stderr.fileno(), False)
-    heard = b""
+def _listen(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]:
+    """Return whether a program ended in time, and its last output, even if its pipe is still open."""
+    until_s, heard = time.monotonic() + TIMEOUT_S, b""
+    os.set_blocking(errors, False)
     while True:
-        over = (
-            _has_ended(process) or time.monotonic() >= until_s
-        )  # asked first: after its end nothing is printed any more
-        try:
-            heard = (heard + os.read(process.stderr.fileno(), _READ_AT_ONCE))[-_KEPT:]
-        except BlockingIOError:
-            pass
-        if over:
-            return heard
+        ended = _has_ended(process)  # asked first: after its end nothing is printed any more
+        with suppress(BlockingIOError):
+            heard = (heard + os.read(errors, _READ_AT_ONCE))[-_KEPT:]
+        if ended or time.monotonic() >= until_s:
+            return ended, heard
         time.sleep(_LOOK_S)
 
 
@@ -231,7 +247,5 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_group(leader: int) -> None:
-    try:
+    with suppress(OSError):  # it is gone
         os.killpg(leader, signal.SIGKILL)
-    except OSError:
-        pass  # it is gone

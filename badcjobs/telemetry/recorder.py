@@ -164,7 +164,11 @@ class Recorder:
                 self._write(at_ms, last)
         except sqlite3.Error as error:
             self._sampler.gaps.restore()  # rolled back with the rest
-            self._note_refusal(hole[0] if hole else self._last_ms or at_ms, str(error))
+            if self._unwritten is None:
+                log.warning("readings cannot be written: %s", error)
+                self._unwritten = (hole[0] if hole else self._last_ms or at_ms, str(error))
+                self._lost_why = str(error)
+                self._refused(str(error))
             return
         if self._unwritten is not None:
             self._lost_ms += at_ms - self._unwritten[0]
@@ -187,50 +191,37 @@ class Recorder:
         self._effort.ticks += 1
         self._writer.write_tick(at_ms, readings, self._read_host())
         for book in self._books:
-            self._write_book(book, lambda book=book: book.write(at_ms, readings, self._sampler.unreadable))  # type: ignore[misc]
-        for book in self._books if last else ():
-            self._write_book(book, book.finish)
-
-    def _write_book(self, book: Book, write: Callable[[], None]) -> None:
-        try:
-            with self._writer.aside():
-                write()
-        except sqlite3.OperationalError:
-            raise  # the disk: the whole instant is refused, and will be a gap
-        except Exception as error:  # broad: whatever goes wrong in here, the samples are worth more
-            name = type(book).__name__
-            if name not in self._failed_books:
-                self._failed_books.add(name)
-                log.exception("%s cannot write", name)
-                self._trouble(f"the recorder's {name} has failed and may be incomplete: {error!r}")
-
-    def _note_refusal(self, since_ms: int, reason: str) -> None:
-        if self._unwritten is None:
-            log.warning("readings cannot be written: %s", reason)
-            self._unwritten = (since_ms, reason)
-            self._lost_why = reason
-            self._refused(reason)
+            try:
+                with self._writer.aside():
+                    book.write(at_ms, readings, self._sampler.unreadable)
+                    if last:
+                        book.finish()
+            except sqlite3.OperationalError:
+                raise  # the disk: the whole instant is refused, and will be a gap
+            except Exception as error:  # broad: whatever goes wrong in here, the samples are worth more
+                name = type(book).__name__
+                if name not in self._failed_books:
+                    self._failed_books.add(name)
+                    log.exception("%s cannot write", name)
+                    self._trouble(f"the recorder's {name} has failed and may be incomplete: {error!r}")
 
     def _hole_before(self, at_ms: int) -> tuple[int, str] | None:
         """Return since when, and why, there was no reading before this one; None: it follows the last as it should."""
         if self._unwritten is not None:
             return self._unwritten[0], f"could not be written: {self._unwritten[1]}"
         if self._last_ms is None:
-            return self._hole_at_start(at_ms)
+            last_ms, since_ms = self._writer.last_sample_ms(), self._since_ms
+            if self._again or last_ms is not None:
+                return last_ms or since_ms or at_ms, "the recorder died and was started again"
+            # The moment that any program takes to start is no hole.
+            if since_ms is not None and at_ms - since_ms > 1000 * max(_SLOW_START_S, 1.5 * self._interval_s):
+                return since_ms, "the recorder was slow to start"
+            return None
         if at_ms - self._last_ms <= 1500 * self._interval_s:  # half an interval late is still on the grid
             return None
         missed = round((at_ms - self._last_ms) / 1000 / self._interval_s) - 1
         log.warning("the recorder was late and missed %d readings", missed)
         return self._last_ms, f"the recorder was late: {missed} readings missed"
-
-    def _hole_at_start(self, at_ms: int) -> tuple[int, str] | None:
-        """Return what there was before our first reading; the moment that any program takes to start is no hole."""
-        last_ms = self._writer.last_sample_ms()
-        if self._again or last_ms is not None:
-            return last_ms or self._since_ms or at_ms, "the recorder died and was started again"
-        if self._since_ms is not None and at_ms - self._since_ms > 1000 * max(_SLOW_START_S, 1.5 * self._interval_s):
-            return self._since_ms, "the recorder was slow to start"
-        return None
 
 
 class Sampler:
@@ -241,24 +232,35 @@ class Sampler:
         self._devices = devices
         self.gaps = gaps
         self.unreadable: Mapping[int, str] = {}  # the devices that gave no reading at the last instant, and why
-        self._no_uuid = _why_nothing(reader) if any(device.uuid is None for device in devices) else ""
+        self._no_uuid = "no driver library to read it with"  # of devices in a container without it, say
+        if any(device.uuid is None for device in devices):
+            try:
+                reader.inventory()
+            except ReaderUnavailable as error:
+                self._no_uuid += f": {error}"
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
         """Read all devices; what cannot be read becomes a gap, never an exception and never a zero."""
         readings, unreadable = [], {}
         for device in self._devices:
+            device_id = device.device_id
             try:
                 if device.uuid is None:
                     raise DeviceUnreadable(self._no_uuid)
                 reading = self._reader.read(device.uuid)
             except DeviceUnreadable as error:
-                unreadable[device.device_id] = str(error)
-                if self.gaps.missing(device.device_id, None, at_ms, str(error)):
+                unreadable[device_id] = str(error)
+                if self.gaps.missing(device_id, None, at_ms, str(error)):
                     log.warning("%s (%s) cannot be read: %s", device.label, device.uuid, error)
-            else:
-                self.gaps.good(device.device_id, None, at_ms)
-                self._note_metrics(device.device_id, reading, at_ms)
-                readings.append((device.device_id, reading))
+                continue
+            self.gaps.good(device_id, None, at_ms)
+            for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
+                if metric in reading.missing:
+                    if self.gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
+                        log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
+                elif value is not None:  # None: not asked this time
+                    self.gaps.good(device_id, metric, at_ms)
+            readings.append((device_id, reading))
         self.unreadable = unreadable
         return readings
 
@@ -266,23 +268,6 @@ class Sampler:
         """Let the next instant, the last one, leave nothing out."""
         self._reader.force_full_read()
         self.gaps.stretch_all()
-
-    def _note_metrics(self, device_id: int, reading: Reading, at_ms: int) -> None:
-        for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
-            if metric in reading.missing:
-                if self.gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
-                    log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
-            elif value is not None:  # None: not asked this time
-                self.gaps.good(device_id, metric, at_ms)
-
-
-def _why_nothing(reader: GpuReader) -> str:
-    """Return why devices were granted that nothing here can read: a container without its driver library, say."""
-    try:
-        reader.inventory()
-    except ReaderUnavailable as error:
-        return f"no driver library to read it with: {error}"
-    return "no driver library to read it with"
 
 
 class Gaps:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
@@ -24,24 +24,11 @@ from badcjobs.model import METRICS
 from badcjobs.seams import Clock, GpuReader
 from badcjobs.store.connect import create_live
 from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry import pipe_protocol as protocol
 from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.cost import CostBook, HostReader
 from badcjobs.telemetry.device_processes import ProcessBook, ProcessLookup
-from badcjobs.telemetry.pipe_protocol import (
-    AGAIN,
-    ALERT,
-    COST,
-    PUBLISHED,
-    READY,
-    REFUSED,
-    SNAPSHOT,
-    STOP,
-    STOPPED,
-    TROUBLE,
-    WORK_NONE,
-    WORK_WAITS,
-    SidecarOrder,
-)
+from badcjobs.telemetry.pipe_protocol import SidecarOrder
 from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SourceBook, Unwritten
 
 log = logging.getLogger(__name__)
@@ -58,14 +45,12 @@ def main(args: Sequence[str]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
-    try:
+    with suppress(OSError):  # few are allowed to; then lateness, if there is any, becomes a gap
         os.setpriority(os.PRIO_PROCESS, 0, _EARLIER_THAN_OTHERS)  # be woken in time on a busy machine
-    except OSError:
-        pass  # few are allowed to; then lateness, if there is any, becomes a gap
     pipe = WrapperPipe(sys.stdin.fileno(), sys.stdout.fileno())
     order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
     reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
-    run_recorder(order, reader, pipe, clock, again=AGAIN in args)
+    run_recorder(order, reader, pipe, clock, again=protocol.AGAIN in args)
 
 
 def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, clock: Clock, *, again: bool) -> None:
@@ -77,9 +62,9 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, cloc
         bring_up_gaps(Path(order.recorder_file), shared=order.shared)
     word, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
     if word != WRAPPER_GONE:
-        pipe.say(f"{STOPPED} {unwritten.to_json()}")
+        pipe.say(f"{protocol.STOPPED} {unwritten.to_json()}")
         word = pipe.wait()
-    if word != PUBLISHED:
+    if word != protocol.PUBLISHED:
         publish_for_wrapper(order, clock, unwritten)
 
 
@@ -97,7 +82,7 @@ class RecorderProcess:
         self._writer = writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
         self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
         self._alerts = AlertBook(
-            writer, order.devices, order.limits, lambda alert: pipe.mention(f"{ALERT} {alert.to_json()}")
+            writer, order.devices, order.limits, lambda alert: pipe.mention(f"{protocol.ALERT} {alert.to_json()}")
         )
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._processes = ProcessBook(writer, lookup.look_up)
@@ -117,62 +102,50 @@ class RecorderProcess:
             interval_s=order.interval_s,
             since_ms=order.asked_at_ms,
             again=again,
-            refused=lambda reason: pipe.say(f"{REFUSED} {reason}"),
+            refused=lambda reason: pipe.say(f"{protocol.REFUSED} {reason}"),
             books=[self._alerts, self._processes, SourceBook(writer), self._cost],
-            trouble=lambda text: pipe.mention(f"{TROUBLE} {text}"),
+            trouble=lambda text: pipe.mention(f"{protocol.TROUBLE} {text}"),
             effort=effort,
         )
 
     def record(self) -> tuple[str, Unwritten]:
         """Sample on the grid until a word comes; return it, and what could not be written."""
-        if self._again:
-            self._resume_books()
+        if self._again:  # take over what is open; without it, the same things are reported twice
+            try:
+                self._alerts.resume()
+                self._processes.resume()
+            except (sqlite3.Error, TypeError, ValueError) as error:
+                log.warning("what the earlier recorder has noted cannot be read: %s", error)
         self._recorder.run(self._wait)
         self._reader.close()
-        self._pipe.mention(f"{COST} {self._cost.words}")
-        self._join_snapshot()
-        last_copy = self._last_word.removeprefix(STOP).strip()
+        self._pipe.mention(f"{protocol.COST} {self._cost.words}")
+        if self._snapshot is not None:
+            self._snapshot.join()
+        last_copy = self._last_word.removeprefix(protocol.STOP).strip()
         if last_copy:
-            self._take_snapshot(Path(last_copy))
-            self._join_snapshot()
+            self._copy(Path(last_copy))
         self._writer.close()
         return self._last_word, self._recorder.unwritten
-
-    def _resume_books(self) -> None:
-        """Take over what a recorder that died has left open; without it, the same things are reported twice."""
-        try:
-            self._alerts.resume()
-            self._processes.resume()
-        except (sqlite3.Error, TypeError, ValueError) as error:
-            log.warning("what the earlier recorder has noted cannot be read: %s", error)
 
     def _wait(self, seconds: float) -> bool:
         """Obey the wrapper until the next sample; return whether the recording is over."""
         if not self._is_ready:  # we come here for the first time after the first sample
             self._is_ready = True
             for text in describe_unreadable({} if self._again else self._sampler.unreadable):
-                self._pipe.mention(f"{TROUBLE} {text}")
-            self._pipe.say(READY)
+                self._pipe.mention(f"{protocol.TROUBLE} {text}")
+            self._pipe.say(protocol.READY)
         end_s = self._clock.monotonic_s() + seconds
         while (word := self._pipe.next(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
-            if word.startswith(SNAPSHOT):
-                self._take_snapshot(Path(word.partition(" ")[2]))
-            elif word in (WORK_WAITS, WORK_NONE):
-                self._alerts.work_waits = word == WORK_WAITS
+            if word.startswith(protocol.SNAPSHOT):
+                if self._snapshot is None or not self._snapshot.is_alive():  # a thread: no sample waits; one at a time
+                    self._snapshot = threading.Thread(target=self._copy, args=(Path(word.partition(" ")[2]),))
+                    self._snapshot.start()
+            elif word in (protocol.WORK_WAITS, protocol.WORK_NONE):
+                self._alerts.work_waits = word == protocol.WORK_WAITS
             else:
                 self._last_word = word
                 return True
         return False
-
-    def _take_snapshot(self, target: Path) -> None:
-        """Copy our file in a thread, so that no sample waits; one at a time."""
-        if self._snapshot is None or not self._snapshot.is_alive():
-            self._snapshot = threading.Thread(target=self._copy, args=(target,))
-            self._snapshot.start()
-
-    def _join_snapshot(self) -> None:
-        if self._snapshot is not None:
-            self._snapshot.join()
 
     def _copy(self, target: Path) -> None:
         try:
@@ -192,19 +165,14 @@ class WrapperPipe:
 
     def say(self, word: str) -> None:
         """Write to the wrapper; one that is gone is noticed when we listen."""
-        try:
+        with suppress(OSError):
             os.write(self._out, word.encode() + b"\n")
-        except OSError:
-            pass
 
     def mention(self, word: str) -> None:
         """Write to the wrapper unless that would block: it has not read for a long time."""
-        try:
-            has_room = select.select([], [self._out], [], 0)[1]
-        except (OSError, ValueError):
-            return
-        if has_room:
-            self.say(word)
+        with suppress(OSError, ValueError):
+            if select.select([], [self._out], [], 0)[1]:
+                self.say(word)
 
     def next(self, timeout_s: float | None) -> str | None:
         """Return the next word; None when none came in time."""

@@ -16,23 +16,9 @@ from pathlib import Path
 import psutil
 
 from badcjobs.seams import Clock
+from badcjobs.telemetry import pipe_protocol as protocol
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.pipe_protocol import (
-    AGAIN,
-    ALERT,
-    COST,
-    MODULE,
-    PUBLISHED,
-    READY,
-    REFUSED,
-    SNAPSHOT,
-    STOP,
-    STOPPED,
-    TROUBLE,
-    WORK_NONE,
-    WORK_WAITS,
-    SidecarOrder,
-)
+from badcjobs.telemetry.pipe_protocol import SidecarOrder
 from badcjobs.telemetry.recorder import Unwritten
 
 log = logging.getLogger(__name__)
@@ -42,19 +28,20 @@ _ORPHAN_POLL_S = 0.1
 _DYING_S = 2.0
 _FULL_PIPE_S = 1.0
 _SMALLEST_FILE = 65536
-_OURS = "badcjobs: error: "
-_LOG_LINE = re.compile(r"\S+ \S+ recorder (?P<level>[A-Z]+) (?P<message>.*)")
-_RAISED = re.compile(r"(Fatal Python error|[\w.]*(Error|Exception|Interrupt|Exit))\b")
+_ERROR = re.compile(
+    r" recorder (ERROR|CRITICAL) |badcjobs: error: |^(Fatal Python error|[\w.]*(Error|Exception|Interrupt|Exit))\b"
+)
+_BEFORE_WORDS = re.compile(r"^\S+ \S+ recorder [A-Z]+ |^.*(?=badcjobs: error: )")
 
 
 class Sidecar:
     """One recorder process, or (after its first death) the second; ``failure`` says why there is none any more."""
 
-    def __init__(self, order: SidecarOrder, on_alert: Callable[[Alert], None] | None = None) -> None:
+    def __init__(self, order: SidecarOrder, on_alert: Callable[[Alert], None] = lambda alert: None) -> None:
         self._order_file = Path(order.local_folder) / "recorder.json"
         self._order = order
         self._on_alert = on_alert
-        self._work = WORK_NONE
+        self._work = protocol.WORK_NONE
         self._log_file = Path(order.local_folder) / "recorder.log"
         self._restarts_left = 1
         self.failure: str | None = None
@@ -70,7 +57,7 @@ class Sidecar:
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait for the first sample, so that what comes next is recorded from its beginning."""
-        if self._is_alive() and self._hear(READY, timeout_s) is None:
+        if self._is_alive() and self._hear(protocol.READY, timeout_s) is None:
             log.warning("the recorder had no reading after %.0f s; going on", timeout_s)
 
     def check(self) -> None:
@@ -83,13 +70,13 @@ class Sidecar:
             return
         self._restarts_left -= 1
         log.warning("%s; starting it again", self._obituary())
-        self._start(AGAIN)
-        if self._work != WORK_NONE and self._process is not None:
+        self._start(protocol.AGAIN)
+        if self._work != protocol.WORK_NONE and self._process is not None:
             self._say(self._work)
 
     def tell_of_work(self, waits: bool) -> None:
         """Say whether work waits for the devices, if that is news."""
-        word = WORK_WAITS if waits else WORK_NONE
+        word = protocol.WORK_WAITS if waits else protocol.WORK_NONE
         if word != self._work:
             self._work = word
             self._say(word)
@@ -97,7 +84,7 @@ class Sidecar:
     def ask_for_snapshot(self, target: Path, timeout_s: float) -> bool:
         """Wait until the recorder has written ``target`` anew, and say whether it has; for any thread."""
         before, deadline_s = _state_of(target), time.monotonic() + timeout_s
-        self._say(f"{SNAPSHOT} {target}")
+        self._say(f"{protocol.SNAPSHOT} {target}")
         while self._is_alive() and time.monotonic() < deadline_s:
             if _state_of(target) != before:
                 return True
@@ -107,15 +94,15 @@ class Sidecar:
     def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
         """Ask for a last sample (and a last snapshot) and wait for it; a recorder that cannot give one has failed."""
         if self.failure is None and self._is_alive():
-            self._say(STOP if last_copy is None else f"{STOP} {last_copy}")
-            answer = self._hear(STOPPED, timeout_s)
+            self._say(protocol.STOP if last_copy is None else f"{protocol.STOP} {last_copy}")
+            answer = self._hear(protocol.STOPPED, timeout_s)
             if answer is None and self._is_alive():
                 self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
             elif answer is None:
                 self._give_up(self._obituary())
             else:
                 self.unwritten = Unwritten.from_json(answer)
-                log.info("recorder: %s", self._answers.get(COST, "its cost is not known"))
+                log.info("recorder: %s", self._answers.get(protocol.COST, "its cost is not known"))
         elif self.failure is None:
             self._give_up(self._obituary())
         self.over = True
@@ -124,7 +111,7 @@ class Sidecar:
         """Tell the recorder that everything is published, and wait for its end."""
         if self._process is None:
             return
-        self._say(PUBLISHED)
+        self._say(protocol.PUBLISHED)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -141,7 +128,7 @@ class Sidecar:
                 self._log_before = errors.tell()
                 self._heard, self._deaf, self._answers = b"", False, {}
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", MODULE, *options, str(self._order_file)],
+                    [sys.executable, "-m", protocol.MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -203,25 +190,19 @@ class Sidecar:
     def _note(self, line: str) -> None:
         word, _, more = line.partition(" ")
         self._answers[word] = more
-        if word == REFUSED and not self._warned:  # once: a disk on the brink refuses every other tick
+        if word == protocol.REFUSED and not self._warned:  # once: a disk on the brink refuses every other tick
             self._warned = True
             log.warning("readings cannot be written: %s; a gap will tell", more)
-        elif word == TROUBLE:
+        elif word == protocol.TROUBLE:
             log.warning("%s", more)
-        elif word == ALERT:
-            self._note_alert(more)
-
-    def _note_alert(self, text: str) -> None:
-        try:
-            alert = Alert.from_json(text)
-        except (ValueError, TypeError):
-            return  # half a line: the database has it
-        log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.words)
-        try:
-            if self._on_alert is not None:
+        elif word == protocol.ALERT:
+            try:
+                alert = Alert.from_json(more)
+            except (ValueError, TypeError):
+                return  # half a line: the database has it
+            log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.words)
+            with suppress(OSError):  # no terminal any more to say it on
                 self._on_alert(alert)
-        except Exception:  # broad: it is other people's code, called beside their work
-            log.exception("on_alert failed; the recording goes on")
 
     def _obituary(self) -> str:
         """Return why it ended, from its exit code and its log."""
@@ -238,18 +219,10 @@ class Sidecar:
 
 def parse_last_words(text: str) -> str:
     """Return the line of a recorder's log that says why it ended: its last error, else the last that is no INFO."""
-    told = []
-    for line in text.splitlines():
-        logged = _LOG_LINE.fullmatch(line)
-        level, message = (logged["level"], logged["message"]) if logged else ("", line.strip())
-        if _OURS in line:
-            level, message = "ERROR", _OURS + line.partition(_OURS)[2]
-        elif _RAISED.match(line):
-            level = "ERROR"
-        if message and level != "INFO":
-            told.append((level, message))
-    errors = [message for level, message in told if level in ("ERROR", "CRITICAL")]
-    return errors[-1] if errors else told[-1][1] if told else "no last words"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and " recorder INFO " not in line]
+    errors = [line for line in lines if _ERROR.search(line)]
+    line = (errors or lines or ["no last words"])[-1]
+    return _BEFORE_WORDS.sub("", line)
 
 
 def _state_of(file: Path) -> tuple[int, int] | None:
@@ -274,7 +247,7 @@ def wait_for_orphans(tasks_folder: Path, clock: Clock, timeout_s: float) -> None
 def _orphan_in(tasks_folder: Path) -> bool:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if MODULE not in words:
+        if protocol.MODULE not in words:
             continue
         try:
             order = SidecarOrder.read(Path(words[-1]))
