@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from badcjobs.model import FITS
+from badcjobs.model import NO_START
+from badcjobs.model import TOO_LONG
+from badcjobs.model import Probed
+from badcjobs.model import ProbeResult
+from badcjobs.model import Trial
+from badcjobs.planning.probe_search import device_words
+from badcjobs.planning.probe_search import setup_words
+from badcjobs.report.page import NO_CHARTS
+from badcjobs.report.page import Section
+from badcjobs.report.page import figure
+from badcjobs.report.page import paragraph
+from badcjobs.report.page import whole_page
+from badcjobs.report.tables import Cell
+from badcjobs.report.tables import Row
+from badcjobs.report.tables import Table
+from badcjobs.report.tables import columns
+from badcjobs.report.tables import table_html
+from badcjobs.report.tables import table_text
+from badcjobs.report.text import wrap
+from badcjobs.report.words import UNKNOWN
+from badcjobs.report.words import memory
+from badcjobs.report.words import number
+from badcjobs.report.words import percent
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, ProbeResult, Trial
-from badcjobs.planning.probe_search import device_words, setup_words
-from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
-from badcjobs.report.tables import Cell, Row, Table, columns, table_html, table_text
-from badcjobs.report.text import wrap
-from badcjobs.report.words import UNKNOWN, memory, number, percent
 
 _OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
 _MEMORY, _SPEED = "memory", "speed"
@@ -73,9 +92,7 @@ def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any
         (_SPEED, "× real time", "0,0.[0]", timed, None),
     ):
         if points:
-            lengths_s, values = zip(*points, strict=True)
-            form = figures.CurveForm(f"{name}-{place}", label, digits, lengths_s, values, most, marks_s)
-            yield f"{name}-{place}", figures.curve(form)
+            yield f"{name}-{place}", figures.curve(f"{name}-{place}", label, digits, points, most, marks_s)
 
 
 def _section(place: int, probed: Probed, places: Mapping[str, str]) -> Section:

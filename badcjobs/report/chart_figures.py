@@ -21,7 +21,6 @@ from bokeh.resources import Resources
 models: Any = bokeh.models
 Figure = Any
 
-STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
 Whole = npt.NDArray[np.int64]
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
@@ -33,6 +32,7 @@ STATE_COLORS = {
     "waiting": "#E69F00",
     "idle": "#A8B2B9",
 }
+STATES = tuple(STATE_COLORS)
 _LINE = "#0072B2"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _CLOCK = models.DatetimeTickFormatter(
@@ -87,50 +87,42 @@ def timeline(runs: Runs, rows: int, times: Any) -> Figure:
     y_range = models.Range1d(rows - 0.5, -0.5, bounds=(-0.5, rows - 0.5), min_interval=3, name="rows")
     plot = _figure("timeline", times, y_range, height, "xy")
     renderers = []
-    for number, state in enumerate(STATES):
+    for number, (state, color) in enumerate(STATE_COLORS.items()):
         here = runs.state == number
-        source = models.ColumnDataSource(
-            {
-                "y": runs.row[here].astype(np.uint16),
-                "left": runs.left_ms[here].astype(float),
-                "right": runs.right_ms[here].astype(float),
-            },
-            name=f"runs-{state}",
-        )
+        left, right = runs.left_ms[here].astype(float), runs.right_ms[here].astype(float)
+        columns = {"y": runs.row[here].astype(np.uint16), "left": left, "right": right}
         # A line of the same colour closes the hairline between two rows, and keeps the shortest run in sight.
-        renderers.append(
-            plot.hbar(
-                y="y",
-                left="left",
-                right="right",
-                height=0.88 if rows * 4 <= height else 1.0,
-                source=source,
-                fill_color=STATE_COLORS[state],
-                line_color=STATE_COLORS[state],
-                line_width=0.5,
-                name=state,
-            )
-        )
-    tips = [("device", "@device"), ("state", "@state"), ("from", "@left{%F %T}"), ("to", "@right{%F %T}")]
-    tips.append(("lasted", "@lasted"))
-    plot.add_tools(
-        models.HoverTool(renderers=renderers, tooltips=_tip(tips), formatters=_DATES, point_policy="follow_mouse")
-    )
+        bars = plot.hbar(
+            y="y", left="left", right="right", height=0.88 if rows * 4 <= height else 1.0, fill_color=color,
+            line_color=color, line_width=0.5, name=state,
+            source=models.ColumnDataSource(columns, name=f"runs-{state}"),
+        )  # fmt: skip
+        renderers.append(bars)
+    tips = [("device", "@device"), ("state", "@state"), *_FROM_TO, ("lasted", "@lasted")]
+    plot.add_tools(_hover(renderers, tips, formatters=_DATES, point_policy="follow_mouse"))
     plot.yaxis.ticker = models.BasicTicker(min_interval=1, mantissas=[1, 2, 5], num_minor_ticks=0, desired_num_ticks=24)
     plot.yaxis.name = "device-names"
     plot.ygrid.grid_line_color = None
     return plot
 
 
-def _tip(lines: Iterable[tuple[str, str]]) -> str:
-    """Return what is shown where somebody points; Bokeh escapes the values. Its own table is pale on white."""
+_DATES = {"@left": "datetime", "@right": "datetime"}
+_FROM_TO = (("from", "@left{%F %T}"), ("to", "@right{%F %T}"))
+
+
+def _hover(renderers: list[Any], lines: Iterable[tuple[str, str]], **more: Any) -> Any:
+    """Return what is shown at the pointer; Bokeh escapes the values. Its own table is pale on white."""
     cells = "".join(
         f'<dt style="color:var(--soft)">{name}</dt><dd style="margin:0">{said}</dd>' for name, said in lines
     )
-    return f'<dl style="display:grid;grid-template-columns:auto auto;gap:1px 12px;margin:2px 4px">{cells}</dl>'
+    grid = "display:grid;grid-template-columns:auto auto;gap:1px 12px;margin:2px 4px"
+    return models.HoverTool(renderers=renderers, tooltips=f'<dl style="{grid}">{cells}</dl>', **more)
 
 
-_DATES = {"@left": "datetime", "@right": "datetime"}
+def _dashed(plot: Figure, location: float | None, dimension: str = "width", dash: str = "dashed") -> None:
+    """Draw a line across; None: there is none."""
+    if location is not None:
+        plot.add_layout(models.Span(location=location, dimension=dimension, line_dash=dash, line_width=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +140,7 @@ class MetricForm:
 
 def metric(form: MetricForm, times: Any) -> Figure:
     """Return one metric over time: a line for the mean, around it what lies between smallest and largest."""
-    name, limit = form.name, form.limit
+    name = form.name
     plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230, "x")
     plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
     plot.patch("x", "y", source=_empty(f"{name}-inner", "xy"), fill_color=_LINE, fill_alpha=0.25, line_color=None)
@@ -159,12 +151,10 @@ def metric(form: MetricForm, times: Any) -> Figure:
         line_color=None, hover_fill_color=_LINE, hover_fill_alpha=0.18, hover_line_color=None,
     )  # fmt: skip
     said = f"{{{form.digits}}} {form.unit}"
-    tips = [("from", "@left{%F %T}"), ("to", "@right{%F %T}")]
-    tips += [("largest", f"@high{said}"), ("mean", f"@mean{said}"), ("smallest", f"@low{said}")]
-    plot.add_tools(models.HoverTool(renderers=[bars], tooltips=_tip(tips), formatters=_DATES, mode="vline"))
+    tips = [*_FROM_TO, ("largest", f"@high{said}"), ("mean", f"@mean{said}"), ("smallest", f"@low{said}")]
+    plot.add_tools(_hover([bars], tips, formatters=_DATES, mode="vline"))
     plot.yaxis.axis_label = form.unit
-    if limit is not None:
-        plot.add_layout(models.Span(location=limit, dimension="width", line_dash="dashed", line_width=1))
+    _dashed(plot, form.limit)
     return plot
 
 
@@ -191,7 +181,7 @@ def histogram(found: Histogram) -> Figure:
     bars = plot.quad(left="left", right="right", bottom=0, top="count", source=source, fill_color=_LINE,
                      fill_alpha=0.85, line_color=None, hover_fill_color="#E69F00")  # fmt: skip
     tips = [("took", "@left{0,0.[00]} to @right{0,0.[00]} s"), ("chunks", "@count{0,0}")]
-    plot.add_tools(models.HoverTool(renderers=[bars], tooltips=_tip(tips), mode="vline"))
+    plot.add_tools(_hover([bars], tips, mode="vline"))
     plot.xaxis.axis_label = "seconds for one chunk" + (" (logarithmic)" if found.logarithmic else "")
     plot.yaxis.axis_label = "chunks"
     plot.yaxis.formatter = models.NumeralTickFormatter(format="0,0")
@@ -199,36 +189,33 @@ def histogram(found: Histogram) -> Figure:
     return plot
 
 
-@dataclass(frozen=True, slots=True)
-class CurveForm:
-    """How a figure over the length of chunks is drawn: numbers alone, no text from anywhere."""
+def curve(
+    name: str,
+    label: str,
+    digits: str,
+    points: Sequence[tuple[float, float]],
+    limit: float | None = None,
+    marks_s: Sequence[float] = (),
+) -> Figure:
+    """Return a figure over the length of chunks: numbers alone, no text from anywhere.
 
-    name: str
-    label: str  # of the axis
-    digits: str  # as Bokeh formats it
-    lengths_s: Sequence[float]
-    values: Sequence[float]
-    limit: float | None = None  # what the device has; None: not known, or it has none
-    marks_s: Sequence[float] = ()  # lengths with a meaning, drawn as upright lines
-
-
-def curve(form: CurveForm) -> Figure:
-    """Return a figure over the length of chunks."""
-    lengths = [*form.lengths_s, *form.marks_s]
+    ``label``: of the axis; ``digits``: as Bokeh formats it; ``limit``: what the device has, if that is known;
+    ``marks_s``: lengths with a meaning, drawn as upright lines.
+    """
+    lengths_s, values = ([point[i] for point in points] for i in (0, 1))
+    lengths = [*lengths_s, *marks_s]
     x_range = models.Range1d(min(lengths) * 0.85, max(lengths) * 1.15, bounds="auto")
-    top = 1.08 * max([*form.values, form.limit or 0.0, 1e-9])
-    plot = _figure(form.name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, "x", x_axis_type="log")
-    source = models.ColumnDataSource({"x": list(form.lengths_s), "y": list(form.values)})
+    top = 1.08 * max([*values, limit or 0.0, 1e-9])
+    plot = _figure(name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, "x", x_axis_type="log")
+    source = models.ColumnDataSource({"x": lengths_s, "y": values})
     plot.line("x", "y", source=source, line_color=_LINE, line_width=1.8)
-    points = plot.scatter("x", "y", source=source, size=8, color=_LINE)
-    tips = [("chunk", "@x{0,0.[00]} s"), (form.label, f"@y{{{form.digits}}}")]
-    plot.add_tools(models.HoverTool(renderers=[points], tooltips=_tip(tips)))
-    plot.xaxis.axis_label, plot.yaxis.axis_label = "seconds of audio in a chunk (logarithmic)", form.label
+    marks = plot.scatter("x", "y", source=source, size=8, color=_LINE)
+    plot.add_tools(_hover([marks], [("chunk", "@x{0,0.[00]} s"), (label, f"@y{{{digits}}}")]))
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "seconds of audio in a chunk (logarithmic)", label
     plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
-    if form.limit is not None:
-        plot.add_layout(models.Span(location=form.limit, dimension="width", line_dash="dashed", line_width=1))
-    for mark_s in form.marks_s:
-        plot.add_layout(models.Span(location=mark_s, dimension="height", line_dash="dotted", line_width=1))
+    _dashed(plot, limit)
+    for mark_s in marks_s:
+        _dashed(plot, mark_s, "height", "dotted")
     return plot
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from badcjobs.model import CHARTED, ChartData, Envelope, Stretches
 from badcjobs.report import chart_figures as figures
-from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs
+from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs, Whole
 from badcjobs.report.progress import over_time
 from badcjobs.report.rules import known_texts
 from badcjobs.report.summary import STATE_WORDS, Summary, cards, of_tasks
@@ -23,10 +23,11 @@ from badcjobs.report.words import natural
 from badcjobs.store.read_model import DeviceFacts
 
 Numbers = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
+Inner = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # metric → lower and upper edge; see _middle
 
 _PLACES = {state: place for place, state in enumerate(STATES)}
-_USUAL_ORDER = ("start_up", "waiting", "working", "failed", "lost", "idle")  # of the life of a worker
+_LIFE = ("start_up", "waiting", "working", "failed", "lost", "idle")  # of a worker, in the usual order
+_USUAL_ORDER: Mapping[str | None, int] = {state: place for place, state in enumerate(_LIFE)}
 MOST_RUNS = 40_000
 _COLUMNS = 400
 _FEWEST_BARS, _MOST_BARS = 8, 60
@@ -73,35 +74,32 @@ def draw(summary: Summary, data: ChartData) -> Charts:
         runs = find_runs(stretches)
         drawn["timeline"] = figures.timeline(runs, len(stretches), times)
         pictured = choose(_rankings(summary.devices), len(stretches), MOST_PICTURED)
-        shown = [place for place in pictured if stretches[place] is not None]
-        series = [over_all(known)]
-        series += [Series(one.from_ms, one.to_ms, one.metrics) for one in (stretches[place] for place in shown) if one]
-        forms = _forms(summary.devices, series[0])
+        together, inner = over_all(known)
+        forms = _forms(summary.devices, together)
         drawn.update({form.name: figures.metric(form, times) for form in forms})
         many = cards(summary.devices)
-        names = [f"All {many:,} devices together" if many > 1 else "The device"]
-        for place in shown:
-            device, why = summary.devices[place], pictured[place]
-            names.append(f"{device.task} · device {device.label}" + (f" ({why})" if why else ""))
+        series = [_packed(f"All {many:,} devices together" if many > 1 else "The device", together, forms, inner)]
+        for place, why in pictured.items():
+            device, one = summary.devices[place], stretches[place]
+            name = f"{device.task} · device {device.label}" + (f" ({why})" if why else "")
+            series += [] if one is None else [_packed(name, one, forms)]
         sent = {
             "rows": _row_names(summary.devices),
             "cards": _cards(summary.devices),
             "states": {state: STATE_WORDS[state] for state in STATES},
             "forms": {form.name: [form.bottom, form.top] for form in forms},
-            "series": [_packed(name, one, forms) for name, one in zip(names, series, strict=True)],
+            "series": series,
         }
-        unknown = len(stretches) - len(known)
         about = {
             "short": _SHORT if runs.cut else "",
             "joined": runs.joined if runs.joined > 1 else None,
-            "unknown": unknown or None,
+            "unknown": len(stretches) - len(known) or None,
             "of_tasks": of_tasks(summary.devices),
-            "shown": len(shown) if len(shown) < len(known) else None,
+            "shown": len(series) - 1 if len(series) - 1 < len(known) else None,
             "known": len(known),
         }
         notes = list(known_texts(_NOTES, about))
-    many = sum(data.durations.values())
-    found = make_histogram(data.durations) if many >= _FEWEST_TRIES else None
+    found = make_histogram(data.durations) if sum(data.durations.values()) >= _FEWEST_TRIES else None
     if found is not None:
         drawn["histogram"] = figures.histogram(found)
     if not drawn:
@@ -139,7 +137,7 @@ def _cards(devices: Sequence[DeviceFacts]) -> dict[str, Any]:
     return {"names": [labels[one] for one in order], "of": [places[device.card] for device in devices]}
 
 
-def _forms(devices: Sequence[DeviceFacts], series: Series) -> list[MetricForm]:
+def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm]:
     """Return how each metric is drawn that any device has told."""
     memory_gib = _same(None if d.memory_total_bytes is None else d.memory_total_bytes / _GIB for d in devices)
     power_w = _same(d.power_limit_w for d in devices)
@@ -165,14 +163,14 @@ def _same(values: Iterable[float | None]) -> float | None:
     return known.pop() if len(known) == 1 else None
 
 
-def _packed(name: str, series: Series, forms: Sequence[MetricForm]) -> dict[str, Any]:
+def _packed(name: str, one: Stretches, forms: Sequence[MetricForm], inner: Inner | None = None) -> dict[str, Any]:
     """Return a series as the page carries it: times in ms from its start, figures as shares of their axis."""
-    begin_ms = int(series.from_ms[0])
-    edges = np.append(np.asarray(series.from_ms), series.to_ms[-1]) - begin_ms
+    begin_ms = int(one.from_ms[0])
+    edges = np.append(np.asarray(one.from_ms), one.to_ms[-1]) - begin_ms
     figures = {}
     for form in forms:
-        envelope = series.metrics[form.name]
-        parts = (envelope.low, envelope.mean, envelope.high, *series.inner.get(form.name, ()))
+        envelope = one.metrics[form.name]
+        parts = (envelope.low, envelope.mean, envelope.high, *(inner or {}).get(form.name, ()))
         values = np.concatenate([np.asarray(part) for part in parts]) / form.per_unit
         steps = np.rint((values - form.bottom) / (form.top - form.bottom) * _STEPS)
         figures[form.name] = _text(np.where(np.isnan(steps), _NOTHING, np.clip(steps, 0, _STEPS)).astype("<u2"))
@@ -192,16 +190,15 @@ def find_runs(devices: Sequence[Stretches | None]) -> Runs:
     A short stretch of several states is cut into them, as long as that does not make too many.
     """
     rows = [(row, device) for row, device in enumerate(devices) if device is not None]
-    if any(device.mixed for _, device in rows):
-        runs = _join([_runs_of(row, cut_mixed(device), 1) for row, device in rows])
+    mixed = any(device.mixed for _, device in rows)
+    for joined in ([0] if mixed else []) + [2**power for power in range(7)]:  # 0: cut
+        parts = [_runs_of(row, device if joined else cut_mixed(device), joined) for row, device in rows]
+        nothing = (np.array([], dtype=np.int64),) * 4
+        row, left_ms, right_ms, state = map(np.concatenate, zip(nothing, *parts, strict=True))
+        runs = Runs(row, left_ms, right_ms, state, max(1, joined), cut=not joined)
         if len(runs.row) <= MOST_RUNS:
-            return replace(runs, cut=True)
-    joined = 1
-    while True:
-        runs = _join([_runs_of(row, device, joined) for row, device in rows])
-        if len(runs.row) <= MOST_RUNS or joined >= 64:
-            return replace(runs, joined=joined)
-        joined *= 2
+            break
+    return runs
 
 
 def cut_mixed(device: Stretches) -> Stretches:
@@ -218,9 +215,9 @@ def cut_mixed(device: Stretches) -> Stretches:
         parts = device.mixed.get(place, {device.states[place]: 1.0})
         before = device.states[place - 1] if place else None
         after = device.states[place + 1] if place + 1 < len(device.states) else None
-        order = _in_order(parts, before, after)
+        rank = {**_USUAL_ORDER, after: len(_USUAL_ORDER), before: -1}
         spent_s, total_s = 0.0, sum(parts.values())
-        for state in order:
+        for state in sorted(parts, key=lambda state: rank[state]):
             from_ms.append(begin_ms + round((end_ms - begin_ms) * spent_s / total_s))
             spent_s += parts[state]
             to_ms.append(begin_ms + round((end_ms - begin_ms) * spent_s / total_s))
@@ -228,14 +225,8 @@ def cut_mixed(device: Stretches) -> Stretches:
     return Stretches(from_ms, to_ms, states, {})
 
 
-def _in_order(parts: Iterable[str], before: str | None, after: str | None) -> list[str]:
-    def rank(state: str) -> int:
-        return -1 if state == before else len(STATES) if state == after else _USUAL_ORDER.index(state)
-
-    return sorted(parts, key=rank)
-
-
-def _runs_of(row: int, device: Stretches, joined: int) -> Runs:
+def _runs_of(row: int, device: Stretches, joined: int) -> tuple[Whole, Whole, Whole, Whole]:
+    """Return row, begin, end and state of each run of a device; so many neighbouring stretches are taken as one."""
     state = np.array([_PLACES[state] for state in device.states])
     from_ms, to_ms = np.asarray(device.from_ms), np.asarray(device.to_ms)
     if joined > 1:
@@ -245,40 +236,27 @@ def _runs_of(row: int, device: Stretches, joined: int) -> Runs:
         from_ms, to_ms = from_ms[starts], to_ms[np.append(starts[1:], len(to_ms)) - 1]
     firsts = np.flatnonzero(np.diff(state, prepend=-1))
     left_ms, right_ms = from_ms[firsts], to_ms[np.append(firsts[1:], len(to_ms)) - 1]
-    return Runs(np.full(len(firsts), row), left_ms, right_ms, state[firsts], joined)
-
-
-def _join(parts: Sequence[Runs]) -> Runs:
-    nothing = np.array([], dtype=np.int64)
-    columns = [
-        np.concatenate([nothing, *(getattr(part, name) for part in parts)])
-        for name in ("row", "left_ms", "right_ms", "state")
-    ]
-    return Runs(columns[0], columns[1], columns[2], columns[3], 1)
+    return np.full(len(firsts), row), left_ms, right_ms, state[firsts]
 
 
 # --- readings over time -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line with its envelope for each metric, on one axis of time."""
+def over_all(devices: Sequence[Stretches]) -> tuple[Stretches, Inner]:
+    """Return the smallest, mean and largest reading of all devices together, in columns of equal width.
 
-    from_ms: Sequence[int]
-    to_ms: Sequence[int]
-    metrics: Mapping[str, Envelope]
-    inner: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)  # see _middle
-
-
-def over_all(devices: Sequence[Stretches]) -> Series:
-    """Return the smallest, mean and largest reading of all devices together, in columns of equal width."""
+    Also between which values four in five of the devices lie, by metric.
+    """
     from_ms = np.concatenate([np.asarray(device.from_ms) for device in devices])
     to_ms = np.concatenate([np.asarray(device.to_ms) for device in devices])
     edges = np.linspace(from_ms.min(), to_ms.max(), _COLUMNS + 1)
     width = edges[1] - edges[0]
     first = np.clip(((from_ms - edges[0]) // width).astype(np.int64), 0, _COLUMNS - 1)
     last = np.clip(np.ceil((to_ms - edges[0]) / width).astype(np.int64) - 1, first, _COLUMNS - 1)
-    places, column = _spread(first, last)
+    # For every column that a stretch touches: the stretch's place, and the column.
+    many = last - first + 1
+    places = np.repeat(np.arange(len(first)), many)
+    column = first[places] + np.arange(len(places)) - np.repeat(np.cumsum(many) - many, many)
     inside_ms = np.minimum(to_ms[places], edges[column + 1]) - np.maximum(from_ms[places], edges[column])
     envelopes, inner = {}, {}
     for metric in CHARTED:
@@ -288,15 +266,8 @@ def over_all(devices: Sequence[Stretches]) -> Series:
         )
         envelopes[metric] = _envelope(column, inside_ms, low, mean, high)
         inner[metric] = _middle(column, mean)
-    return Series(edges[:-1].astype(np.int64).tolist(), edges[1:].astype(np.int64).tolist(), envelopes, inner)
-
-
-def _spread(first: Whole, last: Whole) -> tuple[Whole, Whole]:
-    """Return for every column that a stretch touches the stretch's place and the column."""
-    many = last - first + 1
-    places = np.repeat(np.arange(len(first)), many)
-    within = np.arange(len(places)) - np.repeat(np.cumsum(many) - many, many)
-    return places, first[places] + within
+    begins, ends = (edges[part].astype(np.int64).tolist() for part in (slice(None, -1), slice(1, None)))
+    return Stretches(begins, ends, (), envelopes), inner
 
 
 def _envelope(column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> Envelope:
