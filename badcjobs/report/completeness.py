@@ -1,21 +1,17 @@
 """The proof that a job is complete: the rows of the sources in run.toml against the chunks of its job database.
 
-And what to do where it is not: the commands that do the rest, or merge what is new.
-
-First by counting: the rows of every array task's share, each with the sum of its identities' hashes, so that renamed
-rows are no equal rows. Where that does not add up, identity by identity in a scratch database. What stands in the job
-database is ``store``'s business, what a row of a source is ``manifest``'s.
+And what to do where it is not: the commands that do the rest, or merge what is new. The rows are compared by their
+identities, in a scratch database. What stands in the job database is ``store``'s business, what a row of a source is
+``sources``'.
 """
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +22,17 @@ from badcjobs.report.headlines import news_words
 from badcjobs.report.words import index_ranges
 from badcjobs.settings import FrozenRun
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.store.connect import open_job_database
-from badcjobs.store.previous_results import NOT_LISTED, SourceRows, known_lengths, scratch_rows
+from badcjobs.store.previous_results import NOT_LISTED, known_lengths, scratch_rows
 from badcjobs.store.read_job import read_freshness
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
 Progress = Callable[[int], None]
+Indices = set[int | None]  # of an array; None: a row that no array task would take
 
 _BATCH = 10_000  # rows between two words of progress
 _LEFT = ("pending", "skipped", NOT_LISTED)
+_NO_INDEX = -1
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
@@ -47,39 +44,43 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
     try:
         runs = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
-        return _describe(_by_task(facts, ()), facts, why_unknown=_reason(error))
+        return _describe(facts.chunks, facts, (), why_unknown=_reason(error))
     run, frozen = runs[0]
     shape = frozen.array if len(runs) == 1 else None
     absent = absent_indices(facts, shape)
-    balance, why_unknown = _by_task(facts, absent), None
     try:
-        balance = _compare(database, facts, [_open_frozen(one) for _, one in runs], shape, absent, progress)
-    except BadInput as error:
-        why_unknown = _reason(error)
-    except (OSError, sqlite3.Error) as error:
+        sources = [_open_frozen(one) for _, one in runs]
+        proof, left, failed = _compare(database, facts, sources, shape, absent, progress)
+    except (BadInput, OSError, sqlite3.Error) as error:
         what = "source" if len(runs) == 1 else "sources"
-        why_unknown = f"the {what} cannot be compared with the job database: {error}"
+        why = f"the {what} cannot be compared with the job database: {error}"
+        why = _reason(error) if isinstance(error, BadInput) else why
+        proof = _describe(facts.chunks, facts, absent, why_unknown=why)
+        left, failed = _unfinished(facts, absent)
     if len(runs) > 1:
-        return _describe(balance, facts, why_unknown=why_unknown)
-    unmerged = tuple(index for index in balance.missing if index in facts.merged.new_indices)
-    balance = _leave_out(balance, facts.merged.new_indices)
+        return proof
+    # Array tasks whose newest database is not merged may have done the rest.
+    new = facts.merged.new_indices
+    unmerged = tuple(index for index in proof.missing_indices if index in new)
+    missing = tuple(index for index in proof.missing_indices if index not in new)
+    left, failed = left.difference(new), failed.difference(new)
+    wanted = left or failed
+    indices = () if None in wanted else tuple(sorted(index for index in wanted if index is not None))
     trace = find_trace(run.path, max(facts.tasks, key=lambda task: task.started_at_ms).job_id if facts.tasks else "")
-    finish = _commands(balance, frozen, run, facts, trace)
+    # Failed chunks alone are worth a line too: every run tries them again. What is left may be in what is not merged.
+    all_done = not missing and proof.done == (proof.listed if proof.expected is None else proof.expected)
+    finish = (
+        () if all_done or (new and not wanted) else finish_lines(frozen, run.path, facts.last_settings, trace, indices)
+    )
     return replace(
-        _describe(balance, facts, why_unknown=why_unknown),
+        proof,
+        missing_indices=missing,
         finish=finish,
-        left_indices=_left_indices(balance) if finish and frozen.array is not None else (),
-        missing_logs=tuple(log for log in map(trace.log_of, balance.missing) if log is not None),
-        missing_notes=tuple(trace.notes.get(index, NO_NOTE) for index in balance.missing) if trace.emulated else (),
+        left_indices=indices if finish and frozen.array is not None else (),
+        missing_logs=tuple(log for log in map(trace.log_of, missing) if log is not None),
+        missing_notes=tuple(trace.notes.get(index, NO_NOTE) for index in missing) if trace.emulated else (),
         unmerged_indices=unmerged,
     )
-
-
-def _leave_out(balance: _Balance, unread: Sequence[int]) -> _Balance:
-    """Return the balance without array tasks whose newest database nobody has merged: it may have done the rest."""
-    missing = tuple(index for index in balance.missing if index not in unread)
-    left, failed = balance.left.difference(unread), balance.failed.difference(unread)
-    return replace(balance, missing=missing, left=left, failed=failed)
 
 
 def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
@@ -135,64 +136,27 @@ def _reason(error: BadInput) -> str:
     return error.what if error.why is None else f"{error.what}: {error.why.splitlines()[0]}"
 
 
-# --- who takes which row ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Which array index takes a row of the source: the same rule by which the tasks took theirs."""
-
-    shape: ArrayShape | None  # None: there is no array, or its tasks cut the source in different ways
-    step_tasks: int = 1
-    by_manifest: bool = False  # a list of manifests: the position picks the line
-
-    def rule(self) -> Callable[[int, int], int]:
-        """Return the function that maps a row number and its part of the sources to a position in the array.
-
-        Recordings that are cut are taken whole: all their chunks have the number of the recording.
-        """
-        step, count = self.step_tasks, 1 if self.shape is None else self.shape.count
-        return (lambda row, part: part) if self.by_manifest else (lambda row, part: row // step % count)
-
-    def index_at(self, position: int) -> int | None:
-        """Return the array index at a position; None when no array task has it."""
-        shape = self.shape
-        return None if shape is None or position >= shape.count else shape.first + position * shape.step
-
-
-def find_shares(tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool) -> Shares:
-    """Return how the array's tasks, and the tasks of the steps in them, have cut the source."""
-    if shape is None or by_manifest:
-        return Shares(shape, by_manifest=by_manifest)
-    counts = {task.shard_count for task in tasks if task.shard_count and not _is_outside(task)}
-    steps = {count // shape.count for count in counts if count % shape.count == 0} or {1}
-    return Shares(shape, step_tasks=min(steps)) if len(steps) == 1 else Shares(None)
-
-
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Balance:
-    """The rows of the source by state, and the array indices (None: no array task's) that have work left."""
+def find_shares(
+    tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool
+) -> Callable[[int, int], int | None] | None:
+    """Return the rule by which array tasks, and the tasks of the steps in them, took the rows of the source.
 
-    states: Mapping[str, int]
-    left: set[int | None]
-    failed: set[int | None]
-    missing: tuple[int, ...] = ()
-    strangers: int = 0
-    not_listed_examples: tuple[str, ...] = ()
-    strangers_examples: tuple[str, ...] = ()
-
-
-def _by_task(facts: JobFacts, absent: Sequence[int], not_listed: int = 0) -> _Balance:
-    indices = [(None if _is_outside(task) else task.array_index, task) for task in facts.tasks]
-    return _Balance(
-        states={**facts.chunks, NOT_LISTED: not_listed},
-        left={*absent, *(index for index, task in indices if task.pending)},
-        failed={index for index, task in indices if task.failed},
-        missing=tuple(absent),
-    )
+    It maps the number of a row and its part of the sources to an array index, or to None where no array task takes it;
+    all chunks of a recording that is cut have its number. No rule: there is no array, or its tasks cut the source in
+    different ways.
+    """
+    if shape is None:
+        return None
+    indices = range(shape.first, shape.first + shape.count * shape.step, shape.step)
+    if by_manifest:  # a list of manifests: the position picks the line
+        return lambda row, part: indices[part] if part < shape.count else None
+    counts = {task.shard_count for task in tasks if task.shard_count and not _is_outside(task)}
+    steps = {count // shape.count for count in counts if count % shape.count == 0} or {1}
+    step_tasks = min(steps)
+    return (lambda row, part: indices[row // step_tasks % shape.count]) if len(steps) == 1 else None
 
 
 def _compare(
@@ -200,119 +164,62 @@ def _compare(
     facts: JobFacts,
     sources: Sequence[Sources],
     shape: ArrayShape | None,
-    absent: list[int],
+    absent: Sequence[int],
     progress: Progress,
-) -> _Balance:
-    """Compare the sources of a run with its job database; those of several together have no shape."""
+) -> tuple[Completeness, Indices, Indices]:
+    """Compare the sources of a run with its job database; return also which array tasks have work left or failed."""
     by_manifest = any(one.manifests_listed is not None for one in sources) and len(sources) == 1
-    shares = find_shares(facts.tasks, shape, by_manifest=by_manifest)
+    index_of = find_shares(facts.tasks, shape, by_manifest=by_manifest)
     lengths = known_lengths(database) if any(one.cutting.cuts_recordings for one in sources) else {}
-    tally = _count(sources, shares, lengths, progress)
-    missing = [index for index in absent if index in tally]
-    if _adds_up(database, facts, tally, missing) and not (shape and _is_anybodys(facts)):
-        return _by_task(facts, missing, sum(tally[index][0] for index in missing))
-    return _by_identity(database, facts, sources, shares, absent, lengths, progress)
-
-
-def _read_rows(
-    sources: Sequence[Sources],
-    shares: Shares,
-    lengths: Mapping[str, float],
-    progress: Progress,
-    take: Callable[[int, tuple[str, str]], None],
-) -> None:
-    """Hand every row of the sources on: its position in the array, and its identity."""
-    position_of, seen = shares.rule(), itertools.count(1)
-
-    def note(row: int, part: int, key: tuple[str, str]) -> None:
-        take(position_of(row, part), key)
-        if (rows := next(seen)) % _BATCH == 0:
-            progress(rows)
-
-    for one in sources:
-        one.read_identities(note, lengths)
-
-
-def _count(
-    sources: Sequence[Sources], shares: Shares, lengths: Mapping[str, float], progress: Progress
-) -> dict[int | None, tuple[int, int]]:
-    """Return how many rows every array index takes, and the sum of the hashes of their identities."""
-    rows: dict[int, int] = defaultdict(int)
-    sums: dict[int, int] = defaultdict(int)
-
-    def take(position: int, key: tuple[str, str]) -> None:
-        rows[position] += 1
-        sums[position] += hash(key)
-
-    _read_rows(sources, shares, lengths, progress, take)
-    tally: dict[int | None, tuple[int, int]] = {}
-    for position, many in rows.items():
-        index = shares.index_at(position)
-        before = tally.get(index, (0, 0))  # positions behind the array's end belong to no task
-        tally[index] = before[0] + many, before[1] + sums[position]
-    return tally
-
-
-def _adds_up(
-    database: Path, facts: JobFacts, tally: Mapping[int | None, tuple[int, int]], missing: Sequence[int]
-) -> bool:
-    """Say whether the job database holds exactly the rows of all tasks but the missing ones."""
-    there = [tally[index] for index in tally if index not in missing]
-    if sum(rows for rows, _ in there) != sum(facts.chunks.values()):
-        return False
-    with closing(open_job_database(database)) as db:
-        listed = sum(map(hash, db.execute("SELECT recording_id, chunk_id FROM chunk")))
-    return listed == sum(hashes for _, hashes in there)
-
-
-def _is_anybodys(facts: JobFacts) -> bool:
-    """Say whether the task that a chunk is unfinished in does not tell which array index would finish it."""
-    return bool(facts.chunks.get("skipped")) or any(
-        _is_outside(task) and (task.pending or task.failed) for task in facts.tasks
-    )
-
-
-def _by_identity(
-    database: Path,
-    facts: JobFacts,
-    sources: Sequence[Sources],
-    shares: Shares,
-    absent: list[int],
-    lengths: Mapping[str, float],
-    progress: Progress,
-) -> _Balance:
-    with scratch_rows() as rows:
-        _read_rows(sources, shares, lengths, progress, lambda position, key: rows.add(key, position))
-        rows.compare_with(database)
-        return _read_balance(rows, facts, shares, absent)
-
-
-def _read_balance(rows: SourceRows, facts: JobFacts, shares: Shares, absent: list[int]) -> _Balance:
     states: Counter[str] = Counter()
-    indices: dict[str, set[int | None]] = {}
-    for position, state, many in rows.states():
-        states[state] += many
-        indices.setdefault(state, set()).add(shares.index_at(position))
-    unlisted = indices.get(NOT_LISTED, set())
-    by_task = _by_task(facts, absent if unlisted else ())
-    strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
-    known = shares.shape is not None
-    return _Balance(
-        states=states,
-        left=set[int | None]().union(*(indices.get(state, ()) for state in _LEFT)) if known else by_task.left,
-        failed=indices.get("failed", set()) | indices.get("poison", set()) if known else by_task.failed,
-        missing=tuple(i for i in absent if i in unlisted) if known else by_task.missing,
+    indices: dict[str, Indices] = {}
+    with scratch_rows() as rows:
+        seen = 0
+
+        def note(row: int, part: int, key: tuple[str, str]) -> None:
+            nonlocal seen
+            seen += 1
+            index = None if index_of is None else index_of(row, part)
+            rows.add(key, _NO_INDEX if index is None else index)
+            if seen % _BATCH == 0:
+                progress(seen)
+
+        for one in sources:
+            one.read_identities(note, lengths)
+        rows.compare_with(database)
+        for index, state, many in rows.states():
+            states[state] += many
+            indices.setdefault(state, set()).add(None if index == _NO_INDEX else index)
+        unlisted = indices.get(NOT_LISTED, set())
+        strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
+        missing = tuple(index for index in absent if index in unlisted or (unlisted and index_of is None))
+        # Rows of tasks that are missing are told by their index.
+        not_listed_examples = rows.only_in_source() if unlisted.difference(missing) else ()
+        strangers_examples = rows.only_in_job() if strangers else ()
+    left, failed = _unfinished(facts, missing)
+    if index_of is not None:
+        left = Indices().union(*(indices.get(state, ()) for state in _LEFT))
+        failed = indices.get("failed", set()) | indices.get("poison", set())
+    proof = replace(
+        _describe(states, facts, missing),
         strangers=strangers,
-        not_listed_examples=rows.only_in_source() if unlisted else (),
-        strangers_examples=rows.only_in_job() if strangers else (),
+        not_listed_examples=not_listed_examples,
+        strangers_examples=strangers_examples,
     )
+    return proof, left, failed
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+def _unfinished(facts: JobFacts, missing: Sequence[int]) -> tuple[Indices, Indices]:
+    """Return the array indices (None: no array task's) that have work left, and those with failed chunks, by task."""
+    by_task = [(None if _is_outside(task) else task.array_index, task) for task in facts.tasks]
+    left = {*missing, *(index for index, task in by_task if task.pending)}
+    return left, {index for index, task in by_task if task.failed}
 
 
-def _describe(balance: _Balance, facts: JobFacts, *, why_unknown: str | None) -> Completeness:
-    states, known = balance.states, why_unknown is None
+def _describe(
+    states: Mapping[str, int], facts: JobFacts, missing: Sequence[int], why_unknown: str | None = None
+) -> Completeness:
+    known = why_unknown is None
     return Completeness(
         expected=sum(states.values()) if known else None,
         why_unknown=why_unknown,
@@ -322,27 +229,9 @@ def _describe(balance: _Balance, facts: JobFacts, *, why_unknown: str | None) ->
         poison=states.get("poison", 0),
         pending=states.get("pending", 0),
         elsewhere=states.get("skipped", 0),
-        not_listed=states[NOT_LISTED] if known else None,
-        strangers=balance.strangers if known else None,
-        not_listed_examples=balance.not_listed_examples,
-        strangers_examples=balance.strangers_examples,
-        missing_indices=balance.missing,
+        not_listed=states.get(NOT_LISTED, 0) if known else None,
+        missing_indices=tuple(missing),
     )
-
-
-def _left_indices(balance: _Balance) -> tuple[int, ...]:
-    """Return the array tasks that would do what is left; none where somebody else would have to."""
-    indices = balance.left or balance.failed
-    return () if None in indices else tuple(sorted(index for index in indices if index is not None))
-
-
-def _commands(balance: _Balance, frozen: FrozenRun, run: RunFolder, facts: JobFacts, trace: Trace) -> tuple[str, ...]:
-    """Return the lines that do what is left; failed chunks alone are worth a line too, every run tries them again."""
-    if not balance.missing and sum(balance.states.values()) == balance.states.get("done", 0):
-        return ()
-    if facts.merged.new_indices and not balance.left and not balance.failed:
-        return ()  # all that is left may be done in what is not merged yet
-    return finish_lines(frozen, run.path, facts.last_settings, trace, _left_indices(balance))
 
 
 # --- what to do -------------------------------------------------------------------------------------------------------
