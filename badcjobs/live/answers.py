@@ -15,12 +15,13 @@ from badcjobs.live.run_files import Mark, leads_out, mark_at
 from badcjobs.live.run_view import RunView, View, open_run_view, summarize_run
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.report.prometheus import (
+    HOST,
+    READING,
     Sample,
     device_samples,
     prometheus_text,
-    reading_samples,
     run_samples,
-    task_samples,
+    samples_of,
 )
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock
@@ -166,21 +167,12 @@ class LiveSource:
 
 def _samples(snapshot: Snapshot, run: str, summary: Summary | None) -> Iterator[Sample]:
     """Yield the samples of a snapshot; ``run`` names the run, if it is of one, and ``summary`` has its accounts."""
-    yield Sample("badcjobs_info", 1, {"version": __version__})
+    yield "badcjobs_info", 1, {"version": __version__}
     for device in snapshot.devices:
         if device.alive:  # the last reading of a task that has ended is no reading of now
-            label = device.token if device.index is None else str(device.index)
-            labels = {"device": label or "", "uuid": device.uuid or "", "task": device.task or ""}
-            yield from reading_samples({**asdict(device.reading), "at_ms": device.read_at_ms}, labels)
-            yield Sample("badcjobs_gpu_memory_total_bytes", device.memory_total_bytes, labels)
-            yield Sample("badcjobs_gpu_power_limit_watts", device.power_limit_w, labels)
+            yield from device_samples(READING, device)
     for task in snapshot.tasks:
         if task.state == "running":  # nor is that of one that went silent
-            yield Sample("badcjobs_host_cpu_percent", task.cpu_percent, {"task": task.name})
-            yield Sample("badcjobs_host_memory_used_bytes", task.memory_used_bytes, {"task": task.name})
+            yield from samples_of(HOST, task, task.name)
     if summary is not None:
-        for its_device in summary.devices:
-            yield from device_samples(its_device)
-        for its_task in summary.facts.tasks:
-            yield from task_samples(its_task)
         yield from run_samples(summary, run)

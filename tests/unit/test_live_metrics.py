@@ -21,7 +21,7 @@ from badcjobs.seams import Clock
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.submission_record import Record, write_record
 
-OF_A_READING = {m.name for m in METRICS if m.source.startswith(("last reading", "device."))}
+OF_A_READING = {m.name for m in METRICS if m.of in ("reading", "host")}
 
 
 def series(text: str) -> dict[str, float]:

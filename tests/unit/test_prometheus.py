@@ -24,12 +24,9 @@ from badcjobs.model import Reading
 from badcjobs.report.job import summarize_database
 from badcjobs.report.prometheus import (
     COUNTER,
-    METRIC_BY_NAME,
     METRICS,
-    READING_NAMES,
     SERVED,
     Metric,
-    Sample,
     job_samples,
     prometheus_text,
 )
@@ -55,7 +52,7 @@ def check(text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_promtool_is_content_with_every_metric_there_is() -> None:
-    samples = [Sample(m.name, 1.5, dict.fromkeys(m.labels, "x")) for m in METRICS]
+    samples = [(m.name, 1.5, dict.fromkeys(m.labels, "x")) for m in METRICS]
     done = check(prometheus_text(samples))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -80,7 +77,7 @@ def test_no_series_is_there_twice_not_even_of_slices_that_share_an_index() -> No
 
 
 def test_a_job_says_every_metric_of_the_table() -> None:
-    names = {sample.name for sample in job_samples(replace(summarize(JOB, (3,), PROOF), findings=FINDINGS), "july")}
+    names = {name for name, _, _ in job_samples(replace(summarize(JOB, (3,), PROOF), findings=FINDINGS), "july")}
     assert names == {metric.name for metric in METRICS if metric.where != SERVED}
 
 
@@ -143,8 +140,8 @@ def test_the_states_add_up_to_the_time_and_energy_of_the_run() -> None:
 
 
 def test_what_is_not_known_or_no_number_is_left_out_with_its_head() -> None:
-    odd = [Sample("badcjobs_source_rows", None), Sample("badcjobs_speed_ratio", math.nan),
-           Sample("badcjobs_left_gpu_seconds", math.inf)]  # fmt: skip
+    odd = [("badcjobs_source_rows", None, {}), ("badcjobs_speed_ratio", math.nan, {}),
+           ("badcjobs_left_gpu_seconds", math.inf, {})]  # fmt: skip
     assert prometheus_text(odd) == ""
     unknown = replace(
         device(),
@@ -162,25 +159,20 @@ def test_what_is_not_known_or_no_number_is_left_out_with_its_head() -> None:
 
 def test_a_name_or_label_outside_the_table_is_refused() -> None:
     with pytest.raises(KeyError, match="badcjobs_surprise"):
-        prometheus_text([Sample("badcjobs_surprise", 1)])
+        prometheus_text([("badcjobs_surprise", 1, {})])
     with pytest.raises(KeyError, match="has no label node"):
-        prometheus_text([Sample("badcjobs_chunks", 1, {"node": "gpu1"})])
+        prometheus_text([("badcjobs_chunks", 1, {"node": "gpu1"})])
 
 
 def test_labels_are_escaped_and_empty_ones_are_none() -> None:
-    text = prometheus_text([Sample("badcjobs_chunks", 2, {"run": 'a"b\\c\nd', "state": ""})])
+    text = prometheus_text([("badcjobs_chunks", 2, {"run": 'a"b\\c\nd', "state": ""})])
     assert text.splitlines()[-1] == 'badcjobs_chunks{run="a\\"b\\\\c\\nd"} 2'
-    assert prometheus_text([Sample("badcjobs_info", 1)]).endswith("badcjobs_info 1\n")
+    assert prometheus_text([("badcjobs_info", 1, {})]).endswith("badcjobs_info 1\n")
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_a_metric_is_named_after_the_rules(metric: Metric) -> None:
     assert re.fullmatch(r"badcjobs_[a-z]+(_[a-z]+)*", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == COUNTER)
-    assert metric.help and metric.unit and metric.source
+    assert metric.help and metric.unit
     assert not metric.help.endswith(".")
-
-
-def test_every_reading_has_a_name_of_the_table() -> None:
-    assert {name for name, _ in READING_NAMES.values()} <= set(METRIC_BY_NAME)
-    assert len(METRIC_BY_NAME) == len(METRICS)
