@@ -32,8 +32,8 @@ from badcjobs.store.export_tables import (
     has_time,
     in_batches,
     list_tables,
+    load_pyarrow,
     open_for_export,
-    require_pyarrow,
     rows_written_to,
     select,
 )
@@ -116,7 +116,7 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
     database = find_job_database(order.source)
     _check(order, database)
     if order.form == "parquet":
-        require_pyarrow()
+        load_pyarrow()
     with open_for_export(database) as db:
         news = find_news(db, database)
         if order.heard:

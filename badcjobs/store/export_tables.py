@@ -14,7 +14,7 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import chain, groupby, repeat
@@ -331,36 +331,49 @@ class Heard:
 
 # --- rows as CSV, JSON, JSON lines or Parquet -------------------------------------------------------------------------
 
-Rows = Iterable[Sequence[object]]
-Write = Callable[[Rows], None]
+Write = Callable[[Iterable[Sequence[object]]], None]
+_ROW_GROUP, _TEXT_BATCH = 65_536, 5_000
+_ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 
 # ASCII: readers that cut lines at every Unicode line break, or read in the locale's encoding, stay right.
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
-@contextmanager
-def csv_rows(names: Sequence[str], out: BinaryIO) -> Iterator[Write]:
-    """Write a header, and rows as they are given, as RFC 4180 has them; an unknown value is an empty field."""
-    with as_text(out) as text:
-        writer = csv.writer(text)
-        writer.writerow(names)
-        yield writer.writerows
+def batch_size(form: str) -> int:
+    """Return how many rows to give at once: a row group, or so many that the calls do not count."""
+    return _ROW_GROUP if form == "parquet" else _TEXT_BATCH
 
 
 @contextmanager
-def json_rows(names: Sequence[str], out: BinaryIO) -> Iterator[Write]:
-    """Write one JSON document, an array with an object on each line; an unknown value is null."""
-    with as_text(out) as text:
-        befores = chain(["[\n"], repeat(",\n"))
-        yield lambda rows: text.writelines(next(befores) + json_object(names, row) for row in rows)
-        text.write("[]\n" if next(befores) == "[\n" else "\n]\n")
+def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> Iterator[Write]:
+    """Give what writes lots of rows to a file: csv (RFC 4180), json (an array), jsonl (an object per line) or parquet.
 
+    ``types`` maps each column to its SQL type, in order. A value that is not known is an empty field, or null.
+    """
+    if form == "parquet":
+        arrow, parquet = load_pyarrow()
+        schema = arrow.schema([(name, getattr(arrow, _ARROW[kind])()) for name, kind in types.items()])
+        with parquet.ParquetWriter(out, schema, compression="zstd") as group_writer:
 
-@contextmanager
-def json_lines(names: Sequence[str], out: BinaryIO) -> Iterator[Write]:
-    """Write an object per line; an unknown value is null."""
+            def write_group(rows: Iterable[Sequence[object]]) -> None:
+                columns = zip(schema.types, zip(*rows, strict=True), strict=True)
+                arrays = [arrow.array(values, kind) for kind, values in columns]
+                group_writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+
+            yield write_group
+        return
+    names = tuple(types)
     with as_text(out) as text:
-        yield lambda rows: text.writelines(json_object(names, row) + "\n" for row in rows)
+        if form == "csv":
+            writer = csv.writer(text)
+            writer.writerow(names)
+            yield writer.writerows
+        elif form == "jsonl":
+            yield lambda rows: text.writelines(json_object(names, row) + "\n" for row in rows)
+        else:
+            befores = chain(["[\n"], repeat(",\n"))
+            yield lambda rows: text.writelines(next(befores) + json_object(names, row) for row in rows)
+            text.write("[]\n" if next(befores) == "[\n" else "\n]\n")
 
 
 def json_object(names: Sequence[str], row: Sequence[object]) -> str:
@@ -380,38 +393,12 @@ def as_text(out: BinaryIO) -> Iterator[TextIO]:
         yield text
         text.flush()
     finally:
-        try:
+        with suppress(OSError):
             text.detach()  # flushes once more; what is wrong with the file was said by the flush before
-        except OSError:
-            pass
 
 
-ROW_GROUP = 65_536
-
-_ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
-
-
-def require_pyarrow() -> None:
-    """Say what to install where pyarrow is missing."""
-    _load()
-
-
-@contextmanager
-def parquet_rows(types: Mapping[str, str], out: BinaryIO) -> Iterator[Write]:
-    """Write each lot of rows as a row group; ``types`` are those of SQL; an unknown value stays null."""
-    arrow, parquet = _load()
-    schema = arrow.schema([(name, getattr(arrow, _ARROW[kind])()) for name, kind in types.items()])
-    with parquet.ParquetWriter(out, schema, compression="zstd") as writer:
-
-        def write(rows: Rows) -> None:
-            columns = zip(schema.types, zip(*rows, strict=True), strict=True)
-            arrays = [arrow.array(values, kind) for kind, values in columns]
-            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
-
-        yield write
-
-
-def _load() -> tuple[Any, Any]:
+def load_pyarrow() -> tuple[Any, Any]:
+    """Return pyarrow and its Parquet writer, or say what to install."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -420,19 +407,3 @@ def _load() -> tuple[Any, Any]:
             why=str(error),
             fix="pip install 'badcjobs[parquet]'",
         ) from error
-
-
-_TEXT = {"csv": csv_rows, "json": json_rows, "jsonl": json_lines}
-_TEXT_BATCH = 5_000
-
-
-def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> AbstractContextManager[Write]:
-    """Return what writes lots of rows to a file in this form; ``types`` maps each column to its SQL type, in order."""
-    if form == "parquet":
-        return parquet_rows(types, out)
-    return _TEXT[form](tuple(types), out)
-
-
-def batch_size(form: str) -> int:
-    """Return how many rows to give at once: a row group, or so many that the calls do not count."""
-    return ROW_GROUP if form == "parquet" else _TEXT_BATCH

@@ -19,7 +19,7 @@ from pathlib import Path
 from badcjobs.model import METRICS, publish_interval_s
 from badcjobs.store.atomic_write import SEAL, move_into_place, prepare_seal
 from badcjobs.store.connect import create_tables, open_sealed, transaction, unshared_uri
-from badcjobs.store.export_tables import csv_rows, json_lines
+from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
 from badcjobs.store.schema import TABLES
@@ -155,10 +155,10 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
 
 def write_samples(database: Path, target: Path) -> Path:
     """Write the samples of a task database as text; an unknown value is an empty field, or null."""
-    rows_to = csv_rows if target.suffix == ".csv" else json_lines
     with contextlib.closing(open_sealed(database)) as db, target.open("wb") as out:
         cursor = db.execute(_SAMPLES)
-        with rows_to([column[0] for column in cursor.description], out) as write:
+        types = {column[0]: "" for column in cursor.description}
+        with rows_written_to(out, target.suffix[1:], types) as write:
             write(cursor)
     return target
 
