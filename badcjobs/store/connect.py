@@ -194,14 +194,12 @@ def is_job_database(db: sqlite3.Connection) -> bool:
 
 def complain_about(path: Path, connection: sqlite3.Connection) -> str | None:
     """Return why this file is not a database that we can read; None: it is."""
-    if path.stat().st_size == 0:
-        return "the file is empty"
     try:
+        if path.stat().st_size == 0:
+            return "the file is empty"
         (application,) = connection.execute("PRAGMA application_id").fetchone()
-        if application != APPLICATION_ID:
-            return "not a badcjobs database"
-        return version_complaint(connection)
-    except sqlite3.DatabaseError as error:
+        return version_complaint(connection) if application == APPLICATION_ID else "not a badcjobs database"
+    except (OSError, sqlite3.DatabaseError) as error:
         return str(error)
 
 
@@ -234,6 +232,21 @@ def published_uri(path: Path) -> str:
     """Return the URI under which a database of a run folder can be attached."""
     with closing(open_sealed(path)) as db:
         return _reading_uri(path) if is_job_database(db) else read_only_uri(path, sealed=True)
+
+
+@contextmanager
+def reading(path: Path, way_out: Callable[[str], str | None] = lambda why: None) -> Iterator[sqlite3.Connection]:
+    """Open a published task or job database; what is wrong with it, now or while it is read, is one kind of problem.
+
+    ``way_out`` gives the line to paste for a reason.
+    """
+    try:
+        with closing(open_published(path)) as db:
+            if trouble := complain_about(path, db):
+                raise sqlite3.DatabaseError(trouble)
+            yield db
+    except sqlite3.Error as error:
+        raise DatabaseProblem(f"{path} cannot be read: {error}", fix=way_out(str(error))) from error
 
 
 def _reading_uri(path: Path) -> str:

@@ -14,7 +14,7 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import chain, groupby, repeat
@@ -22,9 +22,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from badcjobs.errors import BadInput, DatabaseProblem, NotHere
+from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
-from badcjobs.store.connect import complain_about, open_published, with_tool
+from badcjobs.store.connect import reading, with_tool
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -134,22 +134,16 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
 
     Refuse one beside which a writer has left something: opening it as sealed would miss those rows.
     """
-    try:
-        with closing(open_published(path)) as db:  # of a job database's journal nothing is left by now
-            for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
-                if beside.exists() and beside.stat().st_size:
-                    why = f"{beside.name} lies next to it: it is being written, or its writer was killed"
-                    raise DatabaseProblem(f"{path} is not complete", why=why, fix=f"badcjobs merge {path.parent}")
-            complaint = complain_about(path, db)
-            if complaint is not None:
-                run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
-                fix = f"badcjobs merge {run} && badcjobs export {run} …"
-                if complaint.startswith("schema "):
-                    fix = "pip install --upgrade badcjobs"
-                raise DatabaseProblem(f"{path} cannot be exported", why=complaint, fix=fix)
-            yield db
-    except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=f"badcjobs merge {path.parent}") from error
+    run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
+    again = f"badcjobs merge {run} && badcjobs export {run} …"
+    with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
+        # Of a job database's journal nothing is left by now.
+        for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
+            if beside.exists() and beside.stat().st_size:
+                raise sqlite3.DatabaseError(
+                    f"{beside.name} lies next to it: it is being written, or its writer was killed"
+                )
+        yield db
 
 
 def list_tables(db: sqlite3.Connection) -> list[str]:

@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -146,25 +146,22 @@ def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
 
 
 def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> list[Path]:
-    """Publish what killed tasks of this machine have left for this run; return the task databases."""
-    published = []
-    for folder in _candidates(out, mine, key):
+    """Publish what killed tasks of this machine have left for this run; return the task databases.
+
+    It lies beside our folder, or in the run folder; other tasks of our own array look after themselves.
+    """
+    places, published = set(mine.path.parent.glob("badcjobs-*")), []
+    for path in out.tasks.glob(f"{LIVE_PREFIX}*"):
+        other = TaskKey.parse(path.name.removeprefix(LIVE_PREFIX).rpartition("-")[0])
+        if not (other and other.job_id == key.job_id and other.array_index != key.array_index):
+            places.add(path)
+    for folder in (LocalFolder(path) for path in sorted(places - {mine.path})):
         with _locked(folder) as owner:
             if owner is None or Path(owner.publish_to).parent != out.tasks or not owner.is_of(hostname):
                 continue
             if _publish_for(folder, owner):
                 published.append(Path(owner.publish_to))
     return published
-
-
-def _candidates(out: RunFolder, mine: LocalFolder, key: TaskKey) -> Iterable[LocalFolder]:
-    """Yield live folders beside ours, and those in the run folder but for other tasks of our own array."""
-    beside = [path for path in mine.path.parent.glob("badcjobs-*") if path != mine.path]
-    for path in out.tasks.glob(f"{LIVE_PREFIX}*"):
-        other = TaskKey.parse(path.name.removeprefix(LIVE_PREFIX).rpartition("-")[0])
-        if path != mine.path and not (other and other.job_id == key.job_id and other.array_index != key.array_index):
-            beside.append(path)
-    return [LocalFolder(path) for path in sorted(beside)]
 
 
 @contextmanager
@@ -200,7 +197,11 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
     target = Path(owner.publish_to)
     end_leftovers(owner.mark)
     try:
-        ended_at_ms = _last_sign_ms(folder)
+        # It ended when anything was last written there.
+        files = [
+            file for half in (folder.wrapper_file, folder.recorder_file) for file in folder.path.glob(f"{half.name}*")
+        ]
+        ended_at_ms = max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
         work = left_behind(folder.wrapper_file, shared=owner.shared)(folder.path)
         if work is None or (not target.exists() and not _has_begun(work)):
             folder.remove()  # killed while it was listing its work
@@ -227,12 +228,6 @@ def _has_begun(uri: str) -> bool:
     with closing(sqlite3.connect(uri, uri=True)) as db:
         is_empty = db.execute("PRAGMA user_version").fetchone() == (0,)
         return not is_empty and db.execute("SELECT count(*) FROM attempt").fetchone() != (0,)
-
-
-def _last_sign_ms(folder: LocalFolder) -> int:
-    """Return when anything was last written there: nobody knows better when it ended."""
-    files = [file for half in (folder.wrapper_file, folder.recorder_file) for file in half.parent.glob(f"{half.name}*")]
-    return max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
 
 
 def _read_boot_id() -> str:

@@ -71,14 +71,24 @@ def only_merge(target: Path, clock: Clock, *, wait: bool, tell: Callable[[str], 
 
 def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str], None]) -> None:
     seen, seen_at_s, told = None, clock.monotonic_s(), False
-    while not _create(lock, me):
-        now = _read(lock)
+    while True:
+        try:
+            with lock.open("x", encoding="utf-8") as file:
+                file.write(me)
+            return
+        except FileExistsError:
+            now = _read(lock)
+        except OSError:
+            lock.unlink(missing_ok=True)  # a full disk: an empty lock would keep others waiting
+            raise
         if now != seen:
             seen, seen_at_s = now, clock.monotonic_s()
         if now == (None, None):
             continue  # gone this moment
         holder = now[0] or "a place unknown"  # a lock that we may not read, or that is not written yet
-        if _is_dead(holder) or clock.monotonic_s() - seen_at_s > _LEFT_ALONE_S:
+        node, _, pid = holder.partition(" ")
+        is_dead = node == os.uname().nodename and pid.isdigit() and not psutil.pid_exists(int(pid))
+        if is_dead or clock.monotonic_s() - seen_at_s > _LEFT_ALONE_S:
             _remove(lock, now[0])
             continue
         who = " as process ".join(holder.split())
@@ -94,20 +104,6 @@ def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str]
         clock.sleep(_LOOK_EVERY_S)
 
 
-def _create(lock: Path, me: str) -> bool:
-    try:
-        file = lock.open("x", encoding="utf-8")
-    except FileExistsError:
-        return False
-    try:
-        with file:
-            file.write(me)
-    except OSError:
-        lock.unlink(missing_ok=True)  # a full disk: an empty lock would keep others waiting
-        raise
-    return True
-
-
 def _read(lock: Path) -> tuple[str | None, int | None]:
     """Return what a lock says, and when it was touched; None: it does not say, or is gone."""
     text = touched_ns = None
@@ -115,12 +111,6 @@ def _read(lock: Path) -> tuple[str | None, int | None]:
         touched_ns = lock.stat().st_mtime_ns
         text = lock.read_text(encoding="utf-8")
     return text, touched_ns
-
-
-def _is_dead(holder: str) -> bool:
-    """Say whether a merge is gone from this machine; of another machine, or an unfinished lock, nothing is known."""
-    node, _, pid = holder.partition(" ")
-    return node == os.uname().nodename and pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
 def _remove(lock: Path, holder: str | None) -> None:

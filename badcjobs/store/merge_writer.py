@@ -12,7 +12,9 @@ alone, in whatever order they came.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -55,7 +57,18 @@ def put_in(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -
     """
     for table in _PLAIN:
         copy_table(db, source, table)
-    _copy_chunks(db, source, task_id)
+    ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
+    inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
+    if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # another task has some, too
+        met = f"FROM ({ours}) s JOIN main.chunk m ON {_MEETING.format('m', 's')} WHERE m.task_id != s.task_id"
+        stronger = f"{STRENGTH.format('s')} > {STRENGTH.format('m')}"
+        db.execute(f"INSERT INTO rival_chunk SELECT s.* {met} AND NOT {stronger}", task)
+        db.execute(f"INSERT INTO rival_chunk SELECT m.* {met} AND {stronger}", task)
+        db.execute(
+            f"""INSERT INTO main.chunk {ours} ON CONFLICT (recording_id, chunk_id) DO UPDATE SET {_all_anew("chunk")}
+                WHERE {STRENGTH.format("excluded")} > {STRENGTH.format("chunk")}""",
+            task,
+        )
     facts = f"SELECT ?, key, value FROM {source}.meta WHERE key NOT IN (?, ?)"
     db.execute(f"INSERT INTO task_meta {facts}", (task_id, ROWS, SEAL))
     if add_up:
@@ -68,24 +81,6 @@ def copy_table(db: sqlite3.Connection, source: str, table: str) -> None:
     # In these words, and no others, SQLite takes the samples over without looking into them.
     verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
     db.execute(f"{verb} INTO main.{table} SELECT * FROM {source}.{table}")
-
-
-def _copy_chunks(db: sqlite3.Connection, source: str, task_id: int) -> None:
-    """Copy the chunks, and let those that another task has, too, meet."""
-    ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
-    inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
-    (wanted,) = db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()
-    if inserted == wanted:
-        return
-    met = f"FROM ({ours}) s JOIN main.chunk m ON {_MEETING.format('m', 's')} WHERE m.task_id != s.task_id"
-    stronger = f"{STRENGTH.format('s')} > {STRENGTH.format('m')}"
-    db.execute(f"INSERT INTO rival_chunk SELECT s.* {met} AND NOT {stronger}", task)
-    db.execute(f"INSERT INTO rival_chunk SELECT m.* {met} AND {stronger}", task)
-    db.execute(
-        f"""INSERT INTO main.chunk {ours} ON CONFLICT (recording_id, chunk_id) DO UPDATE SET {_all_anew("chunk")}
-            WHERE {STRENGTH.format("excluded")} > {STRENGTH.format("chunk")}""",
-        task,
-    )
 
 
 def _all_anew(table: str) -> str:
@@ -129,12 +124,10 @@ def take_out(db: sqlite3.Connection, task_id: int) -> None:
 
 def count_rows(db: sqlite3.Connection, task_id: int, leave_out: Collection[str] = ()) -> dict[str, int]:
     """Return how many rows of a task there are, by the table of its file that they came from."""
-    counts = {table: 0 for table in (*_PLAIN, "chunk") if table not in leave_out}
-    for table in _WHERE_ROWS_ARE:
-        if table in leave_out:
-            continue
-        (many,) = db.execute(f"SELECT count(*) FROM {table} WHERE task_id = ?", (task_id,)).fetchone()
-        counts[table.removeprefix("rival_")] += many
+    counts: Counter[str] = Counter()
+    for table in (table for table in _WHERE_ROWS_ARE if table not in leave_out):
+        sql = f"SELECT count(*) FROM {table} WHERE task_id = ?"
+        counts[table.removeprefix("rival_")] += db.execute(sql, (task_id,)).fetchone()[0]
     return counts
 
 
@@ -178,16 +171,6 @@ def extract_task(db: sqlite3.Connection, task_id: int, path: Path) -> None:
                     db.execute(f"INSERT INTO extract.{table} {rows}", (task_id,))
     finally:
         db.execute("DETACH extract")
-
-
-def copy_task(source: Path, path: Path) -> None:
-    """Write the rows of a task database, without its figures, as a new one."""
-    with closing(sqlite3.connect(file_uri(path, "mode=rwc"), uri=True, isolation_level=None)) as db:
-        create_tables(db)
-        db.execute("ATTACH ? AS source", (read_only_uri(source, sealed=True),))
-        with transaction(db):
-            for table in ("meta", *_OWN):
-                db.execute(f"INSERT INTO main.{table} SELECT * FROM source.{table} ORDER BY rowid")
 
 
 def add_missing_rows(ours: Path, other: Path) -> None:
@@ -354,7 +337,7 @@ class JobWriter:
         for path in (held, theirs):
             path.unlink(missing_ok=True)
         extract_task(self._db, intake.task_id, held)
-        copy_task(intake.database, theirs)
+        shutil.copyfile(intake.database, theirs)
         held_first = intake.is_half or _trust(holder) >= _trust(intake)
         first, second = (held, theirs) if held_first else (theirs, held)
         add_missing_rows(first, second)

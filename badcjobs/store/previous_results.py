@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from badcjobs.store.connect import complain_about, open_job_database, open_sealed, published_uri
+from badcjobs.errors import DatabaseProblem
+from badcjobs.store.connect import open_job_database, published_uri, reading
 
 
 def merged_files(job_database: Path) -> set[str]:
@@ -16,26 +17,13 @@ def merged_files(job_database: Path) -> set[str]:
 
     Not those of tasks that were still running when they were merged: they may have done more since.
     """
-    if not job_database.exists() or complaint(job_database) is not None:
-        return set()
+    sql = """SELECT path FROM source_file JOIN task USING (task_id)
+             WHERE status != 'skipped' AND verdict IS NOT NULL"""
     try:
-        with closing(open_job_database(job_database)) as db:
-            rows = db.execute(
-                """SELECT path FROM source_file JOIN task USING (task_id)
-                   WHERE status != 'skipped' AND verdict IS NOT NULL"""
-            ).fetchall()
-    except sqlite3.Error:
+        with reading(job_database) as db:
+            return {Path(path).name for (path,) in db.execute(sql)}
+    except DatabaseProblem:
         return set()
-    return {Path(path).name for (path,) in rows}
-
-
-def complaint(database: Path) -> str | None:
-    """Return why a database cannot be looked into; None: it can."""
-    try:
-        with closing(open_sealed(database)) as db:
-            return complain_about(database, db)
-    except (OSError, sqlite3.Error) as error:
-        return str(error)
 
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task

@@ -6,7 +6,6 @@ import sqlite3
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import fields, replace
 from itertools import groupby, pairwise
 from math import nan
@@ -15,10 +14,9 @@ from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
 
-from badcjobs.errors import DatabaseProblem
 from badcjobs.model import CHARTED, ChartData, Envelope, Reading, Stretches
 from badcjobs.store.accounting import STATES
-from badcjobs.store.connect import grouped, open_job_database, rows_by_name
+from badcjobs.store.connect import grouped, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, describe
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, MetricFacts, StateTime, UnderWay
 from badcjobs.store.read_tasks import last_readings
@@ -180,18 +178,16 @@ SHORT_MS = 1000  # of so short a stretch it is told how long each state lasted; 
 
 def read_chart_data(path: Path) -> ChartData:
     """Return what the page shows beyond the summary of a job database."""
-    try:
-        with closing(open_job_database(path)) as db:
-            stretches = dict(read_stretches(db))
-            return ChartData(
-                stretches=_by_name(db, stretches),
-                given_up=_by_name(db, _given_up(db, stretches)),
-                durations=dict(db.execute(DURATIONS)),
-                sets_of_settings=db.execute(_SETS).fetchone()[0],
-                versions=tuple(row[0] for row in db.execute(_VERSIONS)),
-            )
-    except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path} cannot be read", why=str(error)) from error
+    with reading(path) as db:
+        names = {device_id: (task, token) for device_id, task, token in db.execute(_NAMES)}
+        stretches = dict(read_stretches(db))
+        return ChartData(
+            stretches={names[device_id]: found for device_id, found in stretches.items() if device_id in names},
+            given_up={names[device_id]: found for device_id, found in _given_up(db, stretches).items()},
+            durations=dict(db.execute(DURATIONS)),
+            sets_of_settings=db.execute(_SETS).fetchone()[0],
+            versions=tuple(row[0] for row in db.execute(_VERSIONS)),
+        )
 
 
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
@@ -206,11 +202,6 @@ _LAST = f"""
     WHERE device_id = :device AND task_id = (SELECT task_id FROM device WHERE device_id = :device)
     AND to_ms > :from_ms"""
 _NAMES = "SELECT d.device_id, t.name, d.token FROM device d JOIN task t USING (task_id)"
-
-
-def _by_name(db: sqlite3.Connection, stretches: Mapping[int, Stretches]) -> dict[tuple[str, str], Stretches]:
-    names = {device_id: (task, token) for device_id, task, token in db.execute(_NAMES)}
-    return {names[device_id]: found for device_id, found in stretches.items() if device_id in names}
 
 
 def read_stretches(db: sqlite3.Connection) -> Iterator[tuple[int, Stretches]]:

@@ -8,15 +8,14 @@ import shlex
 import sqlite3
 import stat
 from collections.abc import Collection, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent, silent_after_s
 from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import complain_about, grouped, is_job_database, open_job_database, read_as, rows_by_name
+from badcjobs.store.connect import grouped, is_job_database, read_as, reading, rows_by_name
 from badcjobs.store.job_schema import VIEWS
 from badcjobs.store.read_devices import DURATIONS, read_devices
 from badcjobs.store.read_model import (
@@ -32,7 +31,7 @@ from badcjobs.store.read_model import (
     TaskAlert,
     TaskFacts,
 )
-from badcjobs.store.read_tasks import EVERY_ALERT, STILL_OPEN, opened, parse_publish_every_s
+from badcjobs.store.read_tasks import EVERY_ALERT, STILL_OPEN, parse_publish_every_s
 from badcjobs.store.source_files import HOLDING, MERGED, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
@@ -46,18 +45,10 @@ _OPEN_ALERTS = f"SELECT a.kind, t.name FROM alert a JOIN task t USING (task_id) 
 
 def read_job(path: Path) -> JobFacts:
     """Return everything the summary needs."""
-    try:
-        with closing(open_job_database(path)) as db:
-            complaint = complain_about(path, db) or _why_not(db)
-            if complaint is not None:
-                raise DatabaseProblem(
-                    f"{path} is not a job database that this badcjobs reads",
-                    why=complaint,
-                    fix=_way_out(path, complaint),
-                )
-            return _read(db, path.parent)
-    except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path} cannot be read", why=str(error), fix=_way_out(path, str(error))) from error
+    with reading(path, lambda why: _way_out(path, why)) as db:
+        if not is_job_database(db):
+            raise sqlite3.DatabaseError("this is a task database; merge it first")
+        return _read(db, path.parent)
 
 
 def _way_out(path: Path, why: str) -> str:
@@ -72,13 +63,9 @@ def _way_out(path: Path, why: str) -> str:
     return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
 
 
-def _why_not(db: sqlite3.Connection) -> str | None:
-    return None if is_job_database(db) else "this is a task database; merge it first"
-
-
 def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[Freshness, tuple[str, ...]]:
     """Return whether there is news since the merge, and where the task databases lay; of other files nothing."""
-    if _why_not(db) is not None:
+    if not is_job_database(db):
         return Freshness(), ()
     files = _files(db)
     return add_last_heard(db, read_as(db, TaskFacts, _TASKS), files, folder)[1], _folders(files)
@@ -265,6 +252,8 @@ def add_last_heard(
         after_s = silent_after_s(file.size_bytes or 0, publish_every_s)
         then = replace(task, heard_at_ms=max(task.last_sign_ms, file.published_ms), silent_after_s=after_s)
         was_silent = is_silent(then.heard_at_ms, after_s, merged_at_ms)
+        attempts = {(key.job_id, key.restart) for key in new if key.array_index == task.array_index}
+        successors = attempts - {(task.job_id, task.restart)}
         if now is None:
             # Others were heard of long after it: it was silent then already.
             was_silent = is_silent(then.heard_at_ms, after_s, as_of_ms)
@@ -272,11 +261,16 @@ def add_last_heard(
             gone += not was_silent
         elif file.is_same(now):
             shown.append(then)
-        elif was_silent and _is_copy(file, now, folder):
+        elif (
+            was_silent
+            and file.checksum is not None
+            and now.st_size == file.size_bytes
+            and (read_stated(folder / file.path) == file.checksum)
+        ):  # another time, the same seal: a copy of what was merged
             shown.append(then)
             copies.add(file.path)
-        elif was_silent or any(_follows(key, task) for key in new):
-            shown.append(replace(then, changed=True))  # its successor may have published it
+        elif was_silent or successors:  # these may have published it
+            shown.append(replace(then, changed=True))
         else:
             heard_at_ms = max(task.last_sign_ms, now.st_mtime_ns // 10**6)
             after_s = silent_after_s(now.st_size, publish_every_s)
@@ -324,17 +318,6 @@ def _task_of(path: str) -> TaskKey | None:
     return TaskKey.parse(pure.stem) if is_one else None
 
 
-def _follows(key: TaskKey, task: TaskFacts) -> bool:
-    """Say whether this is another attempt at the same part of the source; tasks of one step have the same number."""
-    return key.array_index == task.array_index and (key.job_id, key.restart) != (task.job_id, task.restart)
-
-
-def _is_copy(file: SourceFile, now: os.stat_result, folder: Path) -> bool:
-    """Say whether a file with another time is what was merged, by its seal."""
-    same_size = now.st_size == file.size_bytes
-    return same_size and file.checksum is not None and read_stated(folder / file.path) == file.checksum
-
-
 # --- the accounts of tasks that may still run -------------------------------------------------------------------------
 
 _CHUNKS = """
@@ -350,7 +333,7 @@ def read_accounts(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, .
 
     Without those whose names are known already. All of it was added up when the file was published: few rows are read.
     """
-    with opened(path) as db:
+    with reading(path) as db:
         if not is_job_database(db):  # the same questions as there, asked of one task
             for view in VIEWS[:2]:
                 db.execute(f"CREATE TEMP VIEW {view.name} AS {view.select()}")

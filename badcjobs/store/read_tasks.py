@@ -9,21 +9,19 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, Reading, silent_after_s
 from badcjobs.store.connect import (
     CHUNK_NAME,
-    complain_about,
     grouped,
     is_job_database,
-    open_published,
     open_sealed,
     read_as,
+    reading,
     rows_by_name,
 )
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, ProcessFacts, TaskAlert, TaskFacts, Trail
@@ -72,21 +70,9 @@ _PROCESSES = f"""
 _NONE = (0, 0.0)  # chunks, seconds of audio
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a published task or job database; any problem is told in one sentence."""
-    try:
-        with closing(open_published(path)) as db:
-            if trouble := complain_about(path, db):
-                raise DatabaseProblem(f"{path.name} cannot be read: {trouble}")
-            yield db
-    except (OSError, sqlite3.Error) as error:
-        raise DatabaseProblem(f"{path.name} cannot be read: {error}") from error
-
-
 def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]:
     """Return the tasks of a task or job database, without those whose names are known already."""
-    with opened(path) as db:
+    with reading(path) as db:
         rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
         if not rows:
             return ()

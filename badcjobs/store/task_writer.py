@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import DatabaseProblem
 from badcjobs.model import (
     Allocation,
     Chunk,
@@ -26,9 +25,8 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, transaction
+from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, reading, transaction
 from badcjobs.store.live_files import PatientDatabase
-from badcjobs.store.previous_results import complaint
 from badcjobs.store.schema import insert_sql
 
 # Chunks of one recording mostly come one after the other; where they do not, the first has told enough.
@@ -82,10 +80,6 @@ _SETTLED = f"""
     ORDER BY c.rowid LIMIT 10000"""
 
 
-def _unreadable(database: Path, trouble: str) -> DatabaseProblem:
-    return DatabaseProblem(f"{database.name} cannot be looked into for finished chunks: {trouble}")
-
-
 class TaskWriter:
     """Writes one task's rows; every public method is one transaction unless ``batch`` holds it open."""
 
@@ -95,7 +89,7 @@ class TaskWriter:
         self._key = key
         self._db = PatientDatabase(path, shared=shared)
         self._attempts = 0
-        self._workers = 0
+        self.workers_started = 0  # engine processes so far
         self._open_attempts: dict[tuple[str, str], int] = {}
         self._cursor = 0
         self._changed: set[int] = set()
@@ -222,11 +216,8 @@ class TaskWriter:
         Not ``retry_failed``: also what failed there for good. Such a row is skipped with the error of that time, and
         is open again for the next database, which may know the chunk as done.
         """
-        trouble = complaint(database)
-        if trouble is not None:
-            raise _unreadable(database, trouble)
         db, skipped, last = self._db.now, 0, 0  # should the disk refuse in between, this one still reads both
-        try:
+        with reading(database):
             db.execute("ATTACH ? AS other", (published_uri(database),))
             try:
                 while found := db.execute(_SETTLED, (last, not retry_failed)).fetchall():
@@ -238,8 +229,6 @@ class TaskWriter:
                     skipped, last = skipped + len(same), found[-1][0]
             finally:
                 db.execute("DETACH other")
-        except sqlite3.Error as error:
-            raise _unreadable(database, str(error)) from error
         return skipped
 
     @property
@@ -314,18 +303,13 @@ class TaskWriter:
 
     def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
         """Write a new engine process and return its id."""
-        self._workers += 1
-        worker_id = stable_id(self.task_id, "worker", self._workers)
+        self.workers_started += 1
+        worker_id = stable_id(self.task_id, "worker", self.workers_started)
         self._insert(
             "worker", worker_id=worker_id, task_id=self.task_id, device_id=device_id, pid=pid, engine=engine,
             started_at_ms=at_ms,
         )  # fmt: skip
         return worker_id
-
-    @property
-    def workers_started(self) -> int:
-        """How many engine processes there were."""
-        return self._workers
 
     def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None:
         """Write the end of an engine process."""
