@@ -72,7 +72,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
             db.executemany(insert_sql("attempt_cost"), costs)
             _write_stretches(db, task_id, device_id, spans)
     if lived is not None:
-        _write_throttling(db, task_id)
+        db.execute(_THROTTLING, {"task": task_id})
         db.execute(_TASK_TOTAL, {"task": task_id})
 
 
@@ -159,21 +159,13 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
     )
 
 
-def _write_throttling(db: sqlite3.Connection, task_id: int) -> None:
-    found: Counter[tuple[int, str]] = Counter()
-    masks = db.execute(
-        """SELECT device_id, throttle_reasons, count(*) FROM sample
-           WHERE task_id = ? AND throttle_reasons > 0 GROUP BY device_id, throttle_reasons""",
-        (task_id,),
-    )
-    for device_id, mask, many in masks:
-        for bit, reason in THROTTLE_BITS.items():
-            if mask & bit:
-                found[device_id, reason] += many
-    rows = [(task_id, device_id, reason, many) for (device_id, reason), many in sorted(found.items())]
-    db.executemany(insert_sql("throttle_count"), rows)
-
-
+# One sample may show several reasons.
+_BITS = ", ".join(f"({bit}, '{reason}')" for bit, reason in THROTTLE_BITS.items())
+_THROTTLING = f"""
+    INSERT INTO throttle_count SELECT :task, device_id, column2, sum(many) FROM (
+        SELECT device_id, throttle_reasons AS mask, count(*) AS many FROM sample
+        WHERE task_id = :task AND throttle_reasons > 0 GROUP BY 1, 2)
+    JOIN (VALUES {_BITS}) ON mask & column1 GROUP BY device_id, column2"""
 # What was used; means are over the time in which chunks were worked on, start-up and end left out. The readings are not
 # evenly spaced; each speaks for the time since the one before.
 _AT_WORK = """at_ms BETWEEN (SELECT min(started_at_ms) FROM attempt WHERE task_id = :task)

@@ -28,11 +28,7 @@ from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
 from badcjobs.store.schema import DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_news, read_ends, write_ends
 from badcjobs.store.source_files import (
-    COPY,
     HOLDING,
-    MERGED,
-    SALVAGED,
-    SKIPPED,
     STILL_WRITTEN,
     Intake,
     NoTaskDatabases,
@@ -101,7 +97,7 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     changed = [file for file in found if _has_changed(file, known.get(file.path))]
     # Forget what was skipped and is gone, or was a closed folder and is open now; of other files that are gone the rows
     # stay.
-    skipped = [(file.path, order.target.parent / file.path) for file in files if file.status == SKIPPED]
+    skipped = [(file.path, order.target.parent / file.path) for file in files if file.status == "skipped"]
     gone = {name for name, path in skipped if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
     old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
     if state != "current" or changed or len(old) < len(known) or has_news(order.target, files):
@@ -185,15 +181,15 @@ def _take(writer: JobWriter, intake: Intake) -> None:
             writer.take(intake)
             break
         except FileChanged:
-            found = Intake(intake.path, None, SKIPPED, file=intake.file)
+            found = Intake(intake.path, None, "skipped", file=intake.file)
             intake = examine(found, intake.scratch)
         except sqlite3.DatabaseError as error:
-            is_of_file = "malformed" in str(error) and intake.checksum is None and intake.status != SALVAGED
+            is_of_file = "malformed" in str(error) and intake.checksum is None and intake.status != "salvaged"
             if not is_of_file:
                 raise
             intake = salvage_instead(intake, f"damaged: {error}")
     else:
-        writer.take(replace(intake, status=SKIPPED, reason=STILL_WRITTEN, database=None, rows=None, size_bytes=None))
+        writer.take(replace(intake, status="skipped", reason=STILL_WRITTEN, database=None, rows=None, size_bytes=None))
     shutil.rmtree(intake.scratch, ignore_errors=True)
 
 
@@ -244,7 +240,7 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
     try:
         with closing(open_job_database(job_database)) as db:
             files = read_source_files(db)
-            holders = {file.task_id: file for file in files if file.status == MERGED}
+            holders = {file.task_id: file for file in files if file.status == "merged"}
             for file in (file for file in files if file.path in given):
                 path = job_database.parent / file.path
                 if not path.exists():
@@ -264,7 +260,7 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
 def _why_not(
     db: sqlite3.Connection, file: SourceFile, holder: SourceFile | None, path: Path, job_database: Path
 ) -> str | None:
-    if file.status not in (MERGED, COPY) or holder is None or file.task_id is None:
+    if file.status not in ("merged", "copy") or holder is None or file.task_id is None:
         return file.reason or f"it was {file.status}"
     if file.checksum is None or file.checksum != holder.checksum:
         return "it has no seal" if file.checksum is None else "it is not the file whose rows are in the job database"

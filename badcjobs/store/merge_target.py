@@ -21,7 +21,7 @@ from badcjobs.store.atomic_write import remove_unfinished, sync_file, sync_folde
 from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, transaction, version_complaint
 from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 from badcjobs.store.schema import APPLICATION_ID
-from badcjobs.store.source_files import SKIPPED, SourceFile, read_source_files
+from badcjobs.store.source_files import SourceFile, read_source_files
 
 # --- one merge at a time ----------------------------------------------------------------------------------------------
 # On whatever node it runs: a file that only one merge can create. No kernel lock, which shared filesystems may not
@@ -152,7 +152,7 @@ def look_at_old(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
             return "current", read_source_files(db)
     except sqlite3.Error as error:
         reason = f"the earlier job database could not be read ({error}); made anew, and the old one put aside"
-        return "damaged", (SourceFile(damaged_name(target).name, None, SKIPPED, reason),)
+        return "damaged", (SourceFile(damaged_name(target).name, None, "skipped", reason),)
 
 
 def _refuse_if(wrong: bool, what: str) -> None:

@@ -27,18 +27,7 @@ from badcjobs.store.connect import create_tables, file_uri, read_only_uri, trans
 from badcjobs.store.figures import write_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
-from badcjobs.store.source_files import (
-    COPY,
-    HOLDING,
-    KEPT,
-    SALVAGED,
-    SKIPPED,
-    Intake,
-    SourceFile,
-    describe,
-    total,
-    write_source_files,
-)
+from badcjobs.store.source_files import HOLDING, Intake, SourceFile, describe, total, write_source_files
 
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
 _BORN = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
@@ -250,16 +239,16 @@ class JobWriter:
             if before is not None and before.status in HOLDING:
                 reason = f"kept from an earlier merge; the file now: {intake.reason}"
                 size_bytes, mtime_ns = intake.size_bytes, intake.mtime_ns
-                kept = replace(before, status=KEPT, reason=reason, size_bytes=size_bytes, mtime_ns=mtime_ns)
+                kept = replace(before, status="kept", reason=reason, size_bytes=size_bytes, mtime_ns=mtime_ns)
                 self._files[name] = kept
         elif holder is None and intake.is_half:
             reason = "half of a task whose other half is not here"
-            self._files[name] = SourceFile(name, None, SKIPPED, reason)  # without a time: tried again
+            self._files[name] = SourceFile(name, None, "skipped", reason)  # without a time: tried again
         elif holder is None:
             self._hold(intake)
         elif holder.path != name and self._is_namesake(intake):
             reason = f"another task of the same name as that in {holder.path}; merge it into a job database of its own"
-            self._files[name] = replace(intake, task_id=None, status=SKIPPED, reason=reason)
+            self._files[name] = replace(intake, task_id=None, status="skipped", reason=reason)
         elif intake.checksum is None or holder.checksum is None:
             self._put_together(intake, holder)
         elif holder.path == name:
@@ -276,7 +265,7 @@ class JobWriter:
 
     def finish(self) -> tuple[SourceFile, ...]:
         """Settle what the tasks say of each other's chunks, check the rows, and write what became of each file."""
-        salvaged = [file.task_id for file in self._files.values() if file.status == SALVAGED and file.task_id]
+        salvaged = [file.task_id for file in self._files.values() if file.status == "salvaged" and file.task_id]
         with transaction(self._db):
             create_indexes(self._db)
             settle(self._db, salvaged)
@@ -352,14 +341,14 @@ class JobWriter:
         # How many rows are still missing, if any of the files knows how many there were.
         sizes = [(f.rows or 0) + (f.rows_lost or 0) for f in (holder, intake) if f.checksum or f.rows_lost is not None]
         lost = max(0, max(sizes) - rows) if sizes else None
-        damaged = keeper.status == SALVAGED or (other.status == SALVAGED and lost != 0 and other.rank > keeper.rank)
+        damaged = keeper.status == "salvaged" or (other.status == "salvaged" and lost != 0 and other.rank > keeper.rank)
         reason, more = keeper.reason, rows - (keeper.rows or 0)
         if more > 0:
             origin = "an earlier merge" if other.path == keeper.path else other.path
             reason = "; ".join(filter(None, [reason, f"{more:,} rows more from {origin}"]))
         self._files[keeper.path] = replace(
             keeper,
-            status=SALVAGED if damaged else keeper.status,
+            status="salvaged" if damaged else keeper.status,
             reason=reason,
             rows=rows,
             rows_lost=lost if damaged else None,
@@ -369,12 +358,12 @@ class JobWriter:
 
 def _trust(file: SourceFile) -> tuple[object, ...]:
     """Order two files of one task: whose rows are believed where both have them."""
-    return (file.checksum is not None, file.status != SALVAGED, *file.rank)
+    return (file.checksum is not None, file.status != "salvaged", *file.rank)
 
 
 def _copy_of(file: SourceFile, holder: str) -> SourceFile:
     how = "a damaged or partial copy" if file.checksum is None else "a copy, or an earlier publication,"
-    return replace(file, status=COPY, reason=f"{how} of the task in {holder}", rows_lost=None)
+    return replace(file, status="copy", reason=f"{how} of the task in {holder}", rows_lost=None)
 
 
 def _check(table: str, task_id: int, wanted: int, found: int) -> None:

@@ -43,16 +43,6 @@ _DONE_BESIDE = f"""{_OPEN}
     WHERE a.outcome = 'done' AND a.ended_at_ms > o.from_ms ORDER BY 1, 2"""
 
 
-def read_under_way(db: sqlite3.Connection) -> dict[int, UnderWay]:
-    """Return it by device; the accounts have it in the state working."""
-    alone = read_alone(db)
-    found = {}
-    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):
-        alone_ms = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ()))
-        found[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_ms / 1000)
-    return found
-
-
 def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
     """Return by device when such tries were in flight, and none beside them that was done in the end."""
     done = grouped(db.execute(_DONE_BESIDE))
@@ -92,7 +82,10 @@ def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
     throttled = _by_device(db, "SELECT device_id, reason, samples FROM throttle_count", int)
     states = _by_device(db, f"SELECT device_id, state, {_names(StateTime)} FROM device_time", StateTime)
     metrics = _by_device(db, f"SELECT device_id, metric, {_names(MetricFacts)} FROM metric_summary", MetricFacts)
-    work, last, under_way = _work(db), last_readings(db), read_under_way(db)
+    work, last, alone, under_way = _work(db), last_readings(db), read_alone(db), {}
+    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # in the accounts these count as working
+        alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
+        under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
     sparks = {device_id: _thin(stretches) for device_id, stretches in grouped(db.execute(_UTILIZATION)).items()}
     for row in rows_by_name(db, _DEVICES):
         device_id = row["device_id"]

@@ -18,7 +18,7 @@ None: not known, or not asked for. Nothing here judges: what facts mean is said 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,12 +73,10 @@ class Trail:
     @property
     def means(self) -> Reading | None:
         """The means over all steps that have a reading; None: there are no steps."""
-        return Reading(**{metric: _mean(getattr(self, metric)) for metric in CHARTED}) if self.step_ms else None
-
-
-def _mean(values: Sequence[int | None]) -> Any:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known)) if known else None
+        if not self.step_ms:
+            return None
+        known = {metric: [value for value in getattr(self, metric) if value is not None] for metric in CHARTED}
+        return Reading(**{metric: round(sum(values) / len(values)) for metric, values in known.items() if values})
 
 
 @dataclass(frozen=True, slots=True)

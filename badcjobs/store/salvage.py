@@ -13,15 +13,15 @@ import os
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from badcjobs.model import TaskKey
 from badcjobs.store.atomic_write import SEAL, read_sealed_rows
 from badcjobs.store.connect import create_tables, file_uri, read_only_uri
-from badcjobs.store.schema import DERIVED, TABLES, Column, TableDef, columns_of
+from badcjobs.store.schema import DERIVED, TABLES, Column, columns_of
 
 _PAGE_BYTES = 4096  # SQLite's default, which we never change
 _LEAST_ROW_BYTES = 4
@@ -103,13 +103,10 @@ def _copy_pages(damaged: Path, copy: Path) -> None:
 def _list_of_tables(path: Path) -> dict[str, int]:
     """Return the tables that a file lists, and on which page each begins; SQLite reads its list as far as it comes."""
     found = {}
-    try:
-        with closing(_open(path)) as db:
-            for name, page in db.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"):
-                found[name] = page
-    except sqlite3.DatabaseError:
-        pass
-    return {name: page for name, page in found.items() if name in _FORMS}
+    with suppress(sqlite3.DatabaseError), closing(_open(path)) as db:
+        for name, page in db.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"):
+            found[name] = page
+    return {name: page for name, page in found.items() if name in _CHECKS}
 
 
 def _borrow_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) -> None:
@@ -138,26 +135,18 @@ def _open(path: Path) -> sqlite3.Connection:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-class _Form:
-    """What a row of one table looks like when its values can be true."""
+def _believes(table: str, values: Sequence[Any]) -> bool:
+    """Say whether a row of this table can be true."""
+    checks = _CHECKS[table]
+    return len(values) == len(checks) and all(check(value) for check, value in zip(checks, values, strict=True))
 
-    def __init__(self, table: TableDef) -> None:
-        self.table = table.name
-        self.columns = columns_of(table.name)
-        self.has_own_id = table.columns[0].sql.startswith("INTEGER PRIMARY KEY")
-        self._checks = [_check_of(column) for column in table.columns]
-        names = self.columns if self.has_own_id else ("rowid", *self.columns)
-        self.insert = f"INSERT OR IGNORE INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
-    def believes(self, values: Sequence[Any]) -> bool:
-        """Say whether a row can be true."""
-        return len(values) == len(self._checks) and all(
-            check(value) for check, value in zip(self._checks, values, strict=True)
-        )
-
-    def completed(self, rowid: int, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the values for ``insert``."""
-        return (rowid, *values[1:]) if self.has_own_id else (rowid, *values)
+def _add_rows(clean: sqlite3.Connection, table: str, rows: Iterable[tuple[int, Sequence[Any]]]) -> None:
+    """Add rows under their numbers; in some tables the number is the first column."""
+    first = int(table in _NUMBERED)
+    names = ("rowid", *columns_of(table)[first:])
+    sql = f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    clean.executemany(sql, ((rowid, *values[first:]) for rowid, values in rows))
 
 
 def _check_of(column: Column) -> Callable[[Any], bool]:
@@ -188,27 +177,28 @@ def is_time(column: Column) -> bool:
 
 # Derived tables are made anew from what is left.
 _OWN = [table for table in TABLES if table.name not in DERIVED]
-_FORMS = {table.name: _Form(table) for table in _OWN}
+_CHECKS = {table.name: [_check_of(column) for column in table.columns] for table in _OWN}
+_NUMBERED = {table.name for table in _OWN if table.columns[0].sql.startswith("INTEGER PRIMARY KEY")}
 
 
 def _read_tables(copy: Path, clean: sqlite3.Connection) -> bool:
     """Copy the rows that SQLite can reach; return whether it could read every table to its end."""
     there = _list_of_tables(copy)
-    complete = len(there) == len(_FORMS)
+    complete = len(there) == len(_CHECKS)
     highest = copy.stat().st_size // _LEAST_ROW_BYTES
     with closing(_open(copy)) as source:
-        for form in (form for name, form in _FORMS.items() if name in there):
-            published = read_sealed_rows(clean).get(form.table, highest)  # from meta, which comes first
-            if form.has_own_id:
-                complete &= _read_table(source, clean, form, (0, 2**63 - 1), _MOST_STRETCHES)
+        for table in (table for table in _CHECKS if table in there):
+            published = read_sealed_rows(clean).get(table, highest)  # from meta, which comes first
+            if table in _NUMBERED:
+                complete &= _read_table(source, clean, table, (0, 2**63 - 1), _MOST_STRETCHES)
             else:  # numbered from 1; beyond the number that was published only if that is wrong
-                complete &= _read_table(source, clean, form, (1, published), _MOST_STRETCHES)
-                complete &= _read_table(source, clean, form, (published + 1, highest), _FEW_STRETCHES)
+                complete &= _read_table(source, clean, table, (1, published), _MOST_STRETCHES)
+                complete &= _read_table(source, clean, table, (published + 1, highest), _FEW_STRETCHES)
     return complete
 
 
 def _read_table(
-    source: sqlite3.Connection, clean: sqlite3.Connection, form: _Form, ends: tuple[int, int], most_stretches: int
+    source: sqlite3.Connection, clean: sqlite3.Connection, table: str, ends: tuple[int, int], most_stretches: int
 ) -> bool:
     """Read a stretch of row numbers from both ends; halve what neither end reaches, the widest first."""
     unread, complete, found = [(ends[0] - ends[1], *ends)], True, False
@@ -216,12 +206,12 @@ def _read_table(
         if not unread or (number == _STRETCHES_IN_VAIN and not found):
             break  # the page above all others is lost
         _, low, high = heapq.heappop(unread)
-        reached = _copy_rows(source, clean, form, (low, high), "ASC")
+        reached = _copy_rows(source, clean, table, (low, high), "ASC")
         found |= reached != low - 1
         if reached is None:
             continue
         complete, first = False, reached + 1
-        reached = _copy_rows(source, clean, form, (first, high), "DESC")
+        reached = _copy_rows(source, clean, table, (first, high), "DESC")
         found |= reached != high + 1
         if reached is None:
             continue
@@ -236,27 +226,24 @@ def _read_table(
 
 
 def _copy_rows(
-    source: sqlite3.Connection, clean: sqlite3.Connection, form: _Form, ends: tuple[int, int], order: str
+    source: sqlite3.Connection, clean: sqlite3.Connection, table: str, ends: tuple[int, int], order: str
 ) -> int | None:
     """Copy rows in one direction; None: all of them, else the last row number that was reached."""
     low, high = ends
     reached: int | None = low - 1 if order == "ASC" else high + 1
 
-    def rows() -> Iterator[tuple[Any, ...]]:
+    def rows() -> Iterator[tuple[int, Sequence[Any]]]:
         nonlocal reached
-        sql = f"SELECT rowid, {', '.join(form.columns)} FROM {form.table} NOT INDEXED"
-        try:
-            for rowid, *values in source.execute(
-                f"{sql} WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}", (low, high)
-            ):
+        sql = f"""SELECT rowid, {", ".join(columns_of(table))} FROM {table} NOT INDEXED
+                  WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}"""
+        with suppress(sqlite3.DatabaseError):
+            for rowid, *values in source.execute(sql, (low, high)):
                 reached = rowid
-                if form.believes(values):
-                    yield form.completed(rowid, values)
-        except sqlite3.DatabaseError:
-            return
-        reached = None
+                if _believes(table, values):
+                    yield rowid, values
+            reached = None
 
-    clean.executemany(form.insert, rows())
+    _add_rows(clean, table, rows())
     return reached
 
 
@@ -265,38 +252,34 @@ def _copy_rows(
 
 def _add_recovered(copy: Path, clean: sqlite3.Connection) -> None:
     """Add the rows that ``sqlite3 FILE .recover`` finds on pages that no other page leads to any more."""
-    recovered = copy.with_name(f"recovered-{copy.name}")
-    try:
-        with subprocess.Popen(
-            ["sqlite3", str(copy), ".recover"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as finder:
-            try:
-                writer = ["sqlite3", str(recovered)]
-                subprocess.run(writer, stdin=finder.stdout, capture_output=True, check=False, timeout=_PROGRAM_LIMIT_S)
-            finally:
-                finder.kill()
+    script, recovered = copy.with_suffix(".sql"), copy.with_name(f"recovered-{copy.name}")
+    # There may be no such program, or one without .recover.
+    with suppress(OSError, subprocess.SubprocessError, sqlite3.Error):
+        with script.open("wb") as out:
+            find = ["sqlite3", str(copy), ".recover"]
+            subprocess.run(find, stdout=out, stderr=subprocess.DEVNULL, check=False, timeout=_PROGRAM_LIMIT_S)
+        with script.open("rb") as sql:
+            write = ["sqlite3", str(recovered)]
+            subprocess.run(write, stdin=sql, capture_output=True, check=False, timeout=_PROGRAM_LIMIT_S)
         with closing(sqlite3.connect(file_uri(recovered, "mode=ro"), uri=True)) as source:
             _take_recovered(source, clean)
-    except (OSError, subprocess.SubprocessError, sqlite3.Error):
-        pass  # there is no such program, or this one has no .recover
-    finally:
-        recovered.unlink(missing_ok=True)
+    script.unlink(missing_ok=True)
+    recovered.unlink(missing_ok=True)
 
 
 def _take_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> None:
     there = {name for (name,) in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for form in _FORMS.values():
-        if form.table in there:
-            _copy_rows(source, clean, form, (-(2**63), 2**63 - 1), "ASC")
+    for table in (table for table in _CHECKS if table in there):
+        _copy_rows(source, clean, table, (-(2**63), 2**63 - 1), "ASC")
     if "lost_and_found" not in there:
         return
     # rootpgno, pgno, nfield, id, c0, c1, …: rows of pages whose table is not known
     for _, _, fields, rowid, *values in source.execute("SELECT * FROM lost_and_found"):
         row = values[:fields]
-        with_id = [rowid, *row[1:]] if row and row[0] is None else row
-        fitting = [form for form in _FORMS.values() if form.believes(with_id if form.has_own_id else row)]
+        numbered = [rowid, *row[1:]] if row and row[0] is None else row
+        fitting = [table for table in _CHECKS if _believes(table, numbered if table in _NUMBERED else row)]
         if len(fitting) == 1:
-            clean.execute(fitting[0].insert, fitting[0].completed(rowid, row))
+            _add_rows(clean, fitting[0], [(rowid, row)])
 
 
 # --- whose rows -------------------------------------------------------------------------------------------------------
@@ -308,9 +291,8 @@ def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
     if file_name in named:
         return int(named[file_name])
     rows_of: Counter[int] = Counter()
-    for form in _FORMS.values():
-        if form.table != "meta":
-            rows_of.update(dict(db.execute(f"SELECT task_id, count(*) FROM {form.table} GROUP BY 1")))
+    for table in (table for table in _CHECKS if table != "meta"):
+        rows_of.update(dict(db.execute(f"SELECT task_id, count(*) FROM {table} GROUP BY 1")))
     if TaskKey.parse(file_name) and not file_name.startswith("."):  # a hidden file is a half-published copy
         # An id that less than a tenth of the rows have is no task, but a byte that flipped.
         many = {task_id for task_id, count in rows_of.items() if count * 10 >= rows_of.total()}
@@ -322,7 +304,7 @@ def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
 def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict[str, int], dict[str, int] | None]:
     """Keep the rows of one task, add what can be said of those that are lost, and count."""
     rows = {}
-    for table in _FORMS:
+    for table in _CHECKS:
         if table != "meta":
             db.execute(f"DELETE FROM {table} WHERE task_id != ?", (task_id,))
         rows[table] = int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
@@ -30,14 +31,11 @@ from badcjobs.store.connect import (
 from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 
-MERGED = "merged"  # as it is
-RECOVERED = "recovered"  # with the journal or WAL that lay beside it; nothing is lost
-SALVAGED = "salvaged"  # damaged; its healthy rows
-KEPT = "kept"  # cannot be read any more; its rows are those of an earlier merge
-COPY = "copy"  # another file of the same task has all that this one has
-SKIPPED = "skipped"  # nothing of it is here
-
-HOLDING = (MERGED, RECOVERED, SALVAGED, KEPT)  # the rows of its task are those of this file
+# merged: as it is. recovered: with the journal or WAL that lay beside it; nothing is lost. salvaged: damaged; the rows
+# that could be read. kept: cannot be read any more; its rows are those of an earlier merge. copy: another file of the
+# same task has all that this one has. skipped: nothing of it is here.
+Status = Literal["merged", "recovered", "salvaged", "kept", "copy", "skipped"]
+HOLDING = ("merged", "recovered", "salvaged", "kept")  # the rows of its task are those of this file
 NOT_OURS = "a job database, not a task database"
 STILL_WRITTEN = "it is still being written; merge again when it is complete"
 
@@ -48,7 +46,7 @@ class SourceFile:
 
     path: str
     task_id: int | None
-    status: str
+    status: Status
     reason: str | None = None
     size_bytes: int | None = None
     mtime_ns: int | None = None
@@ -74,7 +72,7 @@ class SourceFile:
     @property
     def lost_something(self) -> bool:
         """Whether rows of this file are missing, or may be; another job database has none of its own."""
-        return self.status in (SALVAGED, KEPT, SKIPPED) and self.reason != NOT_OURS
+        return self.status in ("salvaged", "kept", "skipped") and self.reason != NOT_OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
     def add(path: Path, *, has_leftovers: bool = False, closed: str | None = None) -> None:
         # Not by relative_to, because this is done for thousands; what is no UTF-8 is no text for ``source_file``.
         name = str(path).removeprefix(home).encode("utf-8", "backslashreplace").decode()
-        found.setdefault(path, Intake(name, None, SKIPPED, closed, file=path, has_leftovers=has_leftovers))
+        found.setdefault(path, Intake(name, None, "skipped", closed, file=path, has_leftovers=has_leftovers))
 
     for place in map(full_path, inputs):
         if not place.is_dir():
@@ -222,7 +220,7 @@ def salvage_instead(intake: Intake, damage: str) -> Intake:
     try:
         return _save_what_can_be(intake, damage)
     except DatabaseProblem as refusal:
-        return replace(intake, status=SKIPPED, reason=refusal.what, database=None, task_id=None, rows=None)
+        return replace(intake, status="skipped", reason=refusal.what, database=None, task_id=None, rows=None)
 
 
 def describe(intake: Intake) -> Intake:
@@ -268,19 +266,19 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
     stated, computed = read_checksum(path)
     damage = _check_head(path, status.st_size, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
-        return describe(replace(intake, status=MERGED, database=path, checksum=stated))
+        return describe(replace(intake, status="merged", database=path, checksum=stated))
     besides = [(ending, path.with_name(path.name + ending)) for ending in _LEFTOVERS]
     leftovers = [ending for ending, beside in besides if beside.exists() and beside.stat().st_size > 0]
     if leftovers:
         reason = f"with what lay beside it in {path.name}{leftovers[0]}, on a copy"
-        intake = replace(intake, status=RECOVERED, reason=reason, database=_recover(path, leftovers, intake.scratch))
+        intake = replace(intake, status="recovered", reason=reason, database=_recover(path, leftovers, intake.scratch))
     elif damage is not None:
         return _save_what_can_be(intake, damage)
     elif stated is None:
-        intake = replace(intake, status=MERGED, database=path)
+        intake = replace(intake, status="merged", database=path)
     else:
         reason = "damaged: its bytes are not those that were published"
-        intake = replace(intake, status=SALVAGED, reason=reason, database=path)
+        intake = replace(intake, status="salvaged", reason=reason, database=path)
     return _read_unproven(intake, intake.database or path)
 
 
@@ -297,11 +295,11 @@ def _read_unproven(intake: Intake, database: Path) -> Intake:
         return _save_what_can_be(intake, f"damaged: {verdict}")
     lost = {table: many - intake.counts.get(table, 0) for table, many in published.items()}
     lost = {table: many for table, many in lost.items() if many > 0}
-    if not lost and intake.status != SALVAGED:
+    if not lost and intake.status != "salvaged":
         return intake
     saved = _what_was_saved(intake.counts, lost if published else None)
     reason = f"{intake.reason or 'damaged: rows are missing'}; {saved}"
-    return replace(intake, status=SALVAGED, reason=reason, rows_lost=sum(lost.values()) if published else None)
+    return replace(intake, status="salvaged", reason=reason, rows_lost=sum(lost.values()) if published else None)
 
 
 def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
@@ -347,7 +345,9 @@ def _save_what_can_be(intake: Intake, damage: str) -> Intake:
         raise DatabaseProblem(damage)
     rows, lost = saved
     reason, rows_lost = f"{damage}; {_what_was_saved(rows, lost)}", None if lost is None else total(lost)
-    return describe(replace(intake, status=SALVAGED, reason=reason, database=clean, rows_lost=rows_lost, checksum=None))
+    return describe(
+        replace(intake, status="salvaged", reason=reason, database=clean, rows_lost=rows_lost, checksum=None)
+    )
 
 
 def _what_was_saved(saved: Mapping[str, int], lost: Mapping[str, int] | None) -> str:

@@ -21,7 +21,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.model import Allocation, Chunk, ChunkResult, Fingerprint, TaskKey
 from badcjobs.paths import RunFolder
 from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.previous_results import merged_files
+from badcjobs.store.read_job import merged_files
 from badcjobs.store.task_writer import TaskWriter
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
