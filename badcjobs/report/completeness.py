@@ -7,28 +7,6 @@ identities, in a scratch database. What stands in the job database is ``store``'
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayShape
-from badcjobs.paths import RunFolder
-from badcjobs.paths import is_there
-from badcjobs.report.headlines import news_words
-from badcjobs.report.words import index_ranges
-from badcjobs.settings import FrozenRun
-from badcjobs.sources.open import Sources
-from badcjobs.sources.open import open_sources
-from badcjobs.store.read_job import read_freshness
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import Freshness
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.submission_record import NO_NOTE
-from badcjobs.store.submission_record import Trace
-from badcjobs.store.submission_record import find_trace
-from badcjobs.store.read_job import NOT_LISTED
-from badcjobs.store.read_job import SourceRows
-from badcjobs.store.read_job import known_lengths
-from badcjobs.store.read_job import scratch_rows
-
 import shlex
 import sqlite3
 from collections import Counter
@@ -37,6 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayShape
+from badcjobs.paths import RunFolder, is_there
+from badcjobs.report.headlines import news_words
+from badcjobs.report.words import index_ranges
+from badcjobs.settings import FrozenRun
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.store.read_job import NOT_LISTED, known_lengths, scratch_rows
+from badcjobs.store.read_job import read_freshness
+from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
+from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
 Progress = Callable[[int], None]
 Indices = set[int | None]  # of an array; None: a row that no array task would take
@@ -205,8 +194,8 @@ def _compare(
         strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
         missing = tuple(index for index in absent if index in unlisted or (unlisted and index_of is None))
         # Rows of tasks that are missing are told by their index.
-        not_listed_examples = rows.only_in_source() if unlisted.difference(missing) else ()
-        strangers_examples = rows.only_in_job() if strangers else ()
+        not_listed_examples = rows.examples(only_in_job=False) if unlisted.difference(missing) else ()
+        strangers_examples = rows.examples(only_in_job=True) if strangers else ()
     left, failed = _unfinished(facts, missing)
     if index_of is not None:
         left = Indices().union(*(indices.get(state, ()) for state in _LEFT))

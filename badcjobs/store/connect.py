@@ -246,7 +246,7 @@ def reading(path: Path, way_out: Callable[[str], str | None] = lambda why: None)
                 raise sqlite3.DatabaseError(trouble)
             yield db
     except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path} cannot be read: {error}", fix=way_out(str(error))) from error
+        raise DatabaseProblem(f"{path.name} cannot be read: {error}", fix=way_out(str(error))) from error
 
 
 def _reading_uri(path: Path) -> str:

@@ -425,13 +425,11 @@ class SourceRows:
         """Return position, state and number of the rows."""
         return self._db.execute(_STATES).fetchall()
 
-    def only_in_source(self) -> tuple[str, ...]:
-        """Return the first rows that no task has listed."""
-        return self._names("main.row", "job.chunk")
-
-    def only_in_job(self) -> tuple[str, ...]:
-        """Return the first chunks that are no rows of the source."""
-        return self._names("job.chunk", "main.row")
+    def examples(self, *, only_in_job: bool) -> tuple[str, ...]:
+        """Return the first rows that no task has listed, or the first chunks that are no rows of the source."""
+        here, not_here = ("job.chunk", "main.row") if only_in_job else ("main.row", "job.chunk")
+        found = self._db.execute(_ONLY_IN.format(here, not_here), (_EXAMPLES,)).fetchall()
+        return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
 
     def _flush(self) -> None:
         """Write what is still in memory; a row that repeats another counts once, as it would be done once."""
@@ -439,10 +437,6 @@ class SourceRows:
         self._db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", self._batch)
         self._db.execute("COMMIT")
         self._batch.clear()
-
-    def _names(self, here: str, not_here: str) -> tuple[str, ...]:
-        found = self._db.execute(_ONLY_IN.format(here, not_here), (_EXAMPLES,)).fetchall()
-        return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
 
 
 def known_lengths(job_database: Path) -> dict[str, float]:

@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from badcjobs.model import (
 )
 from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, reading, transaction
 from badcjobs.store.live_files import PatientDatabase
-from badcjobs.store.schema import insert_sql
+from badcjobs.store.schema import columns_of, insert_sql
 
 # Chunks of one recording mostly come one after the other; where they do not, the first has told enough.
 _RECORDING = """
@@ -136,13 +137,9 @@ class TaskWriter:
         """Write the granted devices."""
         with self.batch():
             for device in devices:
-                self._insert(
-                    "device", device_id=self.device_id(device), task_id=self.task_id, uuid=device.uuid,
-                    device_index=device.index, token=device.token, name=device.name,
-                    memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w,
-                    pci_bus_id=device.pci_bus_id, driver=device.driver, backend=device.backend, why=device.why,
-                    slowdown_c=device.slowdown_c, vendor=device.vendor, parent_uuid=device.parent_uuid,
-                )  # fmt: skip
+                facts = {name: getattr(device, name) for name in columns_of("device") if hasattr(device, name)}
+                ids = {"device_id": self.device_id(device), "task_id": self.task_id, "device_index": device.index}
+                self._insert("device", **ids, **facts)
 
     def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
         """Write a stretch without readings that only the wrapper knows of."""
@@ -156,11 +153,7 @@ class TaskWriter:
 
     def add_usage(self, reading: UsageReading, at_ms: int) -> None:
         """Write what the task's own processes used."""
-        self._insert(
-            "usage_sample", task_id=self.task_id, at_ms=at_ms, cpu_cores=reading.cpu_cores,
-            memory_bytes=reading.memory_bytes, read_bytes_per_s=reading.read_bytes_per_s,
-            processes=reading.processes, source=reading.source,
-        )  # fmt: skip
+        self._insert("usage_sample", task_id=self.task_id, at_ms=at_ms, **asdict(reading))
 
     def begin_mark(self, name: str, at_ms: int) -> int:
         """Write the begin of a stretch that somebody named, and return its number."""
