@@ -22,8 +22,7 @@ from badcjobs.report.headlines import news_words
 from badcjobs.report.words import index_ranges
 from badcjobs.settings import FrozenRun
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.store.read_job import NOT_LISTED, known_lengths, scratch_rows
-from badcjobs.store.read_job import read_freshness
+from badcjobs.store.read_job import NOT_LISTED, known_lengths, read_freshness, scratch_rows
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 

@@ -84,28 +84,37 @@ def read_stated(path: Path) -> str | None:
     return str(row[0]).removeprefix("crc32:") if row else None
 
 
+@contextmanager
+def replacing(target: Path, temporary: Path, *, lasting: bool = True) -> Iterator[None]:
+    """Put what is written under a temporary name in the place of ``target``, when all went well; else remove it.
+
+    Not ``lasting``: not worth an fsync.
+    """
+    try:
+        yield
+        if lasting:
+            sync_file(temporary)
+        os.replace(temporary, target)  # noqa: PTH105
+    finally:
+        temporary.unlink(missing_ok=True)
+    if lasting:
+        sync_folder(target.parent)
+
+
 def move_into_place(local: Path, target: Path) -> None:
     """Copy a finished local file to where readers look, and seal it, so that they never see half of it."""
     temporary = unfinished_name(target)
-    try:
-        with local.open("rb") as source, temporary.open("wb") as copy:
+    with replacing(target, temporary), local.open("rb") as source, temporary.open("wb") as copy:
 
-            def copied() -> Iterator[bytes]:
-                for block in _blocks(source):
-                    copy.write(block)
-                    yield block
+        def copied() -> Iterator[bytes]:
+            for block in _blocks(source):
+                copy.write(block)
+                yield block
 
-            seal_at, _, digits = checksum(copied())
-            if seal_at is not None:  # None: samples as text
-                copy.seek(seal_at)
-                copy.write(digits.encode())
-            copy.flush()
-            os.fsync(copy.fileno())
-        os.replace(temporary, target)  # noqa: PTH105
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
+        seal_at, _, digits = checksum(copied())
+        if seal_at is not None:  # None: samples as text
+            copy.seek(seal_at)
+            copy.write(digits.encode())
 
 
 def unfinished_name(target: Path) -> Path:
@@ -150,12 +159,8 @@ def fresh_file(target: Path) -> Iterator[BinaryIO]:
         # Of one length, however long the target's name is; the host, because others may share this folder.
         number = zlib.crc32(os.fsencode(target.name))
         temporary = target.with_name(f".badcjobs-export.{os.uname().nodename}.{os.getpid()}.{number:08x}.tmp")
-        try:
-            with temporary.open("wb") as out:
-                yield out
-            os.replace(temporary, target)  # noqa: PTH105
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(target, temporary, lasting=False), temporary.open("wb") as out:
+            yield out
     except OSError as error:
         raise cannot_write(target, error) from error
 

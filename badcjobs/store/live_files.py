@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from badcjobs.store.atomic_write import sync_file
+from badcjobs.store.atomic_write import replacing
 from badcjobs.store.connect import create_live, file_uri, read_only_uri, transaction, unshared_uri
 
 log = logging.getLogger(__name__)
@@ -124,20 +123,16 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
     """
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(unshared_uri(temporary), uri=True, isolation_level=None)) as copy:
-            copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else a WAL file's copy cannot be turned into a plain one
-            copy.execute("PRAGMA journal_mode = OFF")  # half a copy is thrown away
-            copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end, when the writer does not wait for us
-            copy.execute("PRAGMA cache_size = -512")
-            live.backup(copy, pages=_STEP_PAGES, progress=lambda *_: time.sleep(_BREATH_S), sleep=_BUSY_S)
-            copy.execute("PRAGMA journal_mode = DELETE")
-        if lasting:
-            sync_file(temporary)
-        os.replace(temporary, target)  # noqa: PTH105
-    except (OSError, sqlite3.Error):
-        temporary.unlink(missing_ok=True)
-        raise
+    with (
+        replacing(target, temporary, lasting=lasting),
+        closing(sqlite3.connect(unshared_uri(temporary), uri=True, isolation_level=None)) as copy,
+    ):
+        copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else a WAL file's copy cannot be turned into a plain one
+        copy.execute("PRAGMA journal_mode = OFF")  # half a copy is thrown away
+        copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end, when the writer does not wait for us
+        copy.execute("PRAGMA cache_size = -512")
+        live.backup(copy, pages=_STEP_PAGES, progress=lambda *_: time.sleep(_BREATH_S), sleep=_BUSY_S)
+        copy.execute("PRAGMA journal_mode = DELETE")
 
 
 # --- the newest readings ----------------------------------------------------------------------------------------------

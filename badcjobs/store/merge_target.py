@@ -17,7 +17,7 @@ import psutil
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import remove_unfinished, sync_file, sync_folder, unfinished_name
+from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
 from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, transaction, version_complaint
 from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 from badcjobs.store.schema import APPLICATION_ID
@@ -182,22 +182,15 @@ def drafted(
     """Give a new job database, or a copy of the old one, to be written; put it in place when all went well."""
     remove_unfinished(target)
     draft = unfinished_name(target)
-    try:
+    with replacing(target, draft):
         if from_old:
             copy_quickly(target, draft)
-        db = open_draft(draft, new=not from_old)
-        try:
+        with closing(open_draft(draft, new=not from_old)) as db:
             yield db
-        finally:
-            db.close()
         sync_file(draft)
         check()
         if keep_old_as is not None:
             os.replace(target, keep_old_as)  # noqa: PTH105
-        os.replace(draft, target)  # noqa: PTH105
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(target.parent)
 
 
 @contextmanager
