@@ -57,23 +57,27 @@ def one_case(_facts: object) -> Cases:
     return ({},)
 
 
-def rules(subject: str, *rows: Advice, cases: Callable[[Any], Cases] = one_case) -> Judge:
-    """Return a judge about one subject: for each case the first row that holds is said.
+def rules(subject: str, cases: Callable[[Any], Cases] = one_case) -> Callable[..., Judge]:
+    """Return what makes a judge about one subject of its rows: for each case the first row that holds is said.
 
     A case is what the rows need besides the facts; its ``details`` go into the remark as they are.
     """
 
-    def judge(facts: object) -> Iterator[Remark]:
-        for case in cases(facts):
-            known = {**vars(facts), **case}
-            found = SimpleNamespace(**known)
-            row = next((one for one in rows if one.when(found)), None)
-            if row is not None:
-                fix = None if row.fix is None else say(row.fix, known) or None
-                severity, about, text = (say(part, known) for part in (row.severity, subject, row.says))
-                yield Remark(severity, about, text, fix, tuple(known.get("details", ())))
+    def of_rows(*rows: Advice) -> Judge:
+        return lambda facts: _judge(subject, cases(facts), rows, vars(facts))
 
-    return judge
+    return of_rows
+
+
+def _judge(subject: str, cases: Cases, rows: Sequence[Advice], facts: Mapping[str, Any]) -> Iterator[Remark]:
+    for case in cases:
+        known = {**facts, **case}
+        found = SimpleNamespace(**known)
+        row = next((one for one in rows if one.when(found)), None)
+        if row is not None:
+            fix = None if row.fix is None else say(row.fix, known) or None
+            severity, about, text = (say(part, known) for part in (row.severity, subject, row.says))
+            yield Remark(severity, about, text, fix, tuple(known.get("details", ())))
 
 
 def judge_all(judges: Iterable[Judge], facts: object) -> Iterator[Remark]:

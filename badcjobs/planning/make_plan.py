@@ -138,8 +138,7 @@ def _rates(plan: CampaignPlan) -> Cases:
 
 
 SOURCE_REMARKS = (
-    rules(
-        "left out",
+    rules("left out", _left_out)(
         problem_if(
             "{survey.left_out_words} cannot be planned: badcjobs run would fail {survey.left_out_all:it|them}, for the"
             " audio cannot be used",
@@ -151,58 +150,45 @@ SOURCE_REMARKS = (
             " fail those whose audio cannot be used",
             "{fix}",
         ),
-        cases=_left_out,
     ),
-    rules(
-        "unreadable",
+    rules("unreadable", _examples("unreadable", "unreadable_names"))(
         problem_if(
             "{many:count file} that cannot be read from here; {guess}; whatever tasks cannot read either will fail",
             "{survey.unreadable_fix}",
-        ),
-        cases=_examples("unreadable", "unreadable_names"),
+        )
     ),
-    rules(
-        "unknown length",
-        note_if("{many:count file} whose header does not tell how long it is; {guess}"),
-        cases=_examples("untold", "unknown_names"),
+    rules("unknown length", _examples("untold", "unknown_names"))(
+        note_if("{many:count file} whose header does not tell how long it is; {guess}")
     ),
-    rules(
-        "empty",
+    rules("empty", _examples("empty", "empty_names"))(
         note_if(
             "{many:count file} without any audio; planned with 0 s, and {many:it|each} will fail: there is nothing to"
             " analyse"
-        ),
-        cases=_examples("empty", "empty_names"),
+        )
     ),
-    rules(
-        "broken off",
+    rules("broken off", _examples("broken", "broken_names"))(
         note_if(
             "{many:count file} with less audio than the header says; what is there is planned, no more;"
             " {survey.nothing_there:count chunk} without any of it will fail",
             when=lambda f: f.survey.nothing_there,
         ),
         note_if("{many:count file} with less audio than the header says; what is there is planned, no more"),
-        cases=_examples("broken", "broken_names"),
     ),
-    rules(
-        "sample rates",
+    rules("sample rates", _rates)(
         note_if(
             "they differ: {rates:list}; an engine may be slower where it has to resample",
             when=lambda f: len(f.rates) > 1,
-        ),
-        cases=_rates,
+        )
     ),
-    rules(
-        "audio",
+    rules("audio", lambda plan: [{"details": plan.survey.not_there_names}])(
         note_if(
             "the first file of {survey.not_there:count folder} is not there, or cannot be used; rows that say their end"
             " are not looked up one by one",
             "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
             lambda f: f.survey.not_there,
-        ),
-        cases=lambda plan: [{"details": plan.survey.not_there_names}],
+        )
     ),
-    rules("passed over", note_if("{text}"), cases=lambda plan: [{"text": one} for one in plan.survey.passed_over]),
+    rules("passed over", lambda plan: [{"text": one} for one in plan.survey.passed_over])(note_if("{text}")),
 )
 
 
@@ -261,41 +247,33 @@ def _is_other_length(facts: Any) -> bool:
 
 
 _FIT_REMARKS = (
-    rules(
-        "long chunks",
+    rules("long chunks", _long_chunks)(
         problem_if(
             "{many:count chunk} longer than the {limit} of audio that one GPU is sure to finish in a task: they may"
             " never be done",
             "{ways}",
             lambda f: f.many,
-        ),
-        cases=_long_chunks,
+        )
     ),
-    rules(
-        "files",
+    rules("files")(
         problem_if(
             "{files:,} files at most, but the quota of {site.name} is {site.files:,}",
             "a longer --time, for fewer tasks; badcjobs merge --remove-merged after each wave",
             lambda f: f.site.files and f.files > f.site.files,
-        ),
+        )
     ),
-    rules(
-        "chunk length",
+    rules("chunk length", _unsafe_chunks)(
         note_if(
             "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
             " on {speed.devices:list}: a run does such chunks {way}, which may be slower",
             "{fix}",
             lambda f: f.many,
-        ),
-        cases=_unsafe_chunks,
+        )
     ),
-    rules(
-        "speed",
-        note_if("{doubt}", "{remedy}"),
-        cases=lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts],
+    rules("speed", lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts])(
+        note_if("{doubt}", "{remedy}")
     ),
-    rules(
-        "speed",
+    rules("speed", _speed)(
         note_if(
             "no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
             " {shortest_s:g} s); probe them, or run one task of this plan first, and plan again --from it",
@@ -307,23 +285,19 @@ _FIT_REMARKS = (
             " {chunk_s:,.3g} s: short ones are slower; run one task of this plan first, and plan again --from it",
             when=_is_other_length,
         ),
-        cases=_speed,
     ),
-    rules(
-        "speed",
+    rules("speed")(
         note_if(
             "it is the mean of {speed.devices:list}; on one model alone it will differ",
             when=lambda f: len(f.speed.devices) > 1,
-        ),
+        )
     ),
-    rules(
-        "speed",
+    rules("speed", _speed)(
         note_if(
             "{planned_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; run one task of this plan"
             " first, and plan again --from it",
             when=lambda f: f.speed.gpu_hours is not None and f.planned_hours > 1000 * f.speed.gpu_hours,
-        ),
-        cases=_speed,
+        )
     ),
 )
 

@@ -39,8 +39,7 @@ def _out(facts: PreflightFacts) -> Cases:
 
 
 OUT = (
-    rules(
-        "out",
+    rules("out", _out)(
         problem_if(
             "{out.path} cannot be written here: {out.refusal}",
             "--out {site.example}",
@@ -62,16 +61,13 @@ OUT = (
             lambda f: f.on_cluster and not f.out.shared and not f.site.writable,
         ),
         fine_if("{seen} can be written here ({out.filesystem}){made}"),
-        cases=_out,
     ),
-    rules(
-        "room",
+    rules("room", _out)(
         warning_if(
             "only {out.free_bytes:memory} are free where {out.path} lies",
             "df -h {out.path}   (or --out {site.example})",
             lambda f: f.out.free_bytes is not None and f.out.free_bytes < _LITTLE_ROOM_BYTES,
-        ),
-        cases=_out,
+        )
     ),
 )
 
@@ -114,27 +110,22 @@ def _temporary(facts: PreflightFacts) -> Cases:
 
 
 PLACES = (
-    rules(
-        "files",
+    rules("files", _files)(
         fine_if("{said}; nobody says how many are allowed", when=lambda f: f.limit is None),
         problem_if(
             "{said}, but {whose} is {limit:,}", "#SBATCH --array=0-{fitting:before}", lambda f: f.most > f.limit
         ),
         fine_if("{said}; {whose} is {limit:,}"),
-        cases=_files,
     ),
-    rules(
-        "submit folder",
+    rules("submit folder", _submit)(
         problem_if(
             "{site.name} refuses jobs from below {refused}; this is {submit.path}",
             "cd {site.example} && sbatch …",
             lambda f: f.refused is not None,
         ),
         fine_if("{site.name} takes jobs from {submit.path}", when=lambda f: f.site.no_submit),
-        cases=_submit,
     ),
-    rules(
-        "log folder",
+    rules("log folder", _log)(
         problem_if(
             "Slurm would write {log}, below {read_only}, which compute nodes cannot write: the job fails without a"
             " word",
@@ -146,21 +137,17 @@ PLACES = (
             "#SBATCH --output={site.example}/%x-%A_%a.log",
             lambda f: f.site.writable and not f.log.startswith("/dev/") and f.writable is None,
         ),
-        cases=_log,
     ),
-    rules(
-        "log folder",
+    rules("log folder", lambda facts: [{"folder": folder} for folder in facts.log_folders])(
         problem_if(
             "{script.name} writes its log into {folder.path}, which is not there: Slurm does not make it, and every"
             " task would fail without a word",
             "mkdir -p {folder.path:quoted}",
             lambda f: f.folder.missing,
-        ),
-        cases=lambda facts: [{"folder": folder} for folder in facts.log_folders],
+        )
     ),
     # SQLite's WAL is safe on a disk of the node alone.
-    rules(
-        "live files",
+    rules("live files", _temporary)(
         fine_if("on the node's own disk, ${disk}, published whole", when=lambda f: f.site.node_local),
         fine_if(
             "in /tmp of the node, unless it sets SLURM_TMPDIR; published whole", when=lambda f: f.temporary is None
@@ -179,7 +166,6 @@ PLACES = (
             " --out, in the slower safe mode",
             "unset TMPDIR   (in the job script, before badcjobs)",
         ),
-        cases=_temporary,
     ),
 )
 
@@ -204,8 +190,7 @@ def _clocks(facts: PreflightFacts) -> Cases:
 
 
 MACHINE = (
-    rules(
-        "Slurm",
+    rules("Slurm")(
         fine_if(
             "not on this machine; limits come from the site file alone", when=lambda f: f.slurm is None and f.site.name
         ),
@@ -213,19 +198,16 @@ MACHINE = (
         warning_if("it does not answer: {slurm.trouble}", "scontrol ping", lambda f: f.slurm.trouble),
         fine_if("it answers here"),
     ),
-    rules(
-        "clock",
+    rules("clock", _clocks)(
         fine_if("{whose} agrees with this machine's ({apart_s:.1f} s apart)", when=lambda f: f.apart_s < _SKEW_SEEN_S),
         Advice(
             "{severity}",
             "{whose} is {apart_s:,.1f} s {direction} this machine's",
             "timedatectl   (is the clock synchronised? tell the administrators)",
         ),
-        cases=_clocks,
     ),
     # Where jobs are submitted from there need not be any GPU.
-    rules(
-        "GPUs",
+    rules("GPUs", _gpus)(
         warning_if(
             "{said}, for NVML cannot be loaded: fewer metrics, no energy counter ({gpus.why})",
             "python -c 'import pynvml; pynvml.nvmlInit()'   (what does it say?)",
@@ -243,6 +225,5 @@ MACHINE = (
             when=lambda f: f.on_cluster,
         ),
         warning_if("none here: {gpus.why}", "badcjobs run … --cpu-workers 2   (or --simulate 2, to try)"),
-        cases=_gpus,
     ),
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from badcjobs import paths as resources
 from badcjobs.errors import BadInput
-from badcjobs.planning.findings import always, below, folded
+from badcjobs.planning.findings import below, folded
 from badcjobs.planning.make_plan import CampaignPlan, make_plan
 from badcjobs.planning.plan_folder import RowFile, Scripts, fresh_folder, write_plan
 from badcjobs.planning.plan_speed import find_speed
@@ -130,68 +130,26 @@ _DAY_S = 86_400
 _SHOWN_SCRIPTS = 3
 
 
-# name of the line, what is said there, and when; the figures are those of _figures
-_LINES: tuple[tuple[str, str, Callable[[CampaignPlan], object]], ...] = (
-    ("source", "{sources}", always),
-    (
-        "audio",
-        "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
-        " longest {longest_s:,.1f} s",
-        always,
-    ),
-    (
-        "speed",
-        "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}",
-        lambda plan: plan.speed.gpu_hours is None,
-    ),
-    (
-        "speed",
-        "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin} ({speed.tasks:count task},"
-        " {speed.gpu_hours:two} GPU-hours without start-up)",
-        lambda plan: plan.speed.gpu_hours is not None,
-    ),
-    (
-        "GPU time",
-        "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up;"
-        " {plan.asked_gpu_hours:one} are asked for, so that every task ends in time",
-        always,
-    ),
-    (
-        "tasks",
-        "{plan.tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{plan.tasks:| each}: about"
-        " {sizing.expected_s:duration} of {time}",
-        always,
-    ),
-    (
-        "margin",
-        "start-up {margin.start_up_s:,.0f} s ({start_up}), an orderly end {margin.end_s:,.0f} s, and between them each"
-        " task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
-        always,
-    ),
-    ("memory", "--mem={asking.mem_gb}G: {asking.mem_why}", always),
-    ("cores", "--cpus-per-task={asking.cpus}: {asking.cpus_why}", always),
-    ("time", "--time={time}: what the fullest task needs", lambda plan: plan.sizing.chosen),
-    ("time", "--time={time}: as --time says", lambda plan: not plan.sizing.chosen),
-    ("waves", "1; {waves.why}", lambda plan: len(plan.waves.waves) == 1),
-    ("waves", "{many:,} of {sizes} tasks, one after another: {waves.why}", lambda plan: len(plan.waves.waves) > 1),
-    (
-        "files",
-        "{plan.files:,} at most, shards and logs and job scripts included, and none per chunk{quota}",
-        always,
-    ),
-    (
-        "finished",
-        "nobody says how many GPUs there are at a time, so --gpus N; one alone would take {alone}, start-up included",
-        lambda plan: plan.waves.running_s is None,
-    ),
-    (
-        "finished",
-        "after {running} of running with {waves.gpus:count GPU} at a time ({waves.gpus_why}); waiting in the queue"
-        " comes on top",
-        lambda plan: plan.waves.running_s is not None,
-    ),
-    ("measured on", "{speed.devices:list}", lambda plan: plan.speed.devices),
-)
+# name of the line → what is said there; the figures are those of _figures, and a line without any text is left out
+_LINES = {
+    "source": "{sources}",
+    "audio": "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
+    " longest {longest_s:,.1f} s",
+    "speed": "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}{measured}",
+    "GPU time": "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up;"
+    " {plan.asked_gpu_hours:one} are asked for, so that every task ends in time",
+    "tasks": "{plan.tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{plan.tasks:| each}:"
+    " about {sizing.expected_s:duration} of {time}",
+    "margin": "start-up {margin.start_up_s:,.0f} s ({start_up}), an orderly end {margin.end_s:,.0f} s, and between them"
+    " each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
+    "memory": "--mem={asking.mem_gb}G: {asking.mem_why}",
+    "cores": "--cpus-per-task={asking.cpus}: {asking.cpus_why}",
+    "time": "--time={time}: {time_why}",
+    "waves": "{sizes}{waves.why}",
+    "files": "{plan.files:,} at most, shards and logs and job scripts included, and none per chunk{quota}",
+    "finished": "{finished}",
+    "measured on": "{speed.devices:list}",
+}
 
 
 def plan_text(planned: Planned) -> str:
@@ -202,8 +160,9 @@ def plan_text(planned: Planned) -> str:
     lines = [say("{plan.work_gpu_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
     lines[0] += f"; {count(problems, 'problem')}" if problems else ""
     lines.append("")
-    for name, template, when in _LINES:
-        lines += folded(name, say(template, figures), _INDENT) if when(plan) else []
+    for name, template in _LINES.items():
+        text = say(template, figures)
+        lines += folded(name, text, _INDENT) if text else []
     for remark in plan.remarks:
         lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT), *below(remark, _INDENT)]
     if planned.folder is not None:
@@ -222,7 +181,17 @@ def plan_text(planned: Planned) -> str:
 def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
     survey, lengths, waves = plan.survey, plan.survey.lengths, plan.waves.waves
     hours = [share.audio_ms / 3_600_000 for share in plan.sizing.shares]
-    first, last = waves[0].tasks, waves[-1].tasks
+    sizes = " or ".join(dict.fromkeys(f"{wave.tasks:,}" for wave in (waves[-1], waves[0])))
+    gpu_hours, running_s = plan.speed.gpu_hours, plan.waves.running_s
+    measured = f" ({count(plan.speed.tasks, 'task')}, {number(gpu_hours, 2)} GPU-hours without start-up)"
+    if running_s is None:
+        alone = span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s)
+        finished = (
+            f"not known: say with --gpus N how many GPUs there are at a time; 1 GPU takes {alone}, start-up included"
+        )
+    else:
+        gpus = f"{count(plan.waves.gpus or 0, 'GPU')} at a time ({plan.waves.gpus_why})"
+        finished = f"after {span(running_s)} of running with {gpus}; waiting in the queue comes on top"
     hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     return {
         **vars(plan),
@@ -236,12 +205,13 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "longest_s": lengths.longest_ms / 1000,
         "each": " to ".join(dict.fromkeys(number(bound, 2) for bound in (min(hours), max(hours)))),
         "time": clock(plan.sizing.time_s),
-        "start_up": "measured" if plan.margin.start_up_measured else "assumed, for nobody has measured it",
+        "start_up": "measured" if plan.margin.start_up_measured else "assumed: it was not measured",
         "many": len(waves),
-        "sizes": f"{first:,}" if first == last else f"{last:,} or {first:,}",
+        "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
-        "alone": span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s),
-        "running": span(plan.waves.running_s or 0.0),
+        "time_why": "what the fullest task needs" if plan.sizing.chosen else "as --time says",
+        "measured": "" if gpu_hours is None else measured,
+        "finished": finished,
     }
 
 

@@ -105,17 +105,14 @@ def _shares(facts: PreflightFacts) -> Cases:
         yield {"idle": tasks - source.chunks, "busy": max(1, source.chunks), "listed": source.manifests_listed}
 
 
-SPACING = rules(
-    "array",
+SPACING = rules("array", _spacing)(
     Advice(
         "{severity}",
         "--array={asked.array} is a list, and Slurm hides the spacing of a list from its tasks: {outcome}",
         "#SBATCH --array={asked.array_range}",
-    ),
-    cases=_spacing,
+    )
 )
-SHARES = rules(
-    "array",
+SHARES = rules("array", _shares)(
     problem_if(
         "the list names {listed:,} manifests, but the array has {asked.tasks:,} tasks: the run is refused",
         "#SBATCH --array=0-{listed:before}",
@@ -126,11 +123,9 @@ SHARES = rules(
         "#SBATCH --array=0-{busy:before}",
         lambda f: f.idle > 0,
     ),
-    cases=_shares,
 )
 _ARRAY_AND_TIME = (
-    rules(
-        "array",
+    rules("array", _array)(
         problem_if(
             "the array has {asked.tasks:,} tasks, but {who} {limit:,}",
             "#SBATCH --array=0-{limit:before}",
@@ -142,19 +137,15 @@ _ARRAY_AND_TIME = (
             lambda f: f.last >= f.limit,
         ),
         fine_if("{asked.tasks:,} tasks; {who} {limit:,}"),
-        cases=_array,
     ),
-    rules(
-        "queue",
+    rules("queue", lambda f: [{"room": f.site.queued_jobs - 1}] if f.site.queued_jobs and f.asked.tasks else [])(
         problem_if(
             "{asked.tasks:,} tasks and the merge job are more than the {site.queued_jobs:,} jobs {site.name} queues",
             "#SBATCH --array=0-{room:before}",
             lambda f: f.room < f.asked.tasks <= f.site.queued_jobs,
-        ),
-        cases=lambda f: [{"room": f.site.queued_jobs - 1}] if f.site.queued_jobs and f.asked.tasks else [],
+        )
     ),
-    rules(
-        "time",
+    rules("time", _time)(
         problem_if(
             "--time asks for {wanted}, but {site.name} allows {site.time_h:,.4g} h",
             "#SBATCH --time={site.time_h:.0f}:00:00",
@@ -165,16 +156,13 @@ _ARRAY_AND_TIME = (
             "#SBATCH --time=12:00:00" + _AGAIN,
             lambda f: f.asked.no_time_limit,
         ),
-        cases=_time,
     ),
-    rules(
-        "GPU-hours",
+    rules("GPU-hours", _gpu_hours)(
         problem_if(
             "{said} without a time limit have no end, but {cap}", "{within_cap}", lambda f: f.asked.time_s is None
         ),
         fine_if("{said}{product}; {cap}", when=lambda f: f.total <= (f.site.gpu_hours or f.total)),
         problem_if("{said}{product}, but {cap}", "{within_cap}"),
-        cases=_gpu_hours,
     ),
 )
 
@@ -251,28 +239,22 @@ def _billing(facts: PreflightFacts) -> Cases:
 
 
 _NODES_AND_COST = (
-    rules(
-        "GPUs",
+    rules("GPUs")(
         warning_if(
             "the script asks Slurm for no GPU", "#SBATCH --gpus-per-node=1", lambda f: f.asked.gpus_per_task == 0
-        ),
+        )
     ),
-    rules(
-        "{subject}",
-        problem_if("a task asks for {wanted:,.4g} {unit} on a node, but a node of {whose} has {most:,.4g}", "{fix}"),
-        cases=_node,
+    rules("{subject}", _node)(
+        problem_if("a task asks for {wanted:,.4g} {unit} on a node, but a node of {whose} has {most:,.4g}", "{fix}")
     ),
-    rules(
-        "nodes",
+    rules("nodes", _spread)(
         warning_if(
             "{script.name} asks for {needed} nodes, but line {start.line} starts badcjobs on the first alone: the GPUs"
             " of the others have nothing to do",
             "#SBATCH --nodes=1   (and more array tasks; or srun: badcjobs template multinode)",
-        ),
-        cases=_spread,
+        )
     ),
-    rules(
-        "billing",
+    rules("billing", _billing)(
         warning_if(
             "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
             "#SBATCH --mem={enough}   (ask for more only if a first task needed it)",
@@ -288,7 +270,6 @@ _NODES_AND_COST = (
             when=lambda f: f.memory_times > 1,
         ),
         fine_if("{bill}"),
-        cases=_billing,
     ),
 )
 
@@ -316,8 +297,7 @@ def _merge_account(facts: PreflightFacts) -> Cases:
 
 
 _PAYING = (
-    rules(
-        "account",
+    rules("account", _account)(
         problem_if(
             "the script names no account; on {site.name} GPU jobs need one that ends in {ending}",
             "#SBATCH --account=<your allocation>{ending}",
@@ -329,16 +309,13 @@ _PAYING = (
             lambda f: not f.account.endswith(f.ending),
         ),
         fine_if("{account} ends in {ending}"),
-        cases=_account,
     ),
-    rules(
-        "merge account",
+    rules("merge account", _merge_account)(
         warning_if(
             "the merge job has no GPU, but would be paid by {account}, an account of GPU jobs on {site.name}: it may"
             " wait for ever",
             "{option}{other}",
-        ),
-        cases=_merge_account,
+        )
     ),
 )
 REQUEST = (*_ARRAY_AND_TIME, *_NODES_AND_COST, *_PAYING)
@@ -430,10 +407,8 @@ def _tried(facts: PreflightFacts) -> Cases:
     }
 
 
-NAMES = rules("{subject}", problem_if("{what} (there: {there})", "{fix}"), cases=_names)
-_SBATCH = rules(
-    "sbatch",
+NAMES = rules("{subject}", _names)(problem_if("{what} (there: {there})", "{fix}"))
+_SBATCH = rules("sbatch", _tried)(
     fine_if("it would take {script.name} (--test-only)", when=lambda f: not f.refusal),
     Advice("{severity}", "it refuses {script.name}: {refusal}", "sbatch --test-only {script.name:quoted}   ({hint})"),
-    cases=_tried,
 )

@@ -84,8 +84,7 @@ def _signal(facts: PreflightFacts) -> Cases:
 
 
 _STARTED = (
-    rules(
-        "start",
+    rules("start", _start)(
         fine_if("{where}: the script answers signals itself (trap)", when=lambda f: f.script.traps_signals),
         Advice(
             "{keeper_severity}",
@@ -106,10 +105,8 @@ _STARTED = (
             lambda f: f.to_script and f.start.within,
         ),
         Advice("{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"),
-        cases=_start,
     ),
-    rules(
-        "signal",
+    rules("signal", _signal)(
         warning_if(
             "{script.name} asks for no early warning: at the time limit tasks have only KillWait to end in order",
             "#SBATCH --signal={good}",
@@ -136,15 +133,13 @@ _STARTED = (
             lambda f: f.signal.lead_s < _LEAST_LEAD_S,
         ),
         fine_if("{said} warns the task {signal.lead_s} s before its end"),
-        cases=_signal,
     ),
-    rules(
-        "log",
+    rules("log")(
         warning_if(
             "{script.name} has no --open-mode=append: a task that is requeued overwrites its first log",
             "#SBATCH --open-mode=append",
             lambda f: not f.script.options.get("open-mode", "").startswith("a"),
-        ),
+        )
     ),
 )
 
@@ -163,18 +158,15 @@ def _not_started(facts: PreflightFacts) -> Cases:
 
 
 _NOT_STARTED = (
-    rules(
-        "dependency",
+    rules("dependency", _not_started)(
         warning_if(
             "{script.name}: --dependency={dependency} is never met once a task of the array has failed, and the merge"
             " waits for ever",
             "#SBATCH --dependency={right}   (merge says itself what is missing)",
             lambda f: f.dependency,
-        ),
-        cases=_not_started,
+        )
     ),
-    rules(
-        "start",
+    rules("start", _not_started)(
         fine_if(
             "not judged: line {unread:list} of {script.name} names badcjobs in a way that cannot be read here",
             when=lambda f: f.unread and not f.script.wrong_calls,
@@ -184,7 +176,6 @@ _NOT_STARTED = (
             "exec badcjobs run SOURCE --out DIR   (as its last line)",
             lambda f: not f.script.calls and not f.script.wrong_calls,
         ),
-        cases=_not_started,
     ),
 )
 
@@ -221,28 +212,23 @@ def _modules(facts: PreflightFacts) -> Cases:
     }
 
 
-GRACE = rules(
-    "grace",
+GRACE = rules("grace", _grace)(
     warning_if(
         "Slurm kills {slurm.kill_wait_s} s after TERM (KillWait), but chunks get {grace_s:g} s to end (--grace)",
         "badcjobs run … --grace {shorter_s}",
         lambda f: f.slurm.kill_wait_s < f.grace_s + _PUBLISHING_S,
     ),
     fine_if("Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it"),
-    cases=_grace,
 )
 MODULES = (
-    rules(
-        "modules",
+    rules("modules", _unloaded)(
         warning_if(
             "{script.name} does not load {unloaded:list}",
             "module load {site.modules:words}   (in the script, before badcjobs)",
             lambda f: f.unloaded,
-        ),
-        cases=_unloaded,
+        )
     ),
-    rules(
-        "modules",
+    rules("modules", _modules)(
         warning_if(
             "this machine has no module command, so nothing is known about {modules.wanted:list}",
             "bash -lc '{line}'   (on a login node of the cluster)",
@@ -250,6 +236,5 @@ MODULES = (
         ),
         fine_if("{line} works here", when=lambda f: not f.missing),
         Advice("{severity}", "{missing:list} cannot be loaded{said}", "module avail {first}"),
-        cases=_modules,
     ),
 )

@@ -504,7 +504,7 @@ def test_a_wrong_option_is_explained_by_the_help_of_plan_and_one_gpu_alone_has_t
         plan(tmp_path, manifest, flags={"chunk_length": -1.0})
     assert refused.value.fix == "badcjobs plan --help"
     text = " ".join(text_of(plan(tmp_path, manifest)).split())
-    assert "one alone would take 5 min 00 s, start-up included" in text
+    assert "1 GPU takes 5 min 00 s, start-up included" in text
 
 
 def test_a_run_that_was_never_merged_is_named_with_the_command_that_does_it(tmp_path: Path) -> None:
