@@ -138,8 +138,8 @@ def _tell(planned: Planned, json_wanted: bool) -> int:
     from badcjobs.report.rules import PROBLEM
 
     made, ends = planned.plan, None
-    if made.waves.running_s is not None:
-        end_s = SystemClock().now_ms() / 1000 + made.waves.running_s
+    if made.running_s is not None:
+        end_s = SystemClock().now_ms() / 1000 + made.running_s
         ends = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
     if json_wanted:
         more = {

@@ -15,11 +15,13 @@ from badcjobs.planning.plan_tasks import (
     Margin,
     PlanWish,
     Sizing,
-    Waves,
+    Wave,
     ask_for,
     clock,
+    gpus_at_a_time,
     make_margin,
     make_waves,
+    most_tasks,
     round_up,
     size_tasks,
 )
@@ -46,7 +48,11 @@ class CampaignPlan:
     margin: Margin
     sizing: Sizing
     asking: Asking
-    waves: Waves
+    waves: tuple[Wave, ...]
+    waves_why: str  # what decides their number
+    gpus: int | None  # at a time; None: not known, nor when it is finished
+    gpus_why: str
+    parallel: int | None  # tasks at a time; None: as many as there are
     site: Site
     files: int  # at most, of the whole campaign
     remarks: tuple[Remark, ...] = ()
@@ -54,6 +60,11 @@ class CampaignPlan:
     @property
     def tasks(self) -> int:
         return len(self.sizing.shares)
+
+    @property
+    def running_s(self) -> float | None:
+        """How long tasks are running, without any waiting in the queue; None: not known."""
+        return None if self.gpus is None else sum(wave.running_s for wave in self.waves)
 
     @property
     def audio_hours(self) -> float:
@@ -89,9 +100,24 @@ def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> Campa
     speed = at_length(speed, lengths.mean_ms / 1000)
     margin = make_margin(speed, wish.margin)
     sizing = size_tasks(lengths, speed, margin, wish, site)
-    waves = make_waves(sizing, speed, margin, wish, site)
-    files = len(sizing.shares) * FILES_PER_TASK + len(waves.waves) * FILES_PER_WAVE
-    plan = CampaignPlan(survey, speed, margin, sizing, ask_for(sizing.gpus, speed, wish, site), waves, site, files)
+    most, waves_why = most_tasks(sizing, site)
+    gpus, gpus_why = gpus_at_a_time(sizing, wish, site, most)
+    waves = make_waves(sizing, speed, margin, most, gpus)
+    at_a_time = wish.gpus and max(1, wish.gpus // sizing.gpus)
+    plan = CampaignPlan(
+        survey=survey,
+        speed=speed,
+        margin=margin,
+        sizing=sizing,
+        asking=ask_for(sizing.gpus, speed, wish, site),
+        waves=waves,
+        waves_why=waves_why,
+        gpus=gpus,
+        gpus_why=gpus_why,
+        parallel=at_a_time if at_a_time and at_a_time < waves[0].tasks else None,
+        site=site,
+        files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
+    )
     return replace(plan, remarks=tuple(judge_all((*SOURCE_REMARKS, *_FIT_REMARKS), plan)))
 
 
@@ -349,23 +375,17 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
                 "rows": wave.rows,
                 "audio_hours": _hours(wave.audio_ms),
                 "asked_gpu_hours": round(wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600, 6),
-                "running_s": None if plan.waves.gpus is None else round(wave.running_s, 3),
+                "running_s": None if plan.gpus is None else round(wave.running_s, 3),
             }
-            for wave in plan.waves.waves
+            for wave in plan.waves
         ],
-        "waves_why": plan.waves.why,
-        "gpus_at_a_time": plan.waves.gpus,
-        "gpus_why": plan.waves.gpus_why,
-        "running_s": None if plan.waves.running_s is None else round(plan.waves.running_s, 3),
+        "waves_why": plan.waves_why,
+        "gpus_at_a_time": plan.gpus,
+        "gpus_why": plan.gpus_why,
+        "running_s": None if plan.running_s is None else round(plan.running_s, 3),
         "remarks": [
-            {
-                "severity": one.severity,
-                "subject": one.subject,
-                "text": one.text,
-                "fix": one.fix,
-                "examples": one.details,
-            }
-            for one in plan.remarks
+            {"severity": r.severity, "subject": r.subject, "text": r.text, "fix": r.fix, "examples": r.details}
+            for r in plan.remarks
         ],
     }
 

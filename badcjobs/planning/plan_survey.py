@@ -21,7 +21,7 @@ from badcjobs.sources.survey import PlannedRow, survey, survey_again
 from badcjobs.sources.walk import AudioSource
 
 if TYPE_CHECKING:
-    from badcjobs.planning.plan_folder import RowFile
+    from badcjobs.planning.plan import RowFile
 
 Progress = Callable[[int], None]
 

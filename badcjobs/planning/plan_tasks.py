@@ -252,28 +252,10 @@ class Wave:
     running_s: float  # from the start of its first task to the end of its last
 
 
-@dataclass(frozen=True, slots=True)
-class Waves:
-    """All of them, one after another."""
-
-    waves: tuple[Wave, ...]
-    why: str  # what decides their number
-    gpus: int | None  # at a time; None: nobody says, and then nobody knows when it is finished
-    gpus_why: str
-    parallel: int | None  # tasks at a time; None: as many as there are
-
-    @property
-    def running_s(self) -> float | None:
-        """How long tasks are running, without any waiting in the queue; None: not known."""
-        return None if self.gpus is None else sum(wave.running_s for wave in self.waves)
-
-
-def make_waves(sizing: Sizing, speed: Speed, margin: Margin, wish: PlanWish, site: Site) -> Waves:
-    """Cut the tasks into as few waves as the site allows, all about equally large."""
-    most, why = _most_tasks(sizing, site)
+def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: int | None) -> tuple[Wave, ...]:
+    """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
     count = -(-tasks // most)
-    gpus, gpus_why = _gpus_at_a_time(sizing, wish, site, -(-tasks // count))
     at_a_time = None if gpus is None else max(1, gpus // sizing.gpus)
     waves, first = [], 0
     for number in range(1, count + 1):
@@ -284,11 +266,10 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, wish: PlanWish, sit
         rows, audio_ms = sum(one.rows for one in shares), sum(one.audio_ms for one in shares)
         waves.append(Wave(number, first, size, rows, audio_ms, rounds * (margin.start_up_s + task_s)))
         first += size
-    parallel = at_a_time if wish.gpus and at_a_time and at_a_time < waves[0].tasks else None
-    return Waves(tuple(waves), why, gpus, gpus_why, parallel)
+    return tuple(waves)
 
 
-def _most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
+def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
     """Return how many tasks may be submitted at a time, and which cap says so."""
     who = site.name or "Slurm"
     if site.array_tasks:
@@ -305,12 +286,14 @@ def _most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
     return min(limits)
 
 
-def _gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, largest: int) -> tuple[int | None, str]:
+def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tuple[int | None, str]:
+    """Return how many GPUs work at the same time, and who says so; None: not known, nor when all is finished."""
     if wish.gpus is not None:
         return wish.gpus, "as --gpus says"
     if site.plan_gpus is not None:
         return max(site.plan_gpus, sizing.gpus), f"as the site file of {site.name} says"
     if site.gpu_hours is not None:
+        largest = -(-len(sizing.shares) // -(-len(sizing.shares) // most))  # of the waves
         return largest * sizing.gpus, "all tasks of a wave at once, which is the most that the cap allows"
     return None, "say how many with --gpus N"
 

@@ -188,7 +188,7 @@ def test_every_task_is_in_exactly_one_wave_and_every_wave_fits_the_caps(
     site = Site("x", array_tasks=array_tasks, queued_jobs=queued_jobs, gpu_hours=gpu_hours)
     one_chunk_per_task = replace(SPEED, audio_hours_per_gpu_hour=0.2)
     plan = plan_of(survey_of((3_600_000, tasks)), one_chunk_per_task, site, time_s=12 * HOUR_S)
-    waves = plan.waves.waves
+    waves = plan.waves
     assert plan.tasks == tasks
     assert [task for wave in waves for task in range(wave.first, wave.first + wave.tasks)] == list(range(tasks))
     assert [wave.number for wave in waves] == list(range(1, len(waves) + 1))
@@ -206,18 +206,18 @@ def test_the_merge_job_of_a_wave_counts_in_the_queue_limit() -> None:
         survey_of((3_600_000, 10)), replace(SPEED, audio_hours_per_gpu_hour=0.2), Site("x", queued_jobs=10),
         time_s=12 * HOUR_S,
     )  # fmt: skip
-    assert [wave.tasks for wave in plan.waves.waves] == [5, 5], "10 tasks and a merge job are 11 jobs"
+    assert [wave.tasks for wave in plan.waves] == [5, 5], "10 tasks and a merge job are 11 jobs"
 
 
 def test_waves_stay_under_the_cap_on_gpu_hours_and_are_equally_large() -> None:
     plan = plan_of(survey_of((36_000_000, 10_000)), replace(SPEED, audio_hours_per_gpu_hour=10.0), time_s=24 * HOUR_S)
-    waves = plan.waves.waves
+    waves = plan.waves
     assert plan.tasks == 168  # 10,000 GPU-hours of work, 60 in each task: its last hour may be for one GPU alone
     assert [wave.tasks for wave in waves] == [24] * 7
     assert all(wave.tasks * 4 * 24 <= 2_400 for wave in waves)
     assert [wave.first for wave in waves] == [0, 24, 48, 72, 96, 120, 144]
     assert sum(wave.rows for wave in waves) == 10_000
-    assert "2,400 GPU-hours" in plan.waves.why
+    assert "2,400 GPU-hours" in plan.waves_why
 
 
 @pytest.mark.parametrize(
@@ -231,26 +231,26 @@ def test_waves_stay_under_the_cap_on_gpu_hours_and_are_equally_large() -> None:
 def test_waves_stay_under_the_limits_of_arrays_and_queues(site: Site, waves: int, why: str) -> None:
     survey = survey_of((3_600_000, 2_500))
     plan = plan_of(survey, replace(SPEED, audio_hours_per_gpu_hour=0.2), site, time_s=12 * HOUR_S)
-    assert (plan.tasks, len(plan.waves.waves)) == (2_500, waves)
-    assert why in plan.waves.why
+    assert (plan.tasks, len(plan.waves)) == (2_500, waves)
+    assert why in plan.waves_why
 
 
 def test_the_end_is_reckoned_with_the_gpus_there_are_at_a_time_or_not_at_all() -> None:
     survey, slow = survey_of((3_600_000, 1_000)), replace(SPEED, audio_hours_per_gpu_hour=10.0)
     alone = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S)
-    assert alone.waves.running_s is None
+    assert alone.running_s is None
     plan = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S, gpus=5)
     assert plan.tasks == 13
     rounds, task_s = 3, 300 + 77 * 360
-    assert plan.waves.running_s == pytest.approx(rounds * task_s)
-    assert plan.waves.parallel == 5
-    assert plan_of(survey, slow, time_s=12 * HOUR_S).waves.gpus == 16  # all four tasks of the one wave
+    assert plan.running_s == pytest.approx(rounds * task_s)
+    assert plan.parallel == 5
+    assert plan_of(survey, slow, time_s=12 * HOUR_S).gpus == 16  # all four tasks of the one wave
 
 
 def test_a_site_file_may_say_how_many_gpus_one_gets() -> None:
     plan = plan_of(survey_of((3_600_000, 100)), site=replace(SOCKEYE, plan_gpus=40))
-    assert plan.waves.gpus == 40
-    assert "site file of sockeye" in plan.waves.gpus_why
+    assert plan.gpus == 40
+    assert "site file of sockeye" in plan.gpus_why
 
 
 # --- what a job has measured ------------------------------------------------------------------------------------------

@@ -644,7 +644,7 @@ def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> Non
         tmp_path, manifest, rate=0.004, site="sockeye", wish=wish, write=Path("p"), out=Path("/scratch/x"),
         keys=("account=st-pi-1-gpu",), flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
     )  # fmt: skip
-    waves = planned.plan.waves.waves
+    waves = planned.plan.waves
     assert len(waves) == 2
     text = (tmp_path / "p" / "wave-2.sbatch").read_text()
     for line in (
@@ -663,7 +663,7 @@ def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every
         tmp_path, manifest, rate=0.003, site="sockeye", wish=PlanWish(time_s=24 * 3600), write=Path("p"),
         keys=("account=st-pi-1-gpu",),
     )  # fmt: skip
-    sizes = [wave.tasks for wave in planned.plan.waves.waves]
+    sizes = [wave.tasks for wave in planned.plan.waves]
     assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
     scripts = [(tmp_path / "p" / f"wave-{number}.sbatch").read_text() for number in range(1, len(sizes) + 1)]
     assert [re.findall(r"^#SBATCH --array=0-(\d+)", text, re.M) for text in scripts] == [[str(n - 1)] for n in sizes]
