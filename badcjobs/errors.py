@@ -54,11 +54,3 @@ class DatabaseProblem(BadcjobsError):
     """A task or job database that cannot be read or written."""
 
     exit_code = ExitCode.DATABASE
-
-
-class StoppedEarly(BadcjobsError):
-    """A signal came before anything was started."""
-
-    def __init__(self, signal_name: str, exit_code: int) -> None:
-        super().__init__(f"{signal_name} came before anything was started", fix="run the same command again")
-        self.exit_code = exit_code

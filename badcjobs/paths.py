@@ -7,13 +7,12 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import TaskKey
 
-_MOST_RESTARTS = 10_000
 LIVE_PREFIX = ".live-"  # hidden folders of live files; nobody but their owners looks into them
 
 
@@ -26,32 +25,22 @@ def is_there(path: Path) -> bool:
         raise BadInput(f"{path} cannot be looked at", why=error.strerror, fix=line) from error
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder given as --out."""
 
-    path: Path
-
-    @property
-    def run_toml(self) -> Path:
-        return self.path / "run.toml"
-
-    @property
-    def tasks(self) -> Path:
-        return self.path / "tasks"
-
-    @property
-    def job_database(self) -> Path:
-        return self.path / "job.sqlite"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_toml = path / "run.toml"
+        self.tasks = path / "tasks"
+        self.job_database = path / "job.sqlite"
+        self.report = path / "report.html"
 
     def task_database(self, key: TaskKey) -> Path:
+        """Return the published database of a task."""
         return self.tasks / f"{key.name}.sqlite"
 
     def task_log(self, key: TaskKey) -> Path:
+        """Return the log of a task."""
         return self.tasks / f"{key.name}.log"
 
     def create(self) -> None:
@@ -59,36 +48,28 @@ class RunFolder:
         try:
             self.tasks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(
-                f"--out {self.path} cannot be used",
-                why=f"{error.strerror}: {error.filename}",
-                fix="choose a folder that compute nodes can write, on Sockeye: --out /scratch/<alloc>/…",
-            ) from error
+            elsewhere = "choose a folder that compute nodes can write, on Sockeye: --out /scratch/<alloc>/…"
+            raise self._unusable(error, elsewhere) from error
+
+    def _unusable(self, error: OSError, fix: str) -> BadInput:
+        return BadInput(f"--out {self.path} cannot be used", why=f"{error.strerror}: {error.filename}", fix=fix)
 
     def claim(self, key: TaskKey) -> TaskKey:
         """Take a name nobody has used: a second run inside the same job counts as a restart."""
-        for restart in range(key.restart, key.restart + _MOST_RESTARTS):
-            candidate = replace(key, restart=restart)
+        candidate = key
+        while True:
             try:
-                if restart == key.restart:
+                if candidate is key:
                     os.scandir(self.tasks).close()  # who may not look into it would do all once more
-                if self.task_database(candidate).exists():
-                    continue
-                self.task_log(candidate).open("x").close()
+                if not self.task_database(candidate).exists():
+                    self.task_log(candidate).open("x").close()
+                    return candidate
             except FileExistsError:
-                continue
+                pass
             except OSError as error:
-                raise BadInput(
-                    f"--out {self.path} cannot be used",
-                    why=f"{error.strerror}: {error.filename}",
-                    fix=f"{shlex.join(['ls', '-ld', str(self.tasks)])}   (or another --out)",
-                ) from error
-            return candidate
-        raise BadInput(
-            f"{self.tasks} holds {_MOST_RESTARTS} attempts of {key.name} already",
-            why="each start of a task takes the next number, and something starts this one again and again",
-            fix=f"ls {self.tasks} | tail; less {self.task_log(candidate)}",
-        )
+                look = shlex.join(["ls", "-ld", str(self.tasks)])
+                raise self._unusable(error, f"{look}   (or another --out)") from error
+            candidate = replace(candidate, restart=candidate.restart + 1)
 
     def give_back(self, key: TaskKey) -> None:
         """Undo ``claim`` and ``create`` for a task that could not even begin."""
@@ -116,51 +97,35 @@ class RunFolder:
         return found
 
 
-@dataclass(frozen=True, slots=True)
 class LocalFolder:
     """One task's own folder, on the node if possible: its live databases, and scratch space for its workers."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.wrapper_file = path / "wrapper.sqlite"
+        self.recorder_file = path / "recorder.sqlite"
+        self.recorder_snapshot = path / "recorder.snapshot.sqlite"
+        self.owner_file = path / "owner.json"
+        self.scratch = path / "scratch"
 
     @classmethod
     def create(cls, parent: str | None, key: TaskKey) -> LocalFolder:
         """Make the folder below $SLURM_TMPDIR, $TMPDIR or /tmp."""
-        try:
-            return cls(Path(tempfile.mkdtemp(prefix=f"badcjobs-{key.name}-", dir=parent)))
-        except OSError as error:
-            raise BadInput(
-                f"there is no node-local folder to work in: {error.filename}",
-                why=error.strerror,
-                fix="export TMPDIR=/a/local/folder   (in the job script, before badcjobs)",
-            ) from error
+        fix = "export TMPDIR=/a/local/folder   (in the job script, before badcjobs)"
+        return cls._make(f"badcjobs-{key.name}-", parent, fix)
 
     @classmethod
     def beside(cls, target: Path) -> LocalFolder:
         """Make a hidden folder beside the file that will be published: there is no node-local disk to use."""
+        return cls._make(f"{LIVE_PREFIX}{target.stem}-", str(target.parent), None)
+
+    @classmethod
+    def _make(cls, prefix: str, parent: str | None, fix: str | None) -> LocalFolder:
         try:
-            return cls(Path(tempfile.mkdtemp(prefix=f"{LIVE_PREFIX}{target.stem}-", dir=target.parent)))
+            return cls(Path(tempfile.mkdtemp(prefix=prefix, dir=parent)))
         except OSError as error:
-            raise BadInput(f"there is no folder to work in: {target.parent}", why=error.strerror) from error
-
-    @property
-    def wrapper_file(self) -> Path:
-        return self.path / "wrapper.sqlite"
-
-    @property
-    def owner_file(self) -> Path:
-        return self.path / "owner.json"
-
-    @property
-    def recorder_file(self) -> Path:
-        return self.path / "recorder.sqlite"
-
-    @property
-    def recorder_snapshot(self) -> Path:
-        return self.path / "recorder.snapshot.sqlite"
-
-    @property
-    def scratch(self) -> Path:
-        return self.path / "scratch"
+            where = parent or error.filename
+            raise BadInput(f"there is no folder to work in: {where}", why=error.strerror, fix=fix) from error
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""

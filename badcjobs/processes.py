@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
 import shlex
 import shutil
@@ -16,14 +17,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Device, WorkerPlan
-from badcjobs.seams import Launcher, Process
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Process
 
 if TYPE_CHECKING:
     import psutil
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 TASK_MARK = "BADCJOBS_TASK"
 _PREFIX_MARK = "BADCJOBS_PREFIX"  # and every process behind one prefix this one
 
-_CONTAINERS = ("APPTAINERENV_", "SINGULARITYENV_")  # what the program in a container sees without the prefix
+_CONTAINERS = ("", "APPTAINERENV_", "SINGULARITYENV_")  # what the program in a container sees without the prefix
 _ROCR = "ROCR_VISIBLE_DEVICES"
 # A number that was right among four devices names none, or another one, when ROCR leaves only one.
 _COUNT_WITHIN_ROCR = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -67,10 +68,19 @@ def _obey_the_wrapper(*, hears_term: bool) -> None:
 
 
 class SubprocessLauncher:
-    """Starts programs as our own children, each in a process group of its own."""
+    """Starts programs as our own children, each in a process group of its own, perhaps behind another program.
 
-    def __init__(self, mark: str) -> None:
+    Parameters
+    ----------
+    mark: the name of the task; every process below us carries it.
+    prefix: the words of ``--engine-prefix``; ``{worker}`` in it becomes the name of the process, ``MARK-1``, ….
+    """
+
+    def __init__(self, mark: str, prefix: Sequence[str] = ()) -> None:
         self._mark = mark
+        self._prefix = prefix
+        self._numbers = itertools.count(1)
+        self._behind: dict[int, str] = {}  # by the prefix's pid: the mark of all that it has started
 
     def start(
         self,
@@ -82,57 +92,66 @@ class SubprocessLauncher:
         pipes: bool = False,
         hears_term: bool = False,
     ) -> Process:
-        """Start a program; its stderr (and, without pipes, its stdout) is added to the file ``stderr``."""
-        with stderr.open("ab") as log:
-            return subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipes else log,
-                stderr=log,
-                env={**env, TASK_MARK: self._mark},
-                cwd=cwd,
-                start_new_session=True,
-                preexec_fn=partial(_obey_the_wrapper, hears_term=hears_term),  # no locks
-            )
+        """Start a program; its stderr (and, without pipes, its stdout) is added to the file ``stderr``.
+
+        The pipes bypass a prefix; what that prints is added to the same file.
+        """
+        marks = {TASK_MARK: self._mark}
+
+        def start(words: Sequence[str], *, pipes: bool = False) -> Process:
+            with stderr.open("ab") as log:
+                return subprocess.Popen(
+                    list(words),
+                    stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if pipes else log,
+                    stderr=log,
+                    env={**env, **marks},
+                    cwd=cwd,
+                    start_new_session=True,
+                    preexec_fn=partial(_obey_the_wrapper, hears_term=hears_term),  # no locks
+                )
+
+        if not self._prefix:
+            return start(argv, pipes=pipes)
+        number = str(next(self._numbers))
+        marks[_PREFIX_MARK] = f"{self._mark}-{number}"
+        words = self.prefix_for(number)
+        place = stderr.absolute().parent / f"pipes-{self._mark}-{number}"
+        shell = ["/bin/sh", "-c", _BEGIN_WITH_PIPES, str(place)]
+        process = FifoProcess(place, partial(start, [*words, *shell, *argv])) if pipes else start([*words, *argv])
+        self._behind[process.pid] = marks[_PREFIX_MARK]
+        return process
 
     def kill(self, process: Process) -> None:
-        """Kill the whole group of a program that may have ended."""
+        """Kill the whole group of a program that may have ended, and what a prefix has started in another group."""
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass  # it is gone, and that is what we wanted
+        if process.pid in self._behind:
+            end_leftovers(self._behind[process.pid], _PREFIX_MARK)
 
     def prefix_for(self, worker: str) -> list[str]:
-        """Return nothing: programs are started as they are."""
-        return []
+        """Return the words of the prefix for one process."""
+        return [word.replace("{worker}", f"{self._mark}-{worker}") for word in self._prefix]
 
 
 def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str, str]:
     """Return the environment of a worker: the task's own, but only one device in sight, inside a container too."""
-    device = plan.device
-    env = dict(environ)
+    device, env = plan.device, dict(environ)
     if device is not None and device.vendor == "amd":
+        lists = {_ROCR: device.pin}
         for name in _COUNT_WITHIN_ROCR:
-            for everywhere in _everywhere(name):
-                env.pop(everywhere, None)
-    for name, value in _visible_lists(device).items():
-        env.update(dict.fromkeys(_everywhere(name), value))
+            for prefix in _CONTAINERS:
+                env.pop(prefix + name, None)
+    else:
+        lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        # HIP takes an empty CUDA_VISIBLE_DEVICES for none and shows everything; ROCR does as it is told.
+        lists |= {} if device else {_ROCR: ""}
+    env |= {prefix + name: value for name, value in lists.items() for prefix in _CONTAINERS}
     env["BADCJOBS_DEVICE_UUID"] = (device.uuid or "") if device else ""
     env.setdefault("OMP_NUM_THREADS", str(plan.threads))
     return env
-
-
-def _visible_lists(device: Device | None) -> dict[str, str]:
-    """Return the variables that show this device alone, or no device at all."""
-    if device is not None and device.vendor == "amd":
-        return {_ROCR: device.pin}
-    lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # HIP takes an empty CUDA_VISIBLE_DEVICES for none and shows everything; ROCR does as it is told.
-    return lists if device else {**lists, _ROCR: ""}
-
-
-def _everywhere(name: str) -> tuple[str, ...]:
-    return (name, *(prefix + name for prefix in _CONTAINERS))
 
 
 def last_lines(path: Path, limit: int = 2000) -> str:
@@ -165,63 +184,6 @@ def parse_prefix(text: str, search_path: str | None) -> list[str]:
     return words
 
 
-class PrefixLauncher:
-    """Starts programs behind another one, and ends both with all that they have started.
-
-    Parameters
-    ----------
-    words: the prefix; ``{worker}`` in it becomes the name of the process, ``NAME-1``, ``NAME-2``, ….
-    name: differs between the tasks of a run.
-    """
-
-    def __init__(self, launcher: Launcher, words: Sequence[str], name: str) -> None:
-        self._launcher = launcher
-        self._words = words
-        self._name = name
-        self._started = 0
-        self._lock = threading.Lock()
-        self._marks: dict[int, str] = {}  # by the prefix's pid
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: Path | None,
-        stderr: Path,
-        pipes: bool = False,
-        hears_term: bool = False,
-    ) -> Process:
-        """Start a program behind the prefix; what the prefix prints is added to the file ``stderr``."""
-        with self._lock:
-            self._started += 1
-            number = str(self._started)
-        worker = f"{self._name}-{number}"
-        place = stderr.absolute().parent / f"pipes-{worker}"
-        shell = ["/bin/sh", "-c", _BEGIN_WITH_PIPES, str(place)] if pipes else []
-        start = partial(
-            self._launcher.start,
-            [*self.prefix_for(number), *shell, *argv],
-            env={**env, _PREFIX_MARK: worker},
-            cwd=cwd,
-            stderr=stderr,
-            hears_term=hears_term,
-        )
-        process = FifoProcess(place, start) if pipes else start()
-        self._marks[process.pid] = worker
-        return process
-
-    def kill(self, process: Process) -> None:
-        """Kill the prefix and the program behind it, which may be in another group."""
-        self._launcher.kill(process)
-        if process.pid in self._marks:
-            end_marked(_PREFIX_MARK, self._marks[process.pid])
-
-    def prefix_for(self, worker: str) -> list[str]:
-        """Return the words of the prefix for one process."""
-        return [word.replace("{worker}", f"{self._name}-{worker}") for word in self._words]
-
-
 class FifoProcess:
     """A prefix whose program talks to us past it, through two named pipes in a folder (seams.Process).
 
@@ -245,7 +207,7 @@ class FifoProcess:
             self._let_go()
             raise
         self.pid = self._process.pid
-        threading.Thread(target=self._let_go_at_the_end, name="prefix", daemon=True).start()
+        threading.Thread(target=self._let_go, args=[self._process.wait], name="prefix", daemon=True).start()
 
     def poll(self) -> int | None:
         """Return the exit code; None: it still runs."""
@@ -257,11 +219,8 @@ class FifoProcess:
         self.returncode = self._process.wait(None if timeout is None else timeout + _LONGEST_END_S)
         return self.returncode
 
-    def _let_go_at_the_end(self) -> None:
-        self._process.wait()
-        self._let_go()
-
-    def _let_go(self) -> None:
+    def _let_go(self, when: Callable[[], object] = lambda: None) -> None:
+        when()
         while self._kept:
             os.close(self._kept.pop())
 
@@ -269,19 +228,14 @@ class FifoProcess:
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
-def end_leftovers(mark: str) -> int:
-    """Kill every process that carries this task's mark; return how many there were."""
-    return end_marked(TASK_MARK, mark)
-
-
-def end_marked(name: str, value: str) -> int:
-    """Kill every process that has this in its environment; return how many there were."""
+def end_leftovers(mark: str, name: str = TASK_MARK) -> int:
+    """Kill every process that carries this mark, of a task or of a prefix; return how many there were."""
     import psutil
 
     ended = 0
     for process in psutil.process_iter():
         try:
-            if _environ(process).get(name) == value:
+            if _environ(process).get(name) == mark:
                 process.kill()
                 ended += 1
         except (psutil.Error, OSError):
@@ -315,17 +269,14 @@ def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None
         except OSError:
             continue
         digest.update(f"{path.name}\0{state.st_size}\0".encode(errors="replace"))
-        for part in _ends_of(path, state) if content else ():
-            digest.update(part)
         found = True
+        if not content:
+            continue
+        try:
+            with path.open("rb") as file:
+                digest.update(file.read(_END_BYTES))
+                file.seek(max(_END_BYTES, state.st_size - _END_BYTES))
+                digest.update(file.read(_END_BYTES))
+        except OSError:  # it may be run, but not be read
+            digest.update(str(state.st_mtime_ns).encode())
     return digest.hexdigest()[:8] if found else None
-
-
-def _ends_of(path: Path, state: os.stat_result) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield file.read(_END_BYTES)
-            file.seek(max(_END_BYTES, state.st_size - _END_BYTES))
-            yield file.read(_END_BYTES)
-    except OSError:  # it may be run, but not be read
-        yield str(state.st_mtime_ns).encode()

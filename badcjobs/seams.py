@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -172,35 +171,6 @@ class Engine(Protocol):
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
         """Start working on one device; ``scratch`` is an empty node-local folder."""
         ...
-
-
-class AttemptJournal(Protocol):
-    """Where the supervisor writes down what happens; the task database, seen from the workers."""
-
-    def batch(self) -> AbstractContextManager[object]: ...
-
-    def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int: ...
-
-    def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None: ...
-
-    def attempt_started(
-        self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
-    ) -> None: ...
-
-    def attempt_ended(
-        self,
-        result: ChunkResult,
-        *,
-        status: str,
-        try_number: int,
-        worker_id: int,
-        device_id: int | None,
-        gpu_state: str | None = None,
-    ) -> None: ...
-
-    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None: ...
-
-    def next_pending(self, limit: int) -> Sequence[Chunk]: ...
 
 
 class Scheduler(Protocol):

@@ -1,18 +1,23 @@
-"""The settings of a run: defaults, then the TOML file given by --config, then the flags.
+"""The settings of a run: defaults, then the file of --config, then its single keys, then the options.
 
-``RunSettings`` is the one description of every setting; ``make_settings`` puts them together and names all mistakes at
-once; ``FrozenRun`` is what the tasks of a run have to agree on, as run.toml holds it.
+``RunSettings`` is the one table of every setting, with the text of its option; a setting without one is a key of the
+table [run] only. ``make_settings`` puts them together and names all mistakes at once; ``FrozenRun`` is what the tasks
+of a run have to agree on, as run.toml holds it.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,7 @@ from badcjobs.model import (
     NamePattern,
     StandIn,
     parse_patterns,
-    parse_time_left,
+    parse_stop_after,
 )
 from badcjobs.paths import is_there
 
@@ -35,62 +40,78 @@ else:
     import tomli as tomllib
 
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
-LIVE_MODES = ("auto", "local", "shared")
 AUTO = "auto"  # of --workers-per-gpu: as many as pay
 _MOST_WORKERS = 64  # per device; each has a process, and models of its own
-STAGE_MODES = ("auto", "always", "never")
-_PATHS = ("hawkears_python", "hawkears_root", "simulate_script", "replay")
-_TABLES = ("run", "alerts", "recordings", "array", "written_by")  # the last two: a run.toml may be given as it is
+_PATHS = ("root", "hawkears_python", "hawkears_root", "simulate_script", "replay")
 _KIND_NAMES = {list: "a list of texts", str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-_OF_ONE_TASK = ("shard", "resume", "retry_failed", "time_left")  # what one task is to do, not how
+_OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # what one task is to do, not how
+_NOT_SET = {"cut": AUTO, "stop_after": ""}  # how a file says that a setting has its default
 _PATTERNS = "[recordings] patterns"
+_KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _LONGEST_COMMAND = 4000  # letters; a terminal takes about as many in one line
 
 
-def _setting(key: str, default: Any, *, kind: type, least: float | None = None, frozen: bool = False) -> Any:
-    """Describe one setting: its name in TOML and as a flag, its least value, and whether all tasks must agree on it."""
-    return field(default=default, metadata={"key": key, "kind": kind, "least": least, "frozen": frozen})
+def _setting(key: str, default: Any, kind: type, option: str | None = None, **more: Any) -> Any:
+    """Describe one setting: its name in TOML, its type, and the help of its option; None: it is a key only.
+
+    ``more``: its ``least`` value, ``among`` what it must be; ``frozen``: all tasks of a run agree on it.
+    """
+    usual = {"least": None, "among": (), "frozen": False}
+    return field(default=default, metadata={"key": key, "kind": kind, "option": option, **usual, **more})
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of ``badcjobs run``; the first word of each is its key in TOML and its flag."""
+    """The settings of ``badcjobs run``; the first word of each is its key in TOML and its option."""
 
     out: Path
-    source: tuple[str, ...] = _setting("source", (), kind=list, frozen=True)
-    root: str | None = _setting("root", None, kind=str, frozen=True)
-    engine: str = _setting("engine", "hawkears", kind=str, frozen=True)
-    engine_args: tuple[str, ...] = _setting("engine_arg", (), kind=list, frozen=True)
-    command: str | None = _setting("command", None, kind=str, frozen=True)
-    interval_s: float = _setting("interval", 1.0, kind=float, least=0.01, frozen=True)
-    retries: int = _setting("retries", 2, kind=int, least=0, frozen=True)
-    cut: bool | None = _setting("cut", None, kind=bool, frozen=True)
-    chunk_length_s: float | None = _setting("chunk_length", None, kind=float, frozen=True)
-    overlap_s: float = _setting("overlap", 0.0, kind=float, frozen=True)
-    hawkears_python: str | None = _setting("hawkears_python", None, kind=str)
-    hawkears_root: str | None = _setting("hawkears_root", None, kind=str)
-    simulate: int | None = _setting("simulate", None, kind=int, least=1)
-    simulate_script: str | None = _setting("simulate_script", None, kind=str)
-    replay: str | None = _setting("replay", None, kind=str)
-    max_gpus: int | None = _setting("max_gpus", None, kind=int, least=1)
-    workers_per_gpu: str = _setting("workers_per_gpu", "1", kind=str)
-    cpu_workers: int = _setting("cpu_workers", 0, kind=int, least=0)
-    backoff_s: float = _setting("backoff", 1.0, kind=float, least=0.0)
-    publish_every_s: float = _setting("publish_every", 30.0, kind=float, least=0.1)
-    heartbeat_every_s: float = _setting("heartbeat_every", 60.0, kind=float, least=0.1)
-    grace_s: float = _setting("grace", 20.0, kind=float, least=0.0)
-    shard: str | None = _setting("shard", None, kind=str)
-    resume: bool = _setting("resume", True, kind=bool)
-    retry_failed: bool = _setting("retry_failed", True, kind=bool)
-    time_left: str | None = _setting("time_left", None, kind=str)
-    live_mode: str = _setting("live_mode", "auto", kind=str)
-    stage: str = _setting("stage", "auto", kind=str)
-    engine_prefix: str | None = _setting("engine_prefix", None, kind=str)
-    telemetry: bool = _setting("emit_gpu_telemetry", True, kind=bool)
-    free: int | None = _setting("free", None, kind=int, least=1)
-    min_memory_mib: int | None = _setting("min_memory_mib", None, kind=int, least=1)
-    max_utilization_percent: float | None = _setting("max_utilization", None, kind=float, least=0.0)
-    wait_s: float = _setting("wait", 0.0, kind=float, least=0.0)
+    source: tuple[str, ...] = _setting("source", (), list, frozen=True)
+    root: str | None = _setting("root", None, str, "Folder that relative source_paths start from.", frozen=True)
+    engine: str = _setting(
+        "engine", "hawkears", str, "hawkears (default), hawkears1, command or demo.", frozen=True, among=ENGINES
+    )
+    engine_args: tuple[str, ...] = _setting(
+        "engine_arg", (), list, "Argument for the engine; repeatable: --engine-arg=--threads=3.", frozen=True
+    )
+    command: str | None = _setting(
+        "command", None, str, "Your own program: 'prog {input} {output}', or {inputs} {outputs}.", frozen=True
+    )
+    interval_s: float = _setting("interval", 1.0, float, "Seconds between samples; default 1.", frozen=True, least=0.01)
+    retries: int = _setting("retries", 2, int, "Retries of a failed chunk; default 2.", frozen=True, least=0)
+    cut: bool | None = _setting("cut", None, bool, frozen=True)
+    chunk_length_s: float | None = _setting(
+        "chunk_length", None, float, "Cut recordings into chunks of so many seconds.", frozen=True
+    )
+    overlap_s: float = _setting("overlap", 0.0, float, "Seconds that neighbouring chunks share.", frozen=True)
+    hawkears_python: str | None = _setting("hawkears_python", None, str, "Python that has HawkEars; default: on PATH.")
+    hawkears_root: str | None = _setting("hawkears_root", None, str, "Folder with HawkEars' data/ and yaml/.")
+    simulate: int | None = _setting("simulate", None, int, "Pretend that this machine has N GPUs.", least=1)
+    simulate_script: str | None = _setting("simulate_script", None, str, "TOML file: their load and faults.")
+    replay: str | None = _setting("replay", None, str, "Pretend that the devices are those of a task database.")
+    free: int | None = _setting("free", None, int, "Without Slurm: take the N devices that are most free.", least=1)
+    max_gpus: int | None = _setting("max_gpus", None, int, "Use at most N of the granted devices.", least=1)
+    workers_per_gpu: str = _setting(
+        "workers_per_gpu", "1", str, "Engine processes per device: N, or auto (as many as pay); default 1."
+    )
+    cpu_workers: int = _setting("cpu_workers", 0, int, "Without any GPU: N workers on the CPU.", least=0)
+    shard: str | None = _setting("shard", None, str, "I/N: do part I (from 0) of N; overrides the array.")
+    resume: bool = _setting("resume", True, bool, "Skip chunks that are done in --out already; default: skip.")
+    engine_prefix: str | None = _setting(
+        "engine_prefix", None, str, "Run the engine under a program: 'nsys profile -o OUT/{worker}', numactl, …."
+    )
+    telemetry: bool = _setting("emit_gpu_telemetry", True, bool, "Record the devices; default: record.")
+    # Keys of the table [run] only, as cut above: they are set once.
+    retry_failed: bool = _setting("retry_failed", True, bool)
+    stop_after: str | None = _setting("stop_after", None, str)
+    stage: str = _setting("stage", AUTO, str, among=(AUTO, "always", "never"))
+    live_mode: str = _setting("live_mode", AUTO, str, among=(AUTO, "local", "shared"))
+    backoff_s: float = _setting("backoff_s", 1.0, float, least=0.0)
+    grace_s: float = _setting("grace_s", 20.0, float, least=0.0)
+    publish_every_s: float = _setting("publish_every_s", 30.0, float, least=0.1)
+    heartbeat_every_s: float = _setting("heartbeat_every_s", 60.0, float, least=0.1)
+    min_memory_mib: int | None = _setting("min_memory_mib", None, int, least=0)
+    max_utilization_percent: float | None = _setting("max_utilization", None, float, least=0.0)
+    wait_s: float = _setting("wait_s", 0.0, float, least=0.0)
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
     hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
     patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]: what paths mean
@@ -110,27 +131,158 @@ class RunSettings:
         return stand_in(cwd, self.simulate, self.simulate_script, self.replay)
 
     def to_json(self, cwd: Path) -> str:
-        """Return the settings under their TOML names, to be kept with the results.
-
-        Paths are absolute: the run may be resumed from another folder.
-        """
-        values = {key: getattr(self, f.name) for key, f in settings_by_key().items()}
-        for key in (key for key in _PATHS if values[key]):
-            if key != "hawkears_python" or "/" in values[key]:  # else a program that is looked for on PATH
-                values[key] = os.path.abspath(cwd / values[key])  # noqa: PTH100 - links stay: a venv's Python is one
+        """Return the settings under their TOML names, to be kept with the results; right from any folder."""
+        values = _with_absolute_paths({key: getattr(self, f.name) for key, f in settings_by_key().items()}, cwd)
         alerts = {**asdict(self.alerts), **self.hooks.without_secrets()}
         recordings = {"patterns": [pattern.text for pattern in self.patterns]}
         return json.dumps({"out": str(self.out), **values, "alerts": alerts, "recordings": recordings})
 
 
-def stand_in(cwd: Path, simulate: int | None, script: str | None, replay: str | None) -> StandIn:
+def stand_in(cwd: Path, simulate: int | None, simulate_script: str | None, replay: str | None) -> StandIn:
     """Return what takes the place of the real devices, with paths made absolute."""
-    return StandIn(simulate, script and str(cwd / script), replay and str(cwd / replay))
+    if simulate is not None and simulate < 1:
+        raise BadInput(f"--simulate = {simulate} must be at least 1", fix="--simulate 2")
+    return StandIn(simulate, simulate_script and str(cwd / simulate_script), replay and str(cwd / replay))
 
 
 def settings_by_key() -> dict[str, Field[Any]]:
     """Return the description of every setting under its TOML name."""
     return {f.metadata["key"]: f for f in fields(RunSettings) if f.metadata}
+
+
+def _with_absolute_paths(values: Mapping[str, Any], cwd: Path) -> dict[str, Any]:
+    """Return the values of settings, by TOML name, as they are right from any folder; links stay links."""
+    absolute = dict(values)
+    for key in (key for key in _PATHS if values.get(key)):
+        if key != "hawkears_python" or "/" in values[key]:  # else a program that is looked for on PATH
+            absolute[key] = _absolute(cwd, values[key])
+    return absolute
+
+
+# --- what --config gives ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What ``--config`` gives: at most one TOML file, and single keys, which win over it."""
+
+    file: Path | None = None
+    document: Mapping[str, Any] = field(default_factory=dict)  # what the file says
+    keys: Mapping[str, Any] = field(default_factory=dict)  # "run.grace_s" → 60
+
+    @classmethod
+    def read(cls, words: Sequence[str] | None, cwd: Path = Path()) -> Config:
+        """Read the values of ``--config``, each ``FILE`` or ``KEY=VALUE``."""
+        found = [(word, _KEY_VALUE.fullmatch(word)) for word in words or ()]
+        files = [word for word, pair in found if pair is None]
+        if len(files) > 1:
+            raise BadInput(
+                f"--config names {len(files)} files: {', '.join(files)}",
+                why="settings come from one file; single keys may be added to it",
+                fix=f"--config {shlex.quote(files[0])} --config run.grace_s=60",
+            )
+        keys = {pair[1]: _parse_value(pair[2]) for _, pair in found if pair is not None}
+        file = Path(files[0]) if files else None
+        return cls(file, {} if file is None else read_toml(cwd / file), keys)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a table as it is with the single keys; not checked."""
+        return self._in_file(name) | self._alone(name)
+
+    def _in_file(self, name: str) -> dict[str, Any]:
+        table = self.document.get(name, {})
+        return dict(table) if isinstance(table, dict) else {}
+
+    def _alone(self, name: str) -> dict[str, Any]:
+        return {key.removeprefix(f"{name}."): value for key, value in self.keys.items() if key.startswith(f"{name}.")}
+
+    def read_tables(
+        self, mistakes: list[str]
+    ) -> tuple[dict[str, Any], AlertLimits, AlertHooks, tuple[NamePattern, ...]]:
+        """Return what the tables [run], [alerts] and [recordings] say; add what is wrong to ``mistakes``."""
+        mistakes += self._unknown()
+        values = _checked(self._in_file("run"), lambda key: f"{self.file}: [run] {key}", mistakes)
+        values |= _checked(self._alone("run"), lambda key: f"--config run.{key}", mistakes)
+        limits, hooks = self._alerts(mistakes)
+        patterns, texts = tuple[NamePattern, ...](), self.table("recordings").get("patterns", [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of texts"))
+        else:
+            patterns, wrong = parse_patterns(texts)
+            mistakes += [self._placed("recordings", f"patterns: {words}") for words in wrong]
+        return values, limits, hooks, patterns
+
+    def _unknown(self) -> Iterator[str]:
+        """Yield each key that there is not, with the nearest one that there is."""
+        for name, table in self.document.items():
+            if name not in (*_KEYS, "array", "written_by"):  # the last two: a run.toml may be given as it is
+                yield f"{self.file}: unknown key {name!r}; settings are in the tables [{'], ['.join(_KEYS)}]"
+            elif name in _KEYS and not isinstance(table, dict):
+                yield f"{self.file}: {name} must be a table: [{name}]"
+        known = [f"{table}.{key}" for table, keys in _KEYS.items() for key in keys]
+        places = {key: f"--config {key}" for key in self.keys}
+        places |= {f"{name}.{key}": f"{self.file}: [{name}] {key}" for name in _KEYS for key in self._in_file(name)}
+        for key, place in places.items():
+            if key not in known:
+                near = nearest(key, known)
+                yield f"{place}: unknown key; " + (f"did you mean {near}?" if near else f"known are {', '.join(known)}")
+
+    def _alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
+        table, names = self.table("alerts"), {f.name for f in fields(AlertLimits)}
+        limits = AlertLimits(**{key: value for key, value in table.items() if key in names})
+        hooks = AlertHooks(**{key: table[key] for key in _KEYS["alerts"] if key in table and key not in names})
+        mistakes += [self._placed("alerts", problem) for problem in (*limits.problems(), *hooks.problems())]
+        whole = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
+        return replace(limits, **whole), hooks
+
+    def _placed(self, table: str, problem: str) -> str:
+        """Return a problem, which begins with its key, with the place where that is said."""
+        key = re.split("[ :]", problem)[0]
+        return f"--config {table}.{problem}" if f"{table}.{key}" in self.keys else f"{self.file}: [{table}] {problem}"
+
+    def words(self) -> list[str]:
+        """Return it as values of ``--config``."""
+        keys = [f"{key}={_value_text(value)}" for key, value in self.keys.items()]
+        return [*([] if self.file is None else [str(self.file)]), *keys]
+
+    def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
+        """Return it, and these flags by TOML name, as options of a ``badcjobs run`` that may start in any folder."""
+        file = None if self.file is None else cwd / self.file
+        others = replace(self, file=file, keys={k: one for k, one in self.keys.items() if not k.startswith("run.")})
+        given = self._alone("run") | {key: value for key, value in flags.items() if value is not None}
+        return [*(f"--config={word}" for word in others.words()), *option_words(_with_absolute_paths(given, cwd))]
+
+
+_KEYS = {
+    "run": tuple(f.metadata["key"] for f in fields(RunSettings) if f.metadata),
+    "alerts": tuple(f.name for kind in (AlertLimits, AlertHooks) for f in fields(kind)),
+    "recordings": ("patterns",),
+}
+
+
+def is_config_file(word: str) -> bool:
+    """Say whether a value of ``--config`` is a file, and not one key."""
+    return _KEY_VALUE.fullmatch(word) is None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that was probably meant."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def _parse_value(text: str) -> Any:
+    """Read a value of TOML; what is none, such as a bare word or a time, is a text."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = document["value"]
+    return value if len(document) == 1 and isinstance(value, str | int | float | list) else text
+
+
+def _value_text(value: Any) -> str:
+    """Return a value so that ``_parse_value`` reads it; a text without quotation marks where it may be."""
+    return value if isinstance(value, str) and _parse_value(value) == value else _toml(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -143,169 +295,121 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} cannot be read", why=str(error), fix=shlex.join(["less", str(path)])) from error
 
 
-def make_settings(out: Path, flags: Mapping[str, Any], config: Path | None, command: str = "run") -> RunSettings:
-    """Put defaults, file and flags together; all mistakes are named at once.
+# --- all of them together ---------------------------------------------------------------------------------------------
+
+
+def make_settings(
+    out: Path, flags: Mapping[str, Any], config: Config | None = None, command: str = "run"
+) -> RunSettings:
+    """Put defaults, ``--config`` and options together; all mistakes are named at once.
 
     ``flags`` holds what the command line gave, by TOML name; None means not given.
     """
     mistakes: list[str] = []
-    values: dict[str, Any] = {}
-    alerts, hooks, patterns = AlertLimits(), AlertHooks(), tuple[NamePattern, ...]()
-    if config is not None:
-        document = read_toml(config)
-        values.update(_checked(_run_table(document, config, mistakes), f"{config}: [run] ", mistakes))
-        alerts, hooks = read_alerts(document.get("alerts", {}), config, mistakes)
-        patterns = _name_patterns(document.get("recordings", {}), config, mistakes)
-    values.update(_checked({k: v for k, v in flags.items() if v is not None}, "--", mistakes))
-    values.setdefault("engine", "command" if values.get("command") else "hawkears")
+    values, alerts, hooks, patterns = (config or Config()).read_tables(mistakes)
+    given = {key: value for key, value in flags.items() if value is not None}
+    values |= _checked(given, lambda key: f"--{key.replace('_', '-')}", mistakes)
     mistakes += _contradictions(values)
-    if mistakes:
-        raise BadInput(
-            "these settings cannot be used" if len(mistakes) > 1 else mistakes[0],
-            why="\n".join(mistakes) if len(mistakes) > 1 else None,
-            fix=f"badcjobs {command} --help",
-        )
+    refuse(mistakes, f"badcjobs {command} --help")
+    values.setdefault("engine", "command" if values.get("command") else "hawkears")
     names = {key: f.name for key, f in settings_by_key().items()}
-    given = {names[key]: value for key, value in values.items()}
-    return RunSettings(out=out, alerts=alerts, hooks=hooks, patterns=patterns, **given)
+    return RunSettings(
+        out=out, alerts=alerts, hooks=hooks, patterns=patterns, **{names[key]: value for key, value in values.items()}
+    )
 
 
-def _run_table(document: Mapping[str, Any], config: Path, mistakes: list[str]) -> dict[str, Any]:
-    for name in document:
-        if name not in _TABLES:
-            mistakes.append(f"{config}: unknown key {name!r}; settings of a run are in the tables [run] and [alerts]")
-    table = document.get("run", {})
-    if not isinstance(table, dict):
-        mistakes.append(f"{config}: run must be a table: [run]")
-        return {}
-    return table
-
-
-def read_alerts(table: object, config: Path, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
-    """Return the limits and the command of a table [alerts]; add what is wrong to ``mistakes``."""
-    if not isinstance(table, dict):
-        mistakes.append(f"{config}: alerts must be a table: [alerts]")
-        return AlertLimits(), AlertHooks()
-    of_limits, of_hooks = ([f.name for f in fields(kind)] for kind in (AlertLimits, AlertHooks))
-    known = ", ".join(of_limits + of_hooks)
-    wrong = [f"{key}: unknown key; known are {known}" for key in table if key not in of_limits + of_hooks]
-    limits = AlertLimits(**{key: value for key, value in table.items() if key in of_limits})
-    hooks = AlertHooks(**{key: value for key, value in table.items() if key in of_hooks})
-    mistakes += [f"{config}: [alerts] {problem}" for problem in (*wrong, *limits.problems(), *hooks.problems())]
-    whole = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
-    return replace(limits, **whole), hooks
-
-
-def read_name_patterns(config: Path) -> tuple[NamePattern, ...]:
-    """Read what the paths of recordings mean from the table [recordings] of a TOML file, with all its mistakes."""
-    mistakes: list[str] = []
-    patterns = _name_patterns(read_toml(config).get("recordings", {}), config, mistakes)
-    if not patterns and not mistakes:
-        mistakes.append(f"{config}: [recordings] has no patterns")
+def refuse(mistakes: Sequence[str], fix: str) -> None:
+    """Raise BadInput with all mistakes, if there are any."""
+    if len(mistakes) > 1:
+        raise BadInput("these settings cannot be used", why="\n".join(mistakes), fix=fix)
     if mistakes:
-        raise BadInput(f"{config} cannot be used", why="\n".join(mistakes), fix="badcjobs guide recordings")
-    return patterns
+        raise BadInput(mistakes[0], fix=fix)
 
 
-def _name_patterns(table: object, config: Path, mistakes: list[str]) -> tuple[NamePattern, ...]:
-    if not isinstance(table, dict):
-        mistakes.append(f"{config}: recordings must be a table: [recordings]")
-        return ()
-    mistakes += [f"{config}: [recordings] {key}: unknown key; known is patterns" for key in table if key != "patterns"]
-    try:
-        texts = _pattern_texts(table)
-    except ValueError as error:
-        mistakes.append(f"{config}: {error}")
-        return ()
-    patterns, wrong = parse_patterns(texts)
-    mistakes += [f"{config}: [recordings] patterns: {words}" for words in wrong]
-    return patterns
-
-
-def _checked(given: Mapping[str, Any], where: str, mistakes: list[str]) -> dict[str, Any]:
-    """Return the values with their right types; add what is wrong to ``mistakes``."""
+def _checked(given: Mapping[str, Any], place_of: Callable[[str], str], mistakes: list[str]) -> dict[str, Any]:
+    """Return the values of known settings with their right types; add what is wrong to ``mistakes``."""
     known = settings_by_key()
-    values = {}
-    for key, value in given.items():
-        label = where + (key.replace("_", "-") if where == "--" else key)
-        if key not in known:
-            mistakes.append(f"{label}: unknown key; known are {', '.join(sorted(known))}")
-            continue
-        kind, least = known[key].metadata["kind"], known[key].metadata["least"]
-        if kind is float and type(value) is int:
+    values: dict[str, Any] = {}
+    for key in (key for key in given if key in known):
+        value, described = given[key], known[key].metadata
+        if described["kind"] is float and type(value) is int:
             value = float(value)
-        if (key == "time_left" and type(value) in (int, float)) or (key == "workers_per_gpu" and type(value) is int):
-            value = str(value)  # a number, as a TOML file may well say it
-        if kind is list and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        if key in ("stop_after", "workers_per_gpu") and type(value) in (int, float):
+            value = str(value)  # as a TOML file may well say it
+        if described["kind"] is list and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
             value = tuple(value)
-        if complaint := _complaint(key, kind, least, value):
-            mistakes.append(f"{label} = {value!r} {complaint}")
+        if value == _NOT_SET.get(key, ...):
+            values[key] = None
+        elif complaint := _complaint(key, described, value):
+            mistakes.append(f"{place_of(key)} = {value!r} {complaint}")
         else:
             values[key] = value
     return values
 
 
-def _complaint(key: str, kind: type, least: float | None, value: Any) -> str | None:
+def _complaint(key: str, described: Mapping[str, Any], value: Any) -> str | None:
     """Return what is wrong with a value; None: nothing."""
-    is_a = type(value)
-    if key == "workers_per_gpu" and not _is_worker_count(value):
-        return f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
-    if key == "time_left" and (is_a is not str or not _is_time(value)):
-        return "must be seconds, M:S or H:M:S, such as 5400 or 1:30:00; in TOML in quotes"
-    if is_a is not (tuple if kind is list else kind):
+    kind: Any = described["kind"]
+    least, among = described["least"], described["among"]
+    if key == "workers_per_gpu":
+        number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else 0
+        right = value == AUTO or 1 <= number <= _MOST_WORKERS
+        return None if right else f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
+    if type(value).__name__ != ("tuple" if kind is list else kind.__name__):
         return f"must be {_KIND_NAMES[kind]}"
+    if key == "stop_after" and parse_stop_after(value) is None:
+        return "must be minutes, M:S, H:M:S or D-H:M:S, such as 90 or 1:30:00"
+    if among and value not in among:
+        return f"must be one of {', '.join(among)}"
     if kind is float and not math.isfinite(value):
         return "must be a finite number"
     if least is not None and value < least:
         return f"must be at least {least}"
-    if kind in (str, list) and not _is_utf8(value):
+    if kind in (str, list) and any("\ud800" <= letter <= "\udfff" for letter in "".join(value)):
         return "is not UTF-8"  # neither TOML nor SQLite could hold it
     return None
 
 
-def _is_worker_count(value: Any) -> bool:
-    if value == AUTO:
-        return True
-    return isinstance(value, str) and value.isascii() and value.isdecimal() and 1 <= int(value) <= _MOST_WORKERS
-
-
-def _is_time(text: str) -> bool:
-    try:
-        parse_time_left(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_utf8(value: str | tuple[str, ...]) -> bool:
-    try:
-        "".join(value).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    mistakes = []
-    if values["engine"] not in ENGINES:
-        mistakes.append(f"--engine {values['engine']} is not known; engines are {', '.join(ENGINES)}")
-    if values["engine"] == "command" and not values.get("command"):
-        mistakes.append("--engine command needs --command 'program {input} {output}'")
-    if values["engine"] in ENGINES and values["engine"] != "command" and values.get("command"):
-        mistakes.append(f"--command goes with --engine command, not with {values['engine']}")
-    if values.get("live_mode", "auto") not in LIVE_MODES:
-        mistakes.append(f"--live-mode {values['live_mode']} is not known; modes are {', '.join(LIVE_MODES)}")
-    if values.get("stage", "auto") not in STAGE_MODES:
-        mistakes.append(f"--stage {values['stage']} is not known; it is one of {', '.join(STAGE_MODES)}")
-    loose = [key for key in ("min_memory_mib", "max_utilization", "wait") if key in values and "free" not in values]
-    if loose:
-        mistakes.append(f"{', '.join('--' + key.replace('_', '-') for key in loose)} goes with --free")
-    mistakes += Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()
+def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+    engine, command = values.get("engine"), values.get("command")
+    if engine == "command" and not command:
+        yield "--engine command needs --command 'program {input} {output}'"
+    if engine not in (None, "command") and command:
+        yield f"--command goes with --engine command, not with {engine}"
+    yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()
     if values.get("retry_failed") is False and values.get("resume") is False:
-        mistakes.append("--no-retry-failed goes with --resume; with --no-resume earlier tasks are not looked at")
+        yield "retry_failed = false goes with --resume; with --no-resume earlier tasks are not looked at"
     if not values.get("source"):
-        mistakes.append("no SOURCE was given: a manifest CSV, a folder of audio, or a list")
-    return mistakes
+        yield "no SOURCE was given: a manifest CSV, a folder of audio, or a list"
+
+
+def option_words(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options of ``badcjobs run`` that give these values, by TOML name; sources are no option."""
+    for key, setting in settings_by_key().items():
+        value, name = values.get(key), key.replace("_", "-")
+        if key == "source" or value is None:
+            continue
+        if setting.metadata["option"] is None:
+            yield f"--config=run.{key}={_value_text(value)}"
+        elif isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        else:
+            yield from (f"--{name}={one}" for one in (value if isinstance(value, list | tuple) else (value,)))
+
+
+def replaced_option(option: str, words: Sequence[str]) -> tuple[str, str] | None:
+    """Return an option that is a key now as these words give it, and what to write instead; None: it never was one."""
+    name = {"--time-left": "stop_after"}.get(option, option.removeprefix("--").removeprefix("no-").replace("-", "_"))
+    known = {key: f for key, f in settings_by_key().items() if f.metadata["option"] is None and key != "source"}
+    key = next((key for key in (name, f"{name}_s") if key in known), None)
+    given = next(((a, b) for a, b in pairwise([*words, ""]) if a.partition("=")[0] == option), None)
+    if key is None or given is None:
+        return None
+    if known[key].metadata["kind"] is bool:
+        return option, f"--config run.{key}={'false' if option.startswith('--no-') else 'true'}"
+    equals, value = given[0].partition("=")[1:]
+    said = given[0] if equals else " ".join(filter(None, given))
+    return said, f"--config run.{key}={value if equals else given[1]}"
 
 
 # --- what all tasks of a run share ------------------------------------------------------------------------------------
@@ -322,10 +426,9 @@ class FrozenRun:
     @classmethod
     def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
         """Return what this task would freeze; paths are absolute, so that tasks may start anywhere."""
-        values = {k: getattr(settings, f.name) for k, f in settings_by_key().items() if f.metadata["frozen"]}
+        frozen = {k: getattr(settings, f.name) for k, f in settings_by_key().items() if f.metadata["frozen"]}
+        values = _with_absolute_paths(frozen, cwd)
         values["source"] = tuple(_absolute(cwd, path) for path in values["source"])
-        if values["root"] is not None:
-            values["root"] = _absolute(cwd, values["root"])
         if values["chunk_length"] is None:
             del values["overlap"]  # of nothing
         patterns = tuple(pattern.text for pattern in settings.patterns)
@@ -336,29 +439,28 @@ class FrozenRun:
         """Read run.toml; None when no task has written it yet."""
         if not is_there(path):
             return None
-        document = read_toml(path)
-        array = document.get("array")
+        document, mistakes = read_toml(path), list[str]()
+        values, _, _, patterns = Config(path, document).read_tables(mistakes)
+        array = None
         try:
-            settings = {k: tuple(v) if isinstance(v, list) else v for k, v in document.get("run", {}).items()}
-            patterns = _pattern_texts(document.get("recordings", {}))
-            return cls(settings, None if array is None else _parse_array(array), patterns)
-        except (AttributeError, TypeError, ValueError) as error:
+            array = ArrayShape(**document["array"]) if "array" in document else None
+        except TypeError as error:
+            mistakes.append(f"[array]: {error}")
+        if array and not (type(array.first) is type(array.step) is type(array.count) is int and array.step > 0):
+            mistakes.append("[array] must hold whole numbers")
+        if mistakes:
             raise BadInput(
                 f"{path} is not as the first task of the run wrote it",
-                why=str(error),
+                why="\n".join(mistakes),
                 fix="put it back, or use another --out for a new run",
-            ) from error
+            )
+        return cls(values, array, tuple(pattern.text for pattern in patterns))
 
     @property
     def cutting(self) -> Cutting:
-        """How this run's recordings become chunks; raise BadInput where run.toml was changed."""
-        rows, length_s, overlap_s = (self.settings.get(key) for key in ("cut", "chunk_length", "overlap"))
-        numbers = [value for value in (length_s, overlap_s) if value is not None]
-        if not isinstance(rows, bool | None) or not all(type(value) in (int, float) for value in numbers):
-            raise BadInput(
-                "run.toml does not say how recordings were cut", fix="put it back as its first task wrote it"
-            )
-        return Cutting(rows, length_s, overlap_s or 0.0)
+        """How this run's recordings become chunks."""
+        of_run = self.settings
+        return Cutting(of_run.get("cut"), of_run.get("chunk_length"), of_run.get("overlap", 0.0))
 
     def to_toml(self, version: str) -> str:
         """Return the file's text."""
@@ -379,25 +481,15 @@ class FrozenRun:
         which there is no flag.
         """
         others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
-        source = " ".join(shlex.quote(path) for path in self.settings.get("source", ()))
-        into = f"--out={shlex.quote(str(out))}"
-        line = " ".join(["badcjobs run", source, into, *_flags({**others, **self.settings})])
-        if len(line) <= _LONGEST_COMMAND and line.isprintable() and not self.patterns:
-            return line
-        config = shlex.quote(str(out / "run.toml"))
-        return " ".join(["badcjobs run", f"--config={config}", into, *_flags(others)])
 
+        def line(*words: str, values: Mapping[str, Any]) -> str:
+            given = {key: values.get(key) for key, f in settings_by_key().items() if values.get(key) != f.default}
+            return shlex.join(["badcjobs", "run", *words, f"--out={out}", *option_words(given)])
 
-def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
-    for key, setting in settings_by_key().items():
-        value, flag = settings.get(key), key.replace("_", "-")
-        if key == "source" or value is None or value == setting.default:
-            continue
-        if isinstance(value, bool):
-            yield f"--{flag}" if value else f"--no-{flag}"
-            continue
-        for one in value if isinstance(value, list | tuple) else (value,):
-            yield f"--{flag}={shlex.quote(str(one))}"
+        whole = line(*self.settings.get("source", ()), values={**others, **self.settings})
+        if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns:
+            return whole
+        return line(f"--config={out / 'run.toml'}", values=others)
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
@@ -423,35 +515,14 @@ def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
         os.link(temporary, path)  # unlike a rename this fails when the file is there: exactly one task is first
     except FileExistsError:
         pass
-    except OSError:
-        _write_where_nothing_is(path, mine.to_toml(version))  # a filesystem without hard links
+    except OSError:  # a filesystem without hard links
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(mine.to_toml(version))  # a few lines: one write, so that no other task reads half of them
     finally:
         temporary.unlink()
     frozen = FrozenRun.read(path)
     assert frozen is not None
     return frozen
-
-
-def _write_where_nothing_is(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)  # a few lines: one write, so that no other task reads half of them
-    except FileExistsError:
-        pass
-
-
-def _parse_array(table: dict[str, int]) -> ArrayShape:
-    shape = ArrayShape(**table)
-    if not (type(shape.first) is type(shape.step) is type(shape.count) is int and shape.step > 0):
-        raise ValueError("[array] must hold whole numbers")
-    return shape
-
-
-def _pattern_texts(table: Mapping[str, Any]) -> tuple[str, ...]:
-    texts = table.get("patterns", [])
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"[recordings] patterns = {texts!r} must be a list of texts")
-    return tuple(texts)
 
 
 def _absolute(cwd: Path, path: str) -> str:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from badcjobs.errors import ExitCode
@@ -19,10 +18,6 @@ _SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # INT is an exception anyway
 _LOOK_EVERY_S = 0.2
 _LOOKS_PER_WORD = 10
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Told(BaseException):
-    """A signal ends the program: whoever is at work takes away what it has half done, as for KeyboardInterrupt."""
 
 
 class HeldSignals:
@@ -57,7 +52,7 @@ class HeldSignals:
         self.came = signal.Signals(signum)
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)  # a second one would end the tidying
-        raise Told
+        raise KeyboardInterrupt  # whoever is at work takes away what it has half done
 
     def _hold(self, signum: int, _frame: object) -> None:
         if self.came is not None:
@@ -66,12 +61,11 @@ class HeldSignals:
         with suppress(OSError):  # not print: it may be interrupted by this in the midst of a line
             os.write(2, f"badcjobs: {self.came.name}: {self._meanwhile}\n".encode())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        said_elsewhere = error is not None and not isinstance(error, Told)  # an error ends the program, too
+        # Another error ends the program, too.
+        said_elsewhere = error is not None and not isinstance(error, KeyboardInterrupt)
         if self.came is not None and not said_elsewhere:
             signal.raise_signal(self.came)
 
@@ -100,8 +94,8 @@ class BatchTask:
             code = self._wait()
             if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped by the clock, before the warning
                 signal.raise_signal(_warning())
-        except _Over as over:
-            code = over.code
+        except SystemExit as over:  # of checkpoint, through submitit's signal handler
+            code = int(over.code or 0)
         except (OSError, subprocess.SubprocessError) as error:
             from badcjobs.cli.output import remark
 
@@ -119,7 +113,7 @@ class BatchTask:
         if self._child is not None:
             code = self._wait(tell=signal.SIGUSR1)
         if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1:
-            raise _Over(code)
+            raise SystemExit(code)  # the child has ended for good
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
 
     def _wait(self, tell: signal.Signals | None = None) -> int:
@@ -151,14 +145,6 @@ def _spawn_deaf_to_warnings(argv: tuple[str, ...]) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-class _Over(Exception):
-    """The child has ended for good; raised through submitit's signal handler to whoever called the task."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 def _warning() -> signal.Signals:

@@ -14,12 +14,9 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.control import Control
-from rich.segment import ControlType
 from rich.text import Text
 
 from badcjobs.cli.output import say
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 _SHARE = 0.04  # of the time, at most, for looking again; of a thousand tasks that publish, a few have their turn
 _FIRST_PATIENCE_S = 1.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-_ALL_ANEW_EVERY = 30  # somebody else may have written across the screen: wall, a message of the kernel
 
 
 def can_show() -> bool:
@@ -55,7 +51,11 @@ def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None
         say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
         return
     page = draw(snapshot, ui, width=console.width, ascii_only=ascii_only)
-    console.print(Text("\n").join(page.lines), no_wrap=True, overflow="crop")
+    console.print(_one_text(page.lines))
+
+
+def _one_text(lines: Sequence[Text]) -> Text:
+    return Text("\n", no_wrap=True, overflow="crop").join(lines)
 
 
 def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int:
@@ -67,8 +67,8 @@ def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int
         looker.start()
         while not ui.left and bell.ended_by is None:
             try:
-                with _own_terminal(), Painter(console) as painter:
-                    ui = _Screen(console, painter, bell, looker, ascii_only).run(ui)
+                with _own_terminal(), console.screen():
+                    ui = _interact(console, bell, looker, ui, ascii_only)
             except OSError:
                 return 128 + signal.SIGHUP  # the terminal is gone
             if bell.suspended:
@@ -77,32 +77,20 @@ def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int
     return 0 if bell.ended_by is None else 128 + bell.ended_by
 
 
-class _Screen:
-    """Draws what the looker brings and what the keys ask for."""
-
-    def __init__(self, console: Console, painter: Painter, bell: _Bell, looker: _Looker, ascii_only: bool) -> None:
-        self._console, self._painter, self._bell, self._looker = console, painter, bell, looker
-        self._ascii_only = ascii_only
-
-    def run(self, ui: UiState) -> UiState:
-        """Draw until somebody quits, stops us (Ctrl-Z) or ends us."""
-        page = self._draw(ui)
-        while not ui.left and not self._bell.suspended and self._bell.ended_by is None:
-            for key in self._bell.wait():
-                ui = press(ui, key, rows=page.rows, names=list(page.names))
-            page = self._draw(ui)
-        return ui
-
-    def _draw(self, ui: UiState) -> Page:
-        width, height = self._console.size
-        snapshot = self._looker.snapshot
+def _interact(console: Console, bell: _Bell, looker: _Looker, ui: UiState, ascii_only: bool) -> UiState:
+    """Draw what the looker brings and what the keys ask for, until somebody quits, stops us (Ctrl-Z) or ends us."""
+    while True:
+        width, height = console.size
+        snapshot = looker.snapshot
         if snapshot is None:
-            waiting = Text("badcjobs: reading the task databases" + ("" if self._ascii_only else " …"))
-            self._painter.paint([waiting], (width, height))
-            return Page((waiting,), (), 1)
-        page = draw(snapshot, ui, width=width, height=height, ascii_only=self._ascii_only)
-        self._painter.paint(page.lines, (width, height))
-        return page
+            page = Page((Text("badcjobs: reading the task databases" + ("" if ascii_only else " …")),), (), 1)
+        else:
+            page = draw(snapshot, ui, width=width, height=height, ascii_only=ascii_only)
+        console.update_screen(_one_text(page.lines))
+        if ui.left or bell.suspended or bell.ended_by is not None:
+            return ui
+        for key in bell.wait():
+            ui = press(ui, key, rows=page.rows, names=list(page.names))
 
 
 class _Looker(threading.Thread):
@@ -128,22 +116,16 @@ class _Looker(threading.Thread):
         while self._error is None:
             try:
                 self._snapshot = seen = self._view.look(patience_s)
-            except (BadcjobsError, OSError) as error:  # the folder is gone, or its filesystem for a while
-                self._keep(seen, error)
             except Exception as error:
-                self._error = error
+                if seen is None or not isinstance(error, BadcjobsError | OSError):
+                    self._error = error
+                else:  # the folder is gone, or its filesystem for a while: go on with what was seen last
+                    what = error.what if isinstance(error, BadcjobsError) else str(error)
+                    self._snapshot = replace(seen, remarks=(f"{what}; this was read before", *seen.remarks))
             self._bell.ring()
             if self._snapshot is not None and not self._snapshot.unread:
                 patience_s = _SHARE * self._interval_s
                 time.sleep(self._interval_s)
-
-    def _keep(self, seen: Snapshot | None, error: BadcjobsError | OSError) -> None:
-        """Go on with what was seen last, and say why there is nothing newer; give up where there was never anything."""
-        if seen is None:
-            self._error = error
-            return
-        what = error.what if isinstance(error, BadcjobsError) else str(error)
-        self._snapshot = replace(seen, remarks=(f"{what}; this was read before", *seen.remarks))
 
 
 class _Bell:
@@ -205,43 +187,3 @@ def _own_terminal() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-class Painter:
-    """The screen for the length of a block; what stood there before comes back."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._there: list[Text] = []
-        self._size = (0, 0)
-        self._painted = 0
-
-    def __enter__(self) -> Painter:
-        self._console.set_alt_screen(True)
-        self._console.show_cursor(False)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._console.show_cursor(True)
-        self._console.set_alt_screen(False)
-
-    def paint(self, lines: Sequence[Text], size: tuple[int, int]) -> None:
-        """Bring the screen, so many columns and lines large, in line with these lines."""
-        self._painted += 1
-        if size != self._size or self._painted % _ALL_ANEW_EVERY == 0:
-            self._there, self._size = [], size
-            self._console.control(Control.clear())
-        there = self._there + [Text("")] * (len(lines) - len(self._there))
-        changed = [(row, line) for row, line in enumerate(lines) if not _same(line, there[row])]
-        with self._console:  # all of it in one piece
-            for row, line in changed:
-                self._console.control(Control.move_to(0, row), Control((ControlType.ERASE_IN_LINE, 2)))
-                self._console.print(line, end="", no_wrap=True, overflow="crop", soft_wrap=True)
-        self._there = list(lines)
-
-
-def _same(one: Text, other: Text) -> bool:
-    """Say whether two lines look the same; Text's own comparison leaves the style of the whole line out."""
-    return one == other and one.style == other.style

@@ -1,4 +1,4 @@
-"""What commands share when they speak: JSON on stdout, the conversation on stderr."""
+"""What commands share: JSON on stdout, the conversation on stderr, and the world that a task is in."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.report.words import plain
+
+if TYPE_CHECKING:
+    from badcjobs.task.startup import World
 
 _OUR_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 _NOT_PLAIN_ASCII = re.compile(r"[^\n\x20-\x7e]")
@@ -56,9 +62,6 @@ class SafeFormatter(logging.Formatter):
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
-_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-_TIME = "%Y-%m-%dT%H:%M:%S"
-
 if logging.lastResort is not None:  # who warns in a command that keeps no log
     logging.lastResort.setFormatter(SafeFormatter())
 
@@ -88,6 +91,14 @@ def print_json(document: object) -> None:
     _print(safe_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
+def answer(json_wanted: bool, document: Callable[[], object], text: Callable[[], str]) -> None:
+    """Print a result: as JSON, or as text for people."""
+    if json_wanted:
+        print_json(document())
+    else:
+        say(text())
+
+
 def shown(path: Path) -> str:
     """Return a path as people type it: relative to the working directory where it lies below it."""
     return plain(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
@@ -95,36 +106,24 @@ def shown(path: Path) -> str:
 
 def log_to_stderr(*, quiet: bool = False) -> None:
     """Send the log to stderr; ``quiet`` leaves only warnings."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(SafeFormatter(_FORMAT, _TIME))
-    handler.setLevel(logging.WARNING if quiet else logging.INFO)
-    root = logging.getLogger("badcjobs")
-    root.setLevel(logging.INFO)
-    root.addHandler(handler)
+    _log_to(logging.StreamHandler(sys.stderr), logging.WARNING if quiet else logging.INFO)
+    logging.getLogger("badcjobs").setLevel(logging.INFO)
     logging.raiseExceptions = False  # a full disk under the log must not print a traceback per line
 
 
 def log_to_file(path: Path) -> None:
     """Add a task's own log file."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(SafeFormatter(_FORMAT, _TIME))
+    _log_to(logging.FileHandler(path, encoding="utf-8"), logging.INFO)
+
+
+def _log_to(handler: logging.Handler, level: int) -> None:
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    handler.setLevel(level)
     logging.getLogger("badcjobs").addHandler(handler)
 
 
-class RowCounter:
-    """Says on stderr how far a long reading is, now and then."""
-
-    def __init__(self, what: str, every: int = 250_000) -> None:
-        self._what = what
-        self._every = every
-
-    def __call__(self, rows: int) -> None:
-        if rows % self._every == 0:
-            remark(f"{rows:,} {self._what}")
-
-
-class FileCounter:
-    """Says on stderr how far a merge is, how fast, and when it will be done; at most every few seconds."""
+class Pace:
+    """Says on stderr how far something long is, how fast and, if it is known, until when; at most every few seconds."""
 
     def __init__(self, what: str, every_s: float = 3.0) -> None:
         self._what = what
@@ -132,17 +131,19 @@ class FileCounter:
         self._started_s = time.monotonic()
         self._next_s = self._started_s + every_s
 
-    def __call__(self, done: int, of: int, rows: int) -> None:
+    def __call__(self, done: int, of: int | None = None, rows: int | None = None, *, what: str | None = None) -> None:
+        """Take notice of what is done, and of the rows in it; ``what``: another thing than before."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + self._every_s
-        spent_s = now_s - self._started_s
-        left_s = round(spent_s / done * (of - done))
-        remark(
-            f"{done:,} of {of:,} {self._what}; {done / spent_s:,.0f} files/s, {rows / spent_s:,.0f} rows/s,"
-            f" done in {left_s // 60}:{left_s % 60:02d}"
-        )
+        self._next_s, spent_s = now_s + self._every_s, now_s - self._started_s
+        said = f"{done:,}{'' if of is None else f' of {of:,}'} {what or self._what}, {done / spent_s:,.0f} a second"
+        if rows is not None:
+            said += f" with {rows / spent_s:,.0f} rows"
+        if of is not None and done:
+            left_s = round(spent_s / done * (of - done))
+            said += f", done in {left_s // 60}:{left_s % 60:02d}"
+        remark(said)
 
 
 def remark(text: str) -> None:
@@ -150,9 +151,30 @@ def remark(text: str) -> None:
     print(safe_lines(f"badcjobs: {text}"), file=sys.stderr)
 
 
-# --- colour -----------------------------------------------------------------------------------------------------------
-
-
 def colour_wanted() -> bool:
     """Say whether stdout is a terminal whose user has not switched colours off (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+# --- the world: only here are the environment, the host and the time asked for ----------------------------------------
+
+
+def environ() -> Mapping[str, str]:
+    """Return this process's environment."""
+    return dict(os.environ)
+
+
+def read_world() -> World:
+    """Return the real world, listening for signals from now on; under nohup the work outlives the terminal."""
+    from dataclasses import replace
+
+    from badcjobs.clock import SystemClock
+    from badcjobs.task.startup import StopRequest, World
+
+    clock = SystemClock()
+    stop = StopRequest(clock.monotonic_s)
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    stop.install()
+    if deaf:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return replace(World.here(environ(), clock, stop), log_to=log_to_file, progress=Pace("chunks listed"))

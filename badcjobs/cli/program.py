@@ -5,36 +5,65 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from badcjobs import __version__
-from badcjobs.cli import (
-    check,
-    cluster,
-    demo,
-    export,
-    gpus,
-    guide,
-    merge,
-    monitor,
-    plan,
-    probe,
-    record,
-    report,
-    run,
-    serve,
-    submit,
-    template,
-)
-from badcjobs.errors import BadcjobsError, ExitCode
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 
 # Typer brings its own copy of click's errors, or click's; this is their common ancestor in both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
+# Of each command: the module with the function of the same name, and what it is for.
+COMMANDS = {
+    "demo": ("start", "The whole path on this machine, on simulated GPUs."),
+    "gpus": ("machine", "Show the devices this task really has."),
+    "run": ("run", "Run one array task, inside sbatch or outside."),
+    "submit": ("run", "Submit an array and its merge job."),
+    "template": ("start", "Fill in a batch script for sbatch."),
+    "record": ("machine", "Record the devices, alone or around a command."),
+    "monitor": ("live", "Watch a run, or this machine's GPUs, in a terminal."),
+    "serve": ("live", "Show a run, or this machine's GPUs, in a browser."),
+    "merge": ("results", "Join task databases and say what happened."),
+    "report": ("results", "Say what a merged job's numbers mean."),
+    "export": ("results", "Write tables for other programs."),
+    "check": ("check", "Say what would go wrong, before anything is submitted."),
+    "plan": ("plan", "Say what a campaign takes; write its shards and scripts."),
+    "probe": ("probe", "Find how long a chunk may be on each GPU model."),
+    "cluster": ("machine", "Show the free GPUs of the cluster."),
+    "guide": ("start", "Show a page of the handbook."),
+}
+
+
+class Commands(TyperGroup):
+    """The commands; the module of one is imported when it is called, so that the program answers at once."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(COMMANDS, self)  # only the names count: they are listed and suggested
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return one of them; None: there is none such."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, about = COMMANDS[cmd_name]
+        function = getattr(import_module(f"badcjobs.cli.{module}"), cmd_name)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name=cmd_name, short_help=about)(function)
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands of ``badcjobs --help``."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+
 app = typer.Typer(
+    cls=Commands,
     name="badcjobs",
     help="Run bird-sound detectors inside Slurm: every GPU busy, every reading written down, every number explained.",
     epilog="First steps: badcjobs demo, then badcjobs guide start.",
@@ -43,25 +72,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (
-    demo,
-    gpus,
-    run,
-    submit,
-    template,
-    record,
-    monitor,
-    serve,
-    merge,
-    report,
-    export,
-    check,
-    plan,
-    probe,
-    cluster,
-    guide,
-):
-    module.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,7 +100,9 @@ def run_program() -> NoReturn:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a log in ASCII shows ? for ×
     try:
         code = app(standalone_mode=False)
-        _ignore_signals()
+        # Keep the exit code: a signal in the moment in which Python leaves would turn it into the signal's own.
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
     except UsageError as error:
         sys.exit(_complain(_as_ours(error), debug))
@@ -107,12 +119,6 @@ def run_program() -> NoReturn:
         sys.exit(_complain(bug, debug))
 
 
-def _ignore_signals() -> None:
-    """Keep the exit code: a signal in the moment in which Python leaves would turn it into the signal's own."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _complain(error: BadcjobsError, debug: bool) -> int:
     """Say what went wrong, after the traceback of what is being handled if that is wanted; return the exit code."""
     from badcjobs.cli.output import safe_error, safe_lines
@@ -124,26 +130,24 @@ def _complain(error: BadcjobsError, debug: bool) -> int:
 
 
 def _as_ours(error: Any) -> BadcjobsError:
-    command = error.ctx.command_path if getattr(error, "ctx", None) else _command_on_the_line()
-    value = _given_for(getattr(error, "param", None))
+    """Return wrong usage as an error of ours; for an option that is a key now, with what to write instead."""
+    from badcjobs.settings import replaced_option
+
+    named = next((word for word in sys.argv[1:2] if word in COMMANDS), None)
+    command = error.ctx.command_path if getattr(error, "ctx", None) else " ".join(filter(None, ["badcjobs", named]))
+    value = _given_for(getattr(getattr(error, "param", None), "opts", ()))
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
     said = message if value is None or value in message else f"{message} (given: {value})"
-    ours = BadcjobsError(said, fix=f"{command} --help")
-    ours.exit_code = ExitCode.USAGE
+    ours = BadInput(said, fix=f"{command} --help")
+    if "No such option" in message and (instead := replaced_option(error.option_name, sys.argv[1:])):
+        ours = BadInput(f"No such option: {error.option_name}", why="it is a key of the table [run]", fix=instead[1])
     return ours
 
 
-def _command_on_the_line() -> str:
-    """Return whose help is wanted, where the error does not know."""
-    names = {command.name for command in app.registered_commands}
-    return " ".join(["badcjobs", *(word for word in sys.argv[1:2] if word in names)])
-
-
-def _given_for(parameter: Any) -> str | None:
+def _given_for(options: Any) -> str | None:
     """Return what the command line gives for an option; None: nothing, or it is no option."""
-    names = tuple(getattr(parameter, "opts", ()))
     for word, following in pairwise([*sys.argv[1:], ""]):
         name, equals, value = word.partition("=")
-        if name.startswith("-") and name in names:
+        if name.startswith("-") and name in options:
             return value if equals else following
     return None

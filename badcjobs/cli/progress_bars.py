@@ -6,20 +6,28 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len, set_cell_size
+
+from badcjobs.live.text_fit import in_ascii, rate, span
+from badcjobs.report.words import count, plain
+from badcjobs.task.progress import TaskProgress
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from badcjobs.cli.bar_rows import BarTable
-    from badcjobs.task.progress import TaskProgress
-
 _EVERY_S = 0.5
 _SHARE = 0.01  # of a core, at most; what takes longer is drawn less often
 _NO_CURSOR = ("", "dumb", "unknown")  # terminals that cannot draw anew what stands there
+_WIDEST = 100  # what is shorter than the window does not break when the window shrinks
+_NARROW = 60
+_LONGEST_LABEL = 28
+_SHORTEST_NAME = 12  # less of a chunk's name says nothing
+
+BarRow = tuple[str, float, str]  # a label, how far its bar is filled (0 to 1), and words
 
 
 class ProgressBars:
@@ -40,7 +48,9 @@ class ProgressBars:
         try:
             live = self._live or self._begin()
             before_s = time.thread_time()
-            self._draw(live, look())
+            columns, lines = live.console.size
+            rows, widths = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
+            live.update(_drawn(rows, widths, ascii_only=self._ascii_only), refresh=True)
         except OSError:
             self._wanted = False  # the terminal is gone; the work goes on
             return
@@ -49,9 +59,7 @@ class ProgressBars:
     def __enter__(self) -> ProgressBars:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if self._live is not None:
                 self._live.stop()
@@ -59,7 +67,11 @@ class ProgressBars:
             pass  # the terminal is gone
         for handler, stream in self._moved:
             handler.setStream(stream)
-        _see_to_stderr()
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:  # else Python, which flushes a last time on leaving, would change our exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def _begin(self) -> Live:
         from rich.console import Console
@@ -76,33 +88,84 @@ class ProgressBars:
                 self._moved.append((handler, handler.setStream(sys.stderr)))
         return self._live
 
-    def _draw(self, live: Live, work: TaskProgress) -> None:
-        from badcjobs.cli.bar_rows import bar_table
 
-        columns, lines = live.console.size
-        table = bar_table(work, columns=columns, lines=lines, ascii_only=self._ascii_only)
-        live.update(_drawn(table, ascii_only=self._ascii_only), refresh=True)
-
-
-def _drawn(table: BarTable, *, ascii_only: bool) -> Table:
+def _drawn(rows: Sequence[BarRow], widths: tuple[int, int], *, ascii_only: bool) -> Table:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 1, 0, 0))
-    for width in (table.label_width, table.bar_width, None):
+    for width in (*widths, None):
         grid.add_column(width=width, no_wrap=True)
-    for row in table.rows:
-        filled = round(row.share * table.bar_width)
-        bar = Text("#" * filled + "-" * (table.bar_width - filled)) if ascii_only else ProgressBar(1, row.share)
-        grid.add_row(Text(row.label), bar, Text(row.words))
+    for label, share, words in rows:
+        filled = round(share * widths[1])
+        bar = Text("#" * filled + "-" * (widths[1] - filled)) if ascii_only else ProgressBar(1, share)
+        grid.add_row(Text(label), bar, Text(words))
     return grid
 
 
-def _see_to_stderr() -> None:
-    """Let nothing that a closed terminal did not take change our exit code: Python flushes a last time on leaving."""
-    try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+# --- what the lines say -----------------------------------------------------------------------------------------------
+
+
+def bar_rows(
+    work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False
+) -> tuple[list[BarRow], tuple[int, int]]:
+    """Return a line for each device and one for all that fit, and how wide labels and bars are.
+
+    The bars are equally wide and begin below each other; in a low terminal the last devices have none.
+    """
+    width = max(1, min(columns - 1, _WIDEST))
+    share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
+    # No device has chunks of its own: the one that has done most is as far as the whole, and one that hangs falls back.
+    most = max((device.done for device in work.devices), default=0) or 1
+    said = []
+    for device in work.devices[: max(0, lines - 3)]:
+        label = device.label.split("  ")[0] if width < _NARROW else device.label
+        seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
+        doing = ", ".join(device.working_on) or _pause(work)
+        said.append((label, share * device.done / most, [count(device.done, "chunk"), rate(seconds)], doing))
+    said.append(("all", share, _all_parts(work), ""))
+    show = in_ascii if ascii_only else plain
+    labels = [_cut(show(label), min(_LONGEST_LABEL, width // 3), ascii_only) for label, *_ in said]
+    widths = max(map(cell_len, labels)), width // 5
+    room = width - sum(widths) - 2
+    rows = [
+        (label, share, _fit([show(part) for part in parts], show(name), room, ascii_only))
+        for label, (_, share, parts, name) in zip(labels, said, strict=True)
+    ]
+    return rows, widths
+
+
+def _pause(now: TaskProgress) -> str:
+    """Return what a device is at that works on no chunk; nothing to say of the moment between two."""
+    if now.retrying and now.chunks_total - now.chunks_settled <= now.retrying:
+        return "waits to try again"
+    return "" if now.chunks_settled or now.retrying else "starting"
+
+
+def _all_parts(now: TaskProgress) -> list[str]:
+    """Return the parts in the order of their worth: where there is no room, the last ones are left out."""
+    rests = [f"{now.retrying:,} to try again"] if now.retrying else []
+    end = [f"ETA {span(now.eta_s)}"] if now.eta_s is not None or not rests else rests
+    failed = [f"{now.failed:,} failed"] if now.failed else []
+    said = [f"{now.chunks_settled:,}/{now.chunks_total:,}", *end, rate(now.rate), *failed]
+    return said if end is rests else [*said, *rests]
+
+
+def _fit(parts: Sequence[str], name: str, room: int, ascii_only: bool) -> str:
+    """Return as many parts as there is room for, and of the name as much as does."""
+    said = _cut(parts[0], room, ascii_only)
+    for part in parts[1:]:
+        if cell_len(said) + 2 + cell_len(part) > room:
+            return said
+        said += f"  {part}"
+    left = room - cell_len(said) - 2
+    enough = left >= min(_SHORTEST_NAME, cell_len(name))
+    return f"{said}  {_cut(name, left, ascii_only)}" if name and enough else said
+
+
+def _cut(text: str, room: int, ascii_only: bool) -> str:
+    """Return a text cut to so many columns; a sign of Chinese takes two."""
+    if cell_len(text) <= room:
+        return text
+    return set_cell_size(text, max(0, room - 1)).rstrip() + ("~" if ascii_only else "…") * (room > 0)

@@ -1,174 +1,338 @@
-"""``badcjobs submit``: a source as an array with its merge job, under Slurm or emulated on this machine."""
+"""What ``badcjobs submit`` does and says: a job of Slurm with its merge job, or an emulation in the foreground."""
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from badcjobs.cli.run import run
-
-_EXAMPLE = (
-    "Example: badcjobs submit manifest.csv --out /scratch/st-pi-1/july --cluster slurm --tasks 20 --gpus-per-task 4"
-    " --account st-pi-1-gpu --merge-account st-pi-1 --constraint gpu_mem_32 --setup 'module load gcc cuda'"
+from badcjobs.cli.job_signals import BatchTask, HeldSignals
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    environ,
+    hand_out,
+    print_json,
+    read_world,
+    remark,
+    say,
 )
-CLUSTERS = ("slurm", "local")
-# Of `badcjobs run`: they choose for one task what the array chooses for all.
-_NOT_FOR_ARRAYS = ("shard", "free", "min_memory_mib", "max_utilization", "wait", "time_left")
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.array_options import ArrayOptions
+from badcjobs.cluster.local import (
+    Emulation,
+    ScriptOrder,
+    array_text,
+    emulate_order,
+    emulate_script,
+    refuse_here,
+    refuse_script_here,
+    script_text,
+)
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.slurm import POLL_S, SlurmScheduler
+from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.cluster.submit import ArrayPlan, Handed, RunCommand, find_record, hand_in, make_plan
+from badcjobs.cluster.wait_for_job import TaskOutcome, end_lines, follow, headline, judge, verdict_code
+from badcjobs.errors import BadInput
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count, plain
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import make_settings, stand_in
+
+_POLL = "BADCJOBS_POLL_S"  # for a cluster of one's own; everybody else asks every 30 s
+# What a job has of its own and another one must not inherit, besides Slurm's variables.
+_OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
+# Of submit: what a job script says for itself, and what only a job under Slurm has.
+_NOT_OF_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
+# Of run: what reaches a script, or the emulation; all others are for the badcjobs that the script starts.
+_FOR_SCRIPTS = ("source", "simulate", "simulate_script", "replay")
+_OF_THE_EMULATION = {
+    "--script": ("Slurm takes a script from sbatch", "sbatch SCRIPT"),
+    "--share-gpus": (
+        "which tasks share a GPU is for Slurm to say",
+        "the same command without it; --workers-per-gpu auto starts as many engines on each GPU as pay",
+    ),
+    "--kill-wait": (
+        "how long Slurm waits between TERM and KILL is set for the whole cluster",
+        "scontrol show config | grep KillWait   (and the same command without it)",
+    ),
+}
+_ROWS = "rows of the source read"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command = _with_options_of_run(submit)
-    app.command(name="submit", short_help="Submit an array and its merge job.", epilog=_EXAMPLE)(command)
+@dataclass(frozen=True, slots=True)
+class SubmitFlags:
+    """What is wanted of the job besides its being submitted."""
+
+    dry_run: bool
+    wait: bool
+    again: bool
+    json_wanted: bool
 
 
-def submit(
-    source: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOURCE", help="Manifest CSV, folder of audio, or a list of either."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder: logs/, tasks/, later job.sqlite.")] = None,
-    cluster: Annotated[str, typer.Option(help="slurm (default), or local: an emulation on this machine.")] = "slurm",
-    tasks: Annotated[int | None, typer.Option(help="How many array tasks share the source; default 1.")] = None,
-    array: Annotated[
-        str | None, typer.Option(help="The indices instead, as sbatch takes them: 1-20:2, 0-19%4; later a part: 3,7.")
-    ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Let at most N tasks run at a time.")] = None,
-    gpus_per_task: Annotated[int | None, typer.Option(help="GPUs of each task; default 1.")] = None,
-    cpus: Annotated[int | None, typer.Option(help="Cores of each task; default 2 per GPU.")] = None,
-    mem: Annotated[str | None, typer.Option(help="Memory of each task; default 4G per GPU. It is billed.")] = None,
-    time: Annotated[
-        str | None, typer.Option(help="Time limit of each task: minutes, H:M:S or D-H:M:S; default 12:00:00.")
-    ] = None,
-    account: Annotated[str | None, typer.Option(help="Who pays; on Sockeye it ends in -gpu.")] = None,
-    partition: Annotated[str | None, typer.Option(help="On many sites better left to Slurm.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Which nodes: gpu_mem_32.")] = None,
-    sbatch: Annotated[
-        list[str] | None, typer.Option(help="Another option for the array; repeatable: --sbatch=--qos=high.")
-    ] = None,
-    job_name: Annotated[str | None, typer.Option(help="What squeue calls it; default badcjobs.")] = None,
-    setup: Annotated[
-        list[str] | None, typer.Option(help="A line of shell before the work; repeatable: 'module load gcc cuda'.")
-    ] = None,
-    requeues: Annotated[
-        int, typer.Option(help="How often a task that stopped in order, with work left, is started again.")
-    ] = 10,
-    merge_account: Annotated[
-        str | None, typer.Option(help="Who pays for the merge job, which has no GPU; on Sockeye without -gpu.")
-    ] = None,
-    merge_mem: Annotated[str | None, typer.Option(help="Memory of the merge job; default 4G.")] = None,
-    merge_time: Annotated[str | None, typer.Option(help="Time limit of the merge job; default 1:00:00.")] = None,
-    script: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --cluster local: run this job script, as sbatch would; --time and the like win over it."
-        ),
-    ] = None,
-    share_gpus: Annotated[
-        bool, typer.Option("--share-gpus", help="With --cluster local: let several tasks use one GPU.")
-    ] = False,
-    kill_wait: Annotated[
-        float | None,
-        typer.Option(help="With --cluster local: seconds between TERM and KILL, as Slurm's KillWait; default 30."),
-    ] = None,
-    workers_per_gpu: Annotated[
-        str | None, typer.Option(help="Engine processes per device: N, or auto (as many as pay); default auto.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts, and change nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow it to the end; exit with its verdict.")] = False,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again",
-            help="Submit what is left, once the job of this run folder has ended, or with --no-resume all once more;"
-            " other --time, --mem, … may be given.",
-        ),
-    ] = False,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table [run]; flags win over it.")] = None,
-    json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    **of_run: Any,
-) -> int:
-    """Submit a source as an array of tasks, and a job that merges what they did.
-
-    The source is read here once, from end to end; each task then does its share, and what was stopped by the clock is
-    started again. All options of `badcjobs run` that make sense for an array are passed on to its tasks.
-
-    The same command finds its job again, from DIR/submitted.json, and submits nothing twice: while the job is there it
-    says how to follow it (with --wait it goes on waiting), afterwards how it ended. To submit what is left then, add
-    --again: array tasks that have nothing left to do are left out. A job keeps what it was submitted with, so other
-    options need --again, too (scancel ends a job that you do not want to wait for).
-    """
-    from badcjobs.cli.output import log_to_stderr
-    from badcjobs.cli.submit_job import SubmitFlags, submit_here, submit_script, submit_to_slurm
-    from badcjobs.cluster.array_options import ArrayOptions
-    from badcjobs.cluster.local_array import LocalSettings
-    from badcjobs.cluster.submit import RunCommand
-    from badcjobs.errors import BadInput
-
-    if cluster not in CLUSTERS:
-        fix = f"--cluster {CLUSTERS[0]}   (or {CLUSTERS[1]}, on this machine)"
-        raise BadInput(f"--cluster {cluster} is not known", why=f"clusters are {', '.join(CLUSTERS)}", fix=fix)
-    log_to_stderr(quiet=True)
-    options = ArrayOptions(
-        tasks, array, parallel, gpus_per_task, cpus, mem, time, account, partition, constraint, tuple(sbatch or ()),
-        job_name, tuple(setup or ()), requeues, merge_account, merge_mem, merge_time,
-    )  # fmt: skip
-    given = {"source": source, "workers_per_gpu": workers_per_gpu, **of_run}
-    flags = {key: value for key, value in given.items() if value not in (None, [])}
-    how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
-    if cluster != "local":
-        _refuse_for_slurm(script, share_gpus=share_gpus, kill_wait=kill_wait)
-    kill_wait = 30.0 if kill_wait is None else kill_wait
-    if not 0 <= kill_wait < math.inf:
-        raise BadInput(f"--kill-wait {kill_wait} is no number of seconds", fix="--kill-wait 30")
-    local = LocalSettings(share_gpus=share_gpus, max_requeues=requeues, kill_wait_s=kill_wait, again=again)
-    if script is not None:
-        given = {**flags, **({} if config is None else {"config": config})}
-        return submit_script(script, out, given, options, local, how)
-    if out is None:
-        raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
-    command = RunCommand(out, flags, config)
-    if cluster == "local":
-        return submit_here(command, options, local, how)
-    return submit_to_slurm(command, options, how)
-
-
-def _refuse_for_slurm(script: Path | None, *, share_gpus: bool, kill_wait: float | None) -> None:
+def refuse_for_slurm(given: Mapping[str, object]) -> None:
     """Refuse options that mean something to the emulation only; without a word they would change nothing."""
-    from badcjobs.errors import BadInput
+    for option in (option for option, value in given.items() if value is not None):
+        why, fix = _OF_THE_EMULATION[option]
+        raise BadInput(f"{option} goes with --cluster local", why=why, fix=fix)
 
-    if script is not None:
-        raise BadInput("--script goes with --cluster local", fix=f"sbatch {script}")
-    if share_gpus:
+
+# --- under Slurm ------------------------------------------------------------------------------------------------------
+
+
+def submit_to_slurm(command: RunCommand, options: ArrayOptions, how: SubmitFlags) -> int:
+    """Hand in a source as an array and its merge job, or find them again; exit 0, or with their verdict."""
+    clock, scheduler = SystemClock(), SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=_poll_s())
+    plan = make_plan(command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run)
+    if plan.finished is not None:
+        return _tell_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
+    if how.dry_run:
+        record = find_record(plan, scheduler, again=how.again)
+        if record is not None:
+            remark(f"{plan.order.out} has job {record.job.job_id} already: this command finds it, and submits nothing")
+        elif idle := _idle_words(plan):
+            remark(idle)
+        return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
+    if how.again and plan.anew:
+        remark("--no-resume: chunks that are done already are done once more")
+    with _outside_any_job():
+        with HeldSignals("sbatch has the script; waiting for its answer, for there may be a job") as held:
+            handed = hand_in(plan, scheduler, clock, again=how.again, hold=held.begin)
+            facts = _facts(handed, scheduler)
+            if not how.json_wanted:
+                say(_handed_text(facts, handed))
+            if held.came is not None:
+                remark(f"{held.came.name}: job {handed.job.job_id} goes on; the same command finds it again")
+        return _follow_up(handed, facts, scheduler, clock, how)
+
+
+def _follow_up(handed: Handed, facts: dict[str, Any], scheduler: SlurmScheduler, clock: Clock, how: SubmitFlags) -> int:
+    """Say how the job ends, if that is wanted or if it is over already."""
+    states = None
+    try:
+        if how.wait:
+            states = follow(handed, scheduler, clock, remark)
+        elif handed.found:
+            states = scheduler.states(handed.job)
+    except KeyboardInterrupt:
+        remark(f"job {handed.job.job_id} goes on; the same command goes on waiting for it")
+        raise
+    except Unanswered as error:
+        remark(f"Slurm does not say whether it has ended: {error}")
+    if states is None or not (how.wait or has_ended(states)):
+        if how.json_wanted:
+            print_json(facts)
+        return 0
+    return _tell_slurm_end(facts, *judge(handed, states, clock, Pace(_ROWS)), how)
+
+
+def _facts(handed: Handed, scheduler: SlurmScheduler) -> dict[str, Any]:
+    """Return what ``--json`` prints of a job."""
+    order, job = handed.plan.order, handed.job
+    return {
+        "cluster": scheduler.name,
+        "job_id": job.job_id,
+        "merge_job_id": job.merge_job_id,
+        "merge_refused": scheduler.merge_refused,
+        "merge_unsure": scheduler.merge_unsure,
+        "out": str(order.out),
+        "logs": str(order.logs),
+        "array": order.spec,
+        "tasks": len(job.indices),
+        "chunks": handed.plan.chunks,
+        "idle_tasks": handed.plan.idle,
+        "left": handed.plan.left,
+        "audio_looked_at": handed.plan.looked_at,
+        "found": handed.found,
+        "follow": list(scheduler.follow_lines(job, order)),
+        "cancel": scheduler.cancel_line(job),
+    }
+
+
+def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
+    said = "is there already" if facts["found"] else "is submitted"
+    merging = f", merge job {facts['merge_job_id']}" if facts["merge_job_id"] else ""
+    chunks = count(facts["chunks"], "chunk")
+    if facts["left"] is not None:
+        chunks = f"the {facts['left']:,} of {chunks} that {'was' if facts['left'] == 1 else 'were'} left"
+    merge = None
+    if facts["merge_unsure"]:
+        merge = "it is not known whether there is a job for it; the same command, in a minute, looks"
+    elif facts["merge_job_id"] is None:
+        merge = f"there is no job for it; later: badcjobs merge {shlex.quote(facts['out'])}"
+    lines = {
+        "folder": facts["out"],
+        "tasks": None if handed.found else _idle_words(handed.plan),
+        "checked": _look_words(handed.plan),
+        "merge": merge,
+        **dict(zip(("queue", "logs", "so far"), facts["follow"], strict=False)),
+    }
+    head = f"job {facts['job_id']} {said}: {count(facts['tasks'], 'array task')} for {chunks}{merging}"
+    return "\n".join([head, *(f"  {name:<11} {words}" for name, words in lines.items() if words)])
+
+
+def _tell_slurm_end(
+    facts: dict[str, Any], summary: Summary, verdict: str, ends: Sequence[TaskOutcome], how: SubmitFlags
+) -> int:
+    code = verdict_code(verdict)
+    if how.json_wanted:
+        told = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
+        print_json({**facts, **told, "summary": summary.to_dict()})
+        return code
+    _say_end(facts.get("job_id", ""), verdict, ends, summary)
+    if code:
+        left = "--again submits what is left" if summary.verdict != "done" else "--again --no-resume does all once more"
+        say(f"\n  the same command with {left}")
+    return code
+
+
+def _poll_s() -> float:
+    text = environ().get(_POLL) or str(POLL_S)
+    if not text.replace(".", "", 1).isdecimal() or not float(text):
+        raise BadInput(f"{_POLL}={text} is no number of seconds", fix=f"unset {_POLL}")
+    return float(text)
+
+
+@contextmanager
+def _outside_any_job() -> Iterator[None]:
+    """Hide the job we may be in: sbatch would pass its array index and its GPUs on to the new one."""
+    if "SLURM_JOB_ID" not in os.environ:
+        yield  # a user's own SBATCH_ACCOUNT and the like stay
+        return
+    from submitit.helpers import clean_env
+
+    where = os.environ.get("SLURM_CONF")  # where Slurm itself is: that is no property of the job
+    with clean_env(_OF_THE_JOB):
+        if where is not None:
+            os.environ["SLURM_CONF"] = where
+        yield
+
+
+# --- on this machine --------------------------------------------------------------------------------------------------
+
+
+def submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSettings, how: SubmitFlags) -> int:
+    """Run a source as an array on this machine; exit with its verdict."""
+    world = read_world()
+    plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False)
+    for words in filter(None, (_idle_words(plan), _look_words(plan))):
+        if not how.json_wanted:
+            remark(words)
+    if how.dry_run:
+        refuse_here(plan.order.out, again=how.again)
+        return _show_scripts(how, script=array_text(plan.order))
+    devices = make_settings(command.out, command.flags, command.config).stand_in(world.cwd)
+    done = emulate_order(plan.order, replace(settings, stand_in=devices), world, remark)
+    facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
+    return _tell_local_end(done, how, facts)
+
+
+def submit_script(
+    script: Path,
+    out: Path | None,
+    flags: Mapping[str, Any],
+    options: ArrayOptions,
+    settings: LocalSettings,
+    how: SubmitFlags,
+) -> int:
+    """Run a user's job script on this machine as sbatch would; exit with its verdict."""
+    world = read_world()
+    lost = [name for name in _NOT_OF_SCRIPTS if getattr(options, name)] + [n for n in flags if n not in _FOR_SCRIPTS]
+    if lost:
+        names = ", ".join(f"--{'no-' if flags.get(name) is False else ''}{name.replace('_', '-')}" for name in lost)
         raise BadInput(
-            "--share-gpus goes with --cluster local",
-            why="which tasks share a GPU is for Slurm to say",
-            fix="the same command without it; --workers-per-gpu auto starts as many engines on each GPU as pay",
+            f"{names}: not with --script",
+            why="the script itself says how badcjobs is started and what comes before",
+            fix=f"edit {shlex.quote(str(script))}, or leave --script out: badcjobs submit SOURCE --out DIR …",
         )
-    if kill_wait is not None:
+    sources = flags.get("source") or [None]
+    if len(sources) > 1:
         raise BadInput(
-            "--kill-wait goes with --cluster local",
-            why="how long Slurm waits between TERM and KILL is set for the whole cluster",
-            fix="scontrol show config | grep KillWait   (and the same command without it)",
+            f"{len(sources)} sources, but a job script takes one",
+            why="it reaches the script as the variable SOURCE, which is one path, blanks and all",
+            fix="write the paths of audio, or of manifests, into a text file, one per line; that is the SOURCE",
         )
+    order = ScriptOrder(script, _sbatch_options(options), source=sources[0], out=out)
+    if how.dry_run:
+        refuse_script_here(order, world, again=how.again)
+        return _show_scripts(how, script=script_text(script, world))
+    devices = stand_in(world.cwd, flags.get("simulate"), flags.get("simulate_script"), flags.get("replay"))
+    return _tell_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
 
 
-def _with_options_of_run(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the command with the options of ``badcjobs run`` behind its own, so that none is missing."""
-    own = inspect.signature(command, eval_str=True).parameters
-    theirs = inspect.signature(run, eval_str=True).parameters
-    parameters = [parameter for parameter in own.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    parameters += [theirs[name] for name in theirs if name not in own and name not in _NOT_FOR_ARRAYS]
+def _sbatch_options(options: ArrayOptions) -> tuple[str, ...]:
+    """Return what of the command line goes before the script's own lines, as options of sbatch."""
+    if options.parallel is not None and options.array is None:
+        raise BadInput("--parallel goes with --array where a script is given", fix="--array 0-9 --parallel 4")
+    array = options.array or (None if options.tasks is None else f"0-{options.tasks - 1}")
+    if array is not None and options.parallel is not None:
+        array = f"{array.partition('%')[0]}%{options.parallel}"
+    given = {
+        "array": array, "job-name": options.job_name, "cpus-per-task": options.cpus, "mem": options.mem,
+        "time": options.time, "account": options.account, "partition": options.partition,
+        "constraint": options.constraint,
+    }  # fmt: skip
+    if options.gpus_per_task is not None:  # in whichever of the ways that there are the script asks for them
+        given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": options.gpus_per_task}
+    words = [word for option in options.sbatch for word in shlex.split(option)]
+    return (*(f"--{name}={value}" for name, value in given.items() if value is not None), *words)
 
-    def with_all(**given: Any) -> int:
-        return command(**given)
 
-    with_all.__doc__ = command.__doc__
-    with_all.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": int}
-    with_all.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
-    return with_all
+def _tell_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
+    if how.json_wanted:
+        print_json({**done.to_dict(), **facts})
+        return done.exit_code
+    if done.job is None:
+        say(f"job {done.job_id}: {done.verdict}")
+        return done.exit_code
+    _say_end(done.job_id, done.verdict, done.ends, done.job.summary)
+    say("\n" + files_text(done.job))
+    if done.exit_code:
+        whole = done.job.summary.verdict == "done"
+        say("\n  the same command " + ("starts those tasks once more" if whole else "does what is left"))
+    return done.exit_code
+
+
+# --- on both ----------------------------------------------------------------------------------------------------------
+
+
+def _say_end(job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Summary) -> None:
+    """Say how a job ended: its tasks, above all where they failed although nothing is left, and the summary."""
+    words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
+    lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
+    title = "the whole run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
+    text = summary_text(summary, title, colour=colour_wanted())
+    say("\n".join([words, *lines, "", text] if words else [text, *lines]), painted=True)
+
+
+def _idle_words(plan: ArrayPlan) -> str | None:
+    """Return how many tasks have nothing to do; None: all have something."""
+    if not plan.idle:
+        return None
+    idle = f"{plan.idle:,} {'has' if plan.idle == 1 else 'have'} nothing to do"
+    return f"{plan.order.tasks:,} tasks for {count(plan.chunks, 'chunk')}: {idle}; --tasks {plan.chunks} is enough"
+
+
+def _look_words(plan: ArrayPlan) -> str | None:
+    """Return how much of the audio was looked at; None: all, or now none."""
+    if plan.looked_at is None or plan.looked_at >= plan.chunks:
+        return None
+    return f"looked at the audio of {plan.looked_at:,} of {plan.chunks:,} chunks; badcjobs check looks at all"
+
+
+def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
+    """Show what would be submitted; change nothing."""
+    if how.json_wanted:
+        print_json(scripts)
+    else:
+        between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
+        hand_out(between.join(scripts.values()).rstrip("\n"))
+    return 0

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from badcjobs.errors import BadInput
+
 _STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
 _AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 _OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json")
@@ -39,60 +41,35 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
 
     ``whatever_it_holds``: only what belongs to a run is data; another database may be replaced.
     """
-    from badcjobs.errors import BadInput
-
-    wanted = [(target, target.path) for target in targets if target.path is not None and not is_stdout(target.path)]
     given = [Path(os.path.realpath(path)) for path in inputs]
     taken: dict[Path, str] = {}
-    for target, path in wanted:
-        place = Path(os.path.realpath(path))
+    for target in targets:
+        if target.path is None or is_stdout(target.path):
+            continue
+        place = Path(os.path.realpath(target.path))
         if place.exists() and not place.is_file() and not place.is_dir():
             continue  # a pipe or a device keeps nothing
         why = f"{taken[place]} names it as well" if place in taken else _why_kept(place, given)
         if why is None and not whatever_it_holds:
             why = _why_by_content(place)
         if why is not None:
-            what = f"{target.option} {path} is not written"
+            what = f"{target.option} {target.path} is not written"
             raise BadInput(what, why=why, fix=f"the same command with {target.option} {target.instead}")
         taken[place] = target.option
 
 
 def _why_kept(place: Path, inputs: Iterable[Path]) -> str | None:
     """Return whose file it is by its place; None: nobody's."""
-    if place.is_file() and any(_same(place, one) for one in inputs):
+    if place.is_file() and any(one.exists() and place.samefile(one) for one in inputs):
         return "this command, or its run, reads it"
     for above in (place, *place.parents):
         if above.name in _FOLDERS_OF_A_RUN and _is_run(above.parent):
             return _FOLDERS_OF_A_RUN[above.name].format(above.parent)
-    if place.name in _OF_A_RUN and _is_run(place.parent):
-        return f"it belongs to the run {place.parent}"
-    return None
-
-
-def sources_of(job: Path) -> list[Path]:
-    """Return the files that a run takes its chunks from, as far as anybody knows; ``job``: its folder or database."""
-    from badcjobs.errors import BadInput
-    from badcjobs.paths import RunFolder, is_there
-    from badcjobs.settings import FrozenRun
-
-    folder = job if is_there(job) and job.is_dir() else job.absolute().parent
-    run = RunFolder(folder.parent if folder.name == "tasks" else folder)
-    try:
-        frozen = FrozenRun.read(run.run_toml)
-    except BadInput:
-        return []
-    return [Path(source) for source in (frozen.settings.get("source", ()) if frozen else ()) if isinstance(source, str)]
+    return f"it belongs to the run {place.parent}" if place.name in _OF_A_RUN and _is_run(place.parent) else None
 
 
 def _is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in _SIGNS_OF_A_RUN)
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False  # one of them is not there
 
 
 def _why_by_content(place: Path) -> str | None:
@@ -106,3 +83,17 @@ def _why_by_content(place: Path) -> str | None:
     if begin == SQLITE_MAGIC:
         return "there is a database in it"
     return "there is a recording in it" if begin.startswith(_AUDIO_MAGIC) else None
+
+
+def sources_of(job: Path) -> list[Path]:
+    """Return the files that a run takes its chunks from, as far as is known; ``job``: its folder or database."""
+    from badcjobs.paths import RunFolder, is_there
+    from badcjobs.settings import FrozenRun
+
+    folder = job if is_there(job) and job.is_dir() else job.absolute().parent
+    run = RunFolder(folder.parent if folder.name == "tasks" else folder)
+    try:
+        frozen = FrozenRun.read(run.run_toml)
+    except BadInput:
+        return []
+    return [Path(source) for source in (frozen.settings.get("source", ()) if frozen else ())]

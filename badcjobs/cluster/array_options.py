@@ -10,6 +10,7 @@ from pathlib import Path
 from badcjobs.cluster.sbatch_options import ArraySpec, parse_array, parse_memory, parse_minutes, range_instead
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, ArrayShape, usual_cpus, usual_mem
+from badcjobs.settings import is_config_file
 
 _ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # --exclusive is not: srun, by which tasks start, sees none
 _WARNING_S = 180
@@ -67,8 +68,9 @@ def make_order(
     _check_options(options, wrong)
     if "\n" in str(out):
         wrong.append((f"--out {str(out)!r} has a line break in its name, which no line of a script can hold", None))
-    words = dict(word.partition("=")[::2] for word in run_arguments)
-    on_cpu = "--config" in words or words.get("--cpu-workers", "0") != "0"  # a file may say it, too
+    words = [word.partition("=")[::2] for word in run_arguments]
+    by_file = any(name == "--config" and is_config_file(value) for name, value in words)  # it may say it, too
+    on_cpu = by_file or dict(words).get("--cpu-workers", "0") != "0"
     if options.gpus_per_task == 0 and not on_cpu and not any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
         # --simulate stands in for GPUs that are granted, and none would be.
         lacking = "--gpus-per-task 0: no task could begin, for without a GPU it needs --cpu-workers"

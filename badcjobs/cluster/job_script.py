@@ -7,11 +7,10 @@ that cannot be read is listed in ``unread``. ``badcjobs check`` judges what is r
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -20,6 +19,7 @@ from typing import Any
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
+from badcjobs.settings import is_config_file, nearest
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
@@ -70,7 +70,7 @@ _TRAP = re.compile(r"^[^#\n]*\btrap\b", re.M)
 _TMPDIR = re.compile(r"^[^#\n]*(?:\bTMPDIR=|\bunset\b.*\bTMPDIR\b)", re.M)
 _SRUN = re.compile(r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:exec|time)[ \t]+)?(?:\S*/)?srun\b", re.M)
 _OWN_TO_THE_JOB = ("SLURM", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
-_PATHS = ("out", "root", "hawkears_root", "config")
+_PATHS = ("out", "root", "hawkears_root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ class Call:
     hidden: bool = False  # more options may come out of a variable
     within: str | None = None  # a pipeline, the background: a shell of its own, so that exec ends there
     sources: tuple[str, ...] | None = None  # where the script says all of them plainly
+
+    def may_set(self, key: str) -> bool:
+        """Say whether it sets a setting of ``badcjobs run``, or has a ``--config`` that does or may."""
+        configs = self.values.get("config", ["?"] if "config" in self.named else [])
+        return key in self.named or any(is_config_file(one) or one.startswith(f"run.{key}=") for one in configs)
 
     @property
     def by_exec(self) -> bool:
@@ -171,7 +176,8 @@ def parse_plainly(words: Sequence[str]) -> ParsedWords:
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
             given = True if following.startswith("-") else following
-            values[name.replace("-", "_")] = value if equals else given
+            key, said = name.replace("-", "_"), value if equals else given
+            values[key] = [*values.get(key, ()), said] if key == "config" else said
     return ParsedWords(command, values)
 
 
@@ -200,7 +206,7 @@ def read_script(
     found = list(_read_calls(plain, variables, parse)) if is_shell else []
     calls = tuple(one for one in found if isinstance(one, Call))
     start = next((call for call in reversed(calls) if call.command == "run"), None)
-    if asked.gpus_per_task == 0 and (start is None or start.hidden or {"cpu_workers", "config"} & start.named):
+    if asked.gpus_per_task == 0 and (start is None or start.hidden or start.may_set("cpu_workers")):
         asked = replace(asked, gpus_per_task=None)  # none would surely be missed; simulated ones stand for granted ones
     return BatchScript(
         name=name,
@@ -223,11 +229,6 @@ def read_script(
         traps_signals=_TRAP.search(plain) is not None,
         sets_tmpdir=_TMPDIR.search(plain) is not None,
     )
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name that was probably meant."""
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def _exported(environ: Mapping[str, str], export: str) -> dict[str, str]:
@@ -420,6 +421,8 @@ def _read_words(
     unseen = [bool({*"*?[{"} & {*one}) or one in made for one in said.operands or ()]
     places = [None if no else variables.place_of(one) for no, one in zip(unseen, said.operands or (), strict=True)]
     values = {name: variables.place_of(one) if name in _PATHS else one for name, one in said.values.items()}
+    configs = [variables.place_of(one) if is_config_file(one) else one for one in said.values.get("config", ())]
+    values["config"] = configs if configs and None not in configs else None
     yield replace(
         call,
         command=said.command,

@@ -38,7 +38,10 @@ Tell = Callable[[str], None]
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 _ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, cut at spaces
-_NAMES_DEVICES = ("--simulate", "--simulate-script", "--replay", "--no-emit-gpu-telemetry")
+# What names devices, or may: a file of --config, but not one key of it.
+_NAMES_DEVICES = re.compile(
+    r"--simulate|--replay|--no-emit-gpu-telemetry|run\.(?:simulate|replay)|--config[= ](?![A-Za-z_][\w.]*=)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,7 @@ def _with_devices(text: str, request: JobRequest, devices: StandIn, script: Path
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
     environ = {**world.environ, **request.exports}
     said = f"{text} {environ.get(_ARGUMENTS, '')}"
-    if not words or not request.gpus or any(name in said for name in (*_NAMES_DEVICES, "--config")):
+    if not words or not request.gpus or _NAMES_DEVICES.search(said):
         return world
     if _ARGUMENTS in text and not any(re.search(r"\s", word) for word in words):
         told = " ".join([*world.environ.get(_ARGUMENTS, "").split(), *words])

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from badcjobs.paths import RunFolder
 from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import FrozenRun, RunSettings, check_against, make_settings, read_toml, settings_by_key
+from badcjobs.settings import AUTO, Config, FrozenRun, RunSettings, check_against, make_settings
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
@@ -34,17 +34,16 @@ from badcjobs.store.run_lock import alone_in, check_writable, leaving_nothing, r
 Progress = Callable[[int], None]
 
 _LOOKED_AT = 2000  # audio files; a look at each of twenty million would take Lustre an hour
-_PATHS = ("root", "hawkears_root", "simulate_script", "replay")
-_OF_ONE_TASK = ("shard", "free", "time_left")
+_OF_ONE_TASK = ("shard", "free", "stop_after")
 
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """What each task is told: the flags of ``badcjobs run`` by TOML name (None: not given), and its file."""
+    """What each task is told: the flags of ``badcjobs run`` by TOML name (None: not given), and its --config."""
 
     out: Path
     flags: Mapping[str, Any]
-    config: Path | None = None
+    config: Config = field(default_factory=Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def make_plan(
         mistakes += (error.why or error.what).splitlines()
     for key in _OF_ONE_TASK if settings else ():
         if getattr(settings, key) is not None:
-            mistakes.append(f"{key} in {config} is for one task, not for an array")
+            mistakes.append(f"[run] {key} is for one task, not for an array")
     chunks, looked_at, listed = 0, None, None
     if find and not again and (record := records.read_record(out)) is not None:
         chunks, listed = record.chunks, record.listed  # that was checked when it was submitted
@@ -128,22 +127,12 @@ def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[i
     return rows, looked_at, sources.manifests_listed
 
 
-def run_arguments(out: Path, flags: Mapping[str, Any], config: Path | None, cwd: Path) -> tuple[str, ...]:
+def run_arguments(out: Path, flags: Mapping[str, Any], config: Config, cwd: Path) -> tuple[str, ...]:
     """Return what each task's badcjobs is called with; paths are absolute, so that tasks may start anywhere."""
-    given = {key: value for key, value in flags.items() if value is not None}
-    words = ["run", *(str(cwd / path) for path in given.pop("source", ())), f"--out={out}"]
-    if config is not None:
-        words.append(f"--config={cwd / config}")
-    if "workers_per_gpu" not in given and not (config and "workers_per_gpu" in read_toml(config).get("run", {})):
-        given["workers_per_gpu"] = "auto"
-    for key in (key for key in settings_by_key() if key in given):
-        name, value = key.replace("_", "-"), given[key]
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-            continue
-        values = value if isinstance(value, list | tuple) else [cwd / value if key in _PATHS else value]
-        words += [f"--{name}={one}" for one in values]
-    return tuple(words)
+    usual = {} if "workers_per_gpu" in config.table("run") else {"workers_per_gpu": AUTO}
+    given = {**usual, **{key: value for key, value in flags.items() if value is not None}}
+    sources = [str(cwd / path) for path in given.get("source", ())]
+    return ("run", *sources, f"--out={out}", *config.run_words(given, cwd))
 
 
 def _what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:

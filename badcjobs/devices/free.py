@@ -93,7 +93,7 @@ def pick_free(wish: DeviceWish, opened: OpenedDevices, claims: DeviceLocks, how:
                 f"{_gpus(wish.count)} wanted, not found{waited}",
                 opened,
                 why="\n".join(refused),
-                fix="the same command with --wait 600, with a smaller --free, or with other limits",
+                fix="the same command with --wait 600 (badcjobs run: --config run.wait_s=600), or a smaller --free",
             )
         if how.clock.monotonic_s() >= tell_at_s:
             tell_at_s = how.clock.monotonic_s() + _TELL_EVERY_S

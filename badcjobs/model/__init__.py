@@ -13,7 +13,7 @@ from badcjobs.model.arrays import Submitted as Submitted
 from badcjobs.model.arrays import TaskKey as TaskKey
 from badcjobs.model.arrays import expected_end_ms as expected_end_ms
 from badcjobs.model.arrays import is_silent as is_silent
-from badcjobs.model.arrays import parse_time_left as parse_time_left
+from badcjobs.model.arrays import parse_stop_after as parse_stop_after
 from badcjobs.model.arrays import publish_interval_s as publish_interval_s
 from badcjobs.model.arrays import silent_after_s as silent_after_s
 from badcjobs.model.arrays import stable_id as stable_id

@@ -269,24 +269,18 @@ def is_silent(heard_at_ms: int | None, after_s: float | None, now_ms: int | None
     return now_ms - heard_at_ms > 1000 * after_s
 
 
-_SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
-
-
+_MINUTES = re.compile(r"[0-9]{1,8}(\.[0-9]*)?")
 _CLOCK = re.compile(
     r"(?:(?:(?P<days>[0-9]{1,5})-)?(?P<hours>[0-9]{1,7}):)?(?P<minutes>[0-9]{1,7}):(?P<seconds>[0-5]?[0-9])"
 )
 
 
-def parse_time_left(text: str) -> float:
-    """Read seconds, ``M:S``, ``H:M:S`` or ``D-H:M:S``, the forms in which ``squeue -o %L`` says it.
-
-    Raises ValueError for anything else.
-    """
-    text = text.strip()
-    if _SECONDS.fullmatch(text):
-        return float(text)
+def parse_stop_after(text: str) -> float | None:
+    """Read minutes, ``M:S``, ``H:M:S`` or ``D-H:M:S``, as sbatch takes them; return seconds, None for anything else."""
+    if _MINUTES.fullmatch(text):
+        return 60 * float(text)
     parts = _CLOCK.fullmatch(text)
     if parts is None or (parts["hours"] is not None and int(parts["minutes"]) > 59):
-        raise ValueError(text)
+        return None
     days, hours, minutes, seconds = (int(part or 0) for part in parts.group("days", "hours", "minutes", "seconds"))
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.job_script import BatchScript, ParsedWords, nearest, parse_plainly, read_script
+from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import AS_IT_COMES, Cutting
@@ -25,11 +25,10 @@ from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.seams import Clock
-from badcjobs.settings import ENGINES, FrozenRun, make_settings, read_toml, settings_by_key
+from badcjobs.settings import ENGINES, Config, FrozenRun, RunSettings, make_settings, nearest, settings_by_key
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.workers.engines import choose_engine
 
-_GRACE_S = 20.0  # the default of --grace
 _NEW = "--out another folder, for a new run"
 
 
@@ -98,9 +97,15 @@ def check(given: CheckOrder, here: Here) -> Checked:
     """Look at everything and judge it; only wrong usage raises."""
     site = Site("") if given.site is None else find_site(given.site, here.cwd)
     script = None if given.script is None else _open_script(given.script, here)
-    order, config_trouble = _complete(given, script, here)
+    config, config_trouble = Config(), None
+    try:
+        config = Config.read(script.start.values.get("config") if script and script.start else None, here.cwd)
+    except BadInput as error:
+        config_trouble = f"{error.what}: {error.why}" if error.why else error.what
+    of_run = config.read_tables([])[0]  # what is wrong with it, the settings themselves say
+    order = _complete(given, script, of_run, here)
     source, findings = _check_sources(order, here, None if given.sources else script)
-    facts = _look(order, given, here, site, script, source)
+    facts = _look(order, given, here, site, script, source, of_run)
     findings += judge_all(place_rules.OUT, facts)
     if order.out is not None and (cut_short := find_cut_short(here.cwd / order.out)) is not None:
         findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
@@ -114,7 +119,7 @@ def check(given: CheckOrder, here: Here) -> Checked:
         fix = "badcjobs run … --config FILE.toml   (one that can be read)"
         findings.append(problem("config", config_trouble, fix))
     else:
-        findings += _check_settings(script, here.cwd)
+        findings += _check_settings(script, config)
         findings += _check_engine(order, script, here)
     return Checked(tuple(findings), site.name or None, order.asked, source)
 
@@ -130,24 +135,17 @@ def _open_script(name: str, here: Here) -> BatchScript:
         raise BadInput(f"--script {name} cannot be read", why=str(error), fix=f"ls -l {name}") from error
 
 
-def _complete(order: CheckOrder, script: BatchScript | None, here: Here) -> tuple[CheckOrder, str | None]:
-    """Take from the script, its --config and sbatch's own variables what the command line does not say.
+def _complete(order: CheckOrder, script: BatchScript | None, of_run: Mapping[str, Any], here: Here) -> CheckOrder:
+    """Take from the script, its --config (``of_run``) and sbatch's own variables what the command line does not say.
 
-    Also return why the settings file cannot be read. An unknown engine is wrong usage on the command line of ``check``,
-    and a finding in a script.
+    An unknown engine is wrong usage on the command line of ``check``, and a finding in a script.
     """
     if order.engine is not None and order.engine not in ENGINES:
         known = ", ".join(ENGINES)
         raise BadInput(f"--engine {order.engine} is not known", why=f"engines are {known}", fix="--engine hawkears")
     asked = replace(order.asked, account=order.asked.account or here.environ.get("SBATCH_ACCOUNT"))
     start = script.start if script else None
-    said, trouble = dict(start.values if start else {}), None
-    if "config" in said:
-        try:
-            table = read_toml(here.cwd / said["config"]).get("run")
-            said = _right_kinds(table if isinstance(table, dict) else {}) | said
-        except BadInput as error:
-            trouble = f"{error.what}: {error.why}" if error.why else error.what
+    said = {**of_run, **(start.values if start else {})}
     cutting = order.cutting
     if cutting == AS_IT_COMES:
         chunk_length, overlap = (_number(said.get(name), float, None) for name in ("chunk_length", "overlap"))
@@ -157,7 +155,7 @@ def _complete(order: CheckOrder, script: BatchScript | None, here: Here) -> tupl
         sources = ()  # absolute paths may be those of folders in the image
     texts = ("out", "root", "command", "hawkears_python", "hawkears_root")
     known_texts: dict[str, Any] = {name: getattr(order, name) or said.get(name) for name in texts}
-    completed = replace(
+    return replace(
         order,
         sources=order.sources or sources or _list(said.get("source")),
         asked=_merged(asked, script.asked if script else Asked()),
@@ -166,7 +164,6 @@ def _complete(order: CheckOrder, script: BatchScript | None, here: Here) -> tupl
         engine_args=order.engine_args or _list(said.get("engine_arg")),
         **known_texts,
     )
-    return completed, trouble
 
 
 def _number(text: object, kind: type, default: Any) -> Any:
@@ -177,14 +174,8 @@ def _number(text: object, kind: type, default: Any) -> Any:
         return default
 
 
-def _right_kinds(table: dict[str, Any]) -> dict[str, Any]:
-    """Return what a settings file says in the right kind; what is wrong with the rest, the settings themselves say."""
-    kinds = {key: one.metadata["kind"] for key, one in settings_by_key().items() if key != "out"}
-    return {key: one for key, one in table.items() if key in kinds and isinstance(one, (kinds[key], int))}
-
-
 def _list(value: object) -> tuple[str, ...]:
-    return tuple(value) if isinstance(value, list) else ()
+    return tuple(value) if isinstance(value, list | tuple) else ()
 
 
 def _merged(asked: Asked, in_script: Asked) -> Asked:
@@ -228,10 +219,10 @@ def _look(
     site: Site,
     script: BatchScript | None,
     source: SourceFacts | None,
+    of_run: Mapping[str, Any],
 ) -> PreflightFacts:
-    """Look up what the rules judge; ``given`` is the command line alone."""
+    """Look up what the rules judge; ``given`` is the command line alone, ``of_run`` the script's --config."""
     start, options = script.start if script else None, script.options if script else {}
-    said = start.values if start else {}
     slurm = preflight_facts.ask_slurm(here.environ, here.clock)
     answers = slurm is not None and slurm.trouble is None
     trial = None
@@ -258,8 +249,8 @@ def _look(
         temporary=folder(temporary) if temporary else None,
         home=os.path.realpath(here.environ.get("HOME") or "/nonexistent"),
         on_cluster=bool(site.name) or answers,
-        live_mode=said.get("live_mode", "auto"),
-        grace_s=_number(said.get("grace"), float, _GRACE_S),
+        live_mode=of_run.get("live_mode", "auto"),
+        grace_s=of_run.get("grace_s", RunSettings(Path()).grace_s),
         slurm=slurm,
         cluster=preflight_facts.ask_nodes(here.environ) if answers else None,
         trial=trial,
@@ -296,7 +287,7 @@ def _check_run_folder(order: CheckOrder, facts: PreflightFacts, cwd: Path) -> It
 # --- badcjobs run and its engine --------------------------------------------------------------------------------------
 
 
-def _check_settings(script: BatchScript | None, cwd: Path) -> Iterator[Remark]:
+def _check_settings(script: BatchScript | None, config: Config) -> Iterator[Remark]:
     """Judge the values of the script's own options, as ``badcjobs run`` would before it begins."""
     start = script.start if script else None
     if script is None or start is None or start.hidden or script.wrong_calls:
@@ -313,9 +304,8 @@ def _check_settings(script: BatchScript | None, cwd: Path) -> Iterator[Remark]:
         value = start.values.get(key)
         if kind is not bool and (key != "engine" or value in ENGINES):  # another engine has a finding of its own
             values[key] = _list(value) if kind is list else value if kind is str else _number(value, kind, value)
-    config = start.values.get("config")
     try:
-        make_settings(Path("results"), values, None if config is None else cwd / config)
+        make_settings(Path("results"), values, config)
     except BadInput as error:
         details = tuple((error.why or "").splitlines())
         yield problem("settings", f"{where}: {error.what}", error.fix or "badcjobs run --help", details)

@@ -158,7 +158,7 @@ PLACES = (
         ),
         problem_if(
             "TMPDIR={temporary.path} is {temporary.filesystem}: a live database (WAL) is not safe there",
-            "export TMPDIR=/tmp   (or leave --live-mode local out)",
+            "export TMPDIR=/tmp   (or leave run.live_mode=local out)",
             lambda f: f.live_mode == "local",
         ),
         warning_if(

@@ -37,7 +37,7 @@ from badcjobs.planning.plan_tasks import Asking, PlanWish, Sizing, check_wish, c
 from badcjobs.planning.site import Site, find_site
 from badcjobs.report.rules import PROBLEM, say
 from badcjobs.report.words import count, duration, number
-from badcjobs.settings import AUTO, make_settings, read_toml
+from badcjobs.settings import AUTO, Config, make_settings
 from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.survey import PlannedRow
@@ -50,7 +50,7 @@ class PlanOrder:
     """What ``badcjobs plan`` was told; None: not said."""
 
     flags: Mapping[str, Any]  # of badcjobs run, by their names in TOML: source, root, engine, chunk_length, …
-    config: Path | None = None
+    config: Config = field(default_factory=Config)
     site: str | None = None
     rate: float | None = None
     speed_from: Path | None = None
@@ -78,8 +78,8 @@ def plan_sources(
     """Read the sources once, from end to end, and plan them; everything that can be refused is refused before."""
     site = Site("") if order.site is None else find_site(order.site, cwd)
     check_wish(order.wish, site)
-    settings = make_settings(Path("results"), order.flags, order.config and cwd / order.config, "plan")
-    if "workers_per_gpu" not in _run_table(order, cwd):
+    settings = make_settings(Path("results"), order.flags, order.config, "plan")
+    if "workers_per_gpu" not in order.config.table("run"):
         settings = replace(settings, workers_per_gpu=AUTO)  # as the scripts say
     scripts = None if order.write is None else _scripts(order, cwd / order.write, site, cwd)
     root = None if settings.root is None else cwd / settings.root
@@ -239,39 +239,23 @@ def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
     own = f"{site.name}-array"
     usual = own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
     out = target / "results" if order.out is None else cwd / order.out
-    scripts = Scripts(order.template or usual, out, order.keys, tuple(_run_words(order, cwd)))
+    scripts = Scripts(order.template or usual, out, order.keys, _run_words(order, cwd))
     scripts.fill("0-0", Sizing(1, 3600, False, (), 0.0, 0.0, 0.0), Asking(1, "", 1, ""), target, out)
     return scripts
 
 
-def _run_table(order: PlanOrder, cwd: Path) -> Mapping[str, Any]:
-    table: Mapping[str, Any] = {} if order.config is None else read_toml(cwd / order.config).get("run", {})
-    return table
-
-
-def _run_words(order: PlanOrder, cwd: Path) -> Iterator[str]:
-    """Yield the options of ``badcjobs run`` that a task needs; where chunks begin and end, its rows say."""
-    if order.config is not None:
-        said = _run_table(order, cwd)
-        if taken := [key for key in _SAID_BY_ROWS if key in said]:
-            raise BadInput(
-                f"{order.config}: [run] {taken[0]} cannot be used with --write",
-                why="the rows that are written say it; badcjobs run would refuse it beside them",
-                fix=f"take it out of the file; --{taken[0].replace('_', '-')} {said[taken[0]]} on this command line",
-            )
-        yield f"--config={cwd / order.config}"
-        if (workers := said.get("workers_per_gpu")) is not None:  # templates say auto before; the last counts
-            yield f"--workers-per-gpu={workers}"
-    for key, value in order.flags.items():
-        name = key.replace("_", "-")
-        if key in _SAID_BY_ROWS or value is None:
-            continue
-        if key == "hawkears_root":  # a task may start anywhere
-            value = str(cwd / value)
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-            continue
-        yield from (f"--{name}={one}" for one in (value if isinstance(value, list | tuple) else (value,)))
+def _run_words(order: PlanOrder, cwd: Path) -> tuple[str, ...]:
+    """Return the options of ``badcjobs run`` that a task needs; where chunks begin and end, its rows say."""
+    said = order.config.table("run")
+    if taken := [key for key in _SAID_BY_ROWS if key in said]:
+        raise BadInput(
+            f"[run] {taken[0]} cannot be used with --write",
+            why="the rows that are written say it; badcjobs run would refuse it beside them",
+            fix=f"take it out of --config; --{taken[0].replace('_', '-')} {said[taken[0]]} on this command line",
+        )
+    given = {key: value for key, value in order.flags.items() if key not in _SAID_BY_ROWS}
+    workers = said.get("workers_per_gpu")  # templates say auto before; the last counts
+    return tuple(order.config.run_words({"workers_per_gpu": workers, **given}, cwd))
 
 
 # --- plan words -------------------------------------------------------------------------------------------------------

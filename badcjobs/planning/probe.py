@@ -95,7 +95,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
             notes = ("it was known already; --again tries it anew",)
             return ProbeEnd(ExitCode.DONE, tuple(one.keep() for one in searches), store.file, aside, notes=notes)
         now_ms, left_s = world.clock.now_ms(), order.most_s
-        if (end := find_end(settings.time_left, allocation, world.environ, now_ms)) is not None:
+        if (end := find_end(settings.stop_after, allocation, world.environ, now_ms)) is not None:
             left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
         with open_records(order, world, allocation, grant, engine, mark, workplace) as records:
             others = say_who_else(records, grant)

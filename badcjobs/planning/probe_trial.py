@@ -13,22 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput
-from badcjobs.model import (
-    FITS,
-    NO_START,
-    TOO_LONG,
-    Chunk,
-    ChunkResult,
-    ChunkStarted,
-    Trial,
-    WorkerPlan,
-)
+from badcjobs.model import FITS, NO_START, TOO_LONG, Chunk, ChunkResult, ChunkStarted, Trial, WorkerPlan
 from badcjobs.planning.probe_search import ProbeStep
 from badcjobs.seams import Clock, Engine
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
 from badcjobs.sources.wav import NotWav, read_header
 from badcjobs.store.live_files import read_memory_peaks
-from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.records import Records
 from badcjobs.workers.retry import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy, classify
 from badcjobs.workers.supervise import Supervisor
@@ -139,11 +129,12 @@ class TrialRun:
         self._supervisor = Supervisor(
             self.bench.engine,
             [replace(plan, lean=self.step.lean) for plan in self.plans],
-            _TrialJournal(self.bench.records.writer, chunks),
+            self.bench.records.writer,
             clock=self.bench.clock,
             policy=RetryPolicy(retries=0, backoff_s=0.0),
             scratch=self._folder,
             device_state=self.bench.records.device_state,
+            chunks=chunks,
             listen=self.watch.note,
         )
         self._supervisor.start()
@@ -216,21 +207,6 @@ class TrialRun:
                 audio[sound] = target
             name = f"{self.number}-{way}-{self.step.length_s:g}s-{number}"
             yield Chunk("probe", name, str(sound), str(target.absolute()), 0, round(self.step.length_s * 1000))
-
-
-class _TrialJournal:
-    """The task's own journal, but with the chunks of this trial alone (seams.Journal)."""
-
-    def __init__(self, writer: TaskWriter, chunks: Sequence[Chunk]) -> None:
-        self.batch, self.add_decision = writer.batch, writer.add_decision
-        self.worker_started, self.worker_ended = writer.worker_started, writer.worker_ended
-        self.attempt_started, self.attempt_ended = writer.attempt_started, writer.attempt_ended
-        self._chunks = list(chunks)
-
-    def next_pending(self, limit: int) -> list[Chunk]:
-        """Return the next chunks of this trial."""
-        taken, self._chunks = self._chunks[:limit], self._chunks[limit:]
-        return taken
 
 
 def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, float | None]:

@@ -6,21 +6,12 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from badcjobs.cluster.job_script import nearest
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
-from badcjobs.planning.findings import (
-    Advice,
-    Cases,
-    Remark,
-    fine_if,
-    judge_all,
-    problem_if,
-    rules,
-    warning_if,
-)
+from badcjobs.planning.findings import Advice, Cases, Remark, fine_if, judge_all, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.report.words import count
+from badcjobs.settings import nearest
 
 _AGAIN = "   (what is left is done when you submit it again)"
 # Engine processes have to live in it: less would be cheaper, but Slurm would kill them. The same as submit asks for.

@@ -214,8 +214,8 @@ def _modules(facts: PreflightFacts) -> Cases:
 
 GRACE = rules("grace", _grace)(
     warning_if(
-        "Slurm kills {slurm.kill_wait_s} s after TERM (KillWait), but chunks get {grace_s:g} s to end (--grace)",
-        "badcjobs run … --grace {shorter_s}",
+        "Slurm kills {slurm.kill_wait_s} s after TERM (KillWait), but chunks get {grace_s:g} s to end ([run] grace_s)",
+        "badcjobs run … --config run.grace_s={shorter_s}",
         lambda f: f.slurm.kill_wait_s < f.grace_s + _PUBLISHING_S,
     ),
     fine_if("Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it"),

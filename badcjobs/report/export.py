@@ -15,6 +15,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import NamePattern
 from badcjobs.report.completeness import find_news
 from badcjobs.report.job import find_job_database
+from badcjobs.settings import Config
 from badcjobs.sources.recording_names import NameReader, area_line, gap_lines
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
@@ -61,13 +62,13 @@ class ExportOrder:
     by_study_area: bool = False
     wanted: Wanted = field(default_factory=Wanted)
     patterns: tuple[NamePattern, ...] = ()  # read the paths of the recordings anew
-    config: Path | None = None  # where they are from
+    config: Config = field(default_factory=Config)  # where they are from
     force: bool = False
 
     @property
     def heard(self) -> bool:
         """Whether it is about what was heard, on the recordings' own clock."""
-        return self.by_study_area or self.wanted != Wanted() or self.config is not None
+        return self.by_study_area or self.wanted != Wanted() or self.config != Config()
 
     @property
     def needs_folder(self) -> bool:
@@ -85,7 +86,7 @@ class ExportOrder:
             ("--to", () if self.window.to_ms is None else (str(self.window.to_ms),)),
             ("--species", (",".join(self.wanted.species),) if self.wanted.species else ()),
             ("--min-score", () if self.wanted.min_score is None else (f"{self.wanted.min_score:g}",)),
-            ("--config", () if self.config is None else (str(self.config),)),
+            ("--config", self.config.words()),
         )
         flags = (("--all", self.everything), ("--by-study-area", self.by_study_area), ("--force", self.force))
         words = ["badcjobs", "export", str(self.source), "--format", self.form]

@@ -59,10 +59,10 @@ _Group = tuple[TaskFacts, Sequence[DeviceFacts]]  # a task and those of its devi
 
 _OPTIONS = "Give badcjobs run these options."
 _READ_AHEAD = (
-    "Let badcjobs copy audio to the node's own disk ahead of time (--stage always), and read fewer, larger files. More"
-    f" workers per GPU overlap their waiting. {_OPTIONS}"
+    "Let badcjobs copy audio to the node's own disk ahead of time (--config run.stage=always), and read fewer, larger"
+    f" files. More workers per GPU overlap their waiting. {_OPTIONS}"
 )
-_READ_AHEAD_OPTIONS = ("--stage always --workers-per-gpu auto",)
+_READ_AHEAD_OPTIONS = ("--config run.stage=always --workers-per-gpu auto",)
 _EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or ask for fewer GPUs for each task."
 _CPU = (
     "{used_cores:one}{of_cores} cores busy, for {each:count worker}{of_tasks}",

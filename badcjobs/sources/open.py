@@ -171,7 +171,7 @@ def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
         )
     if cutting.rows is not None and kinds == {False}:
         raise BadInput(
-            f"--{'cut' if cutting.rows else 'no-cut'} goes with manifests",
+            f"run.cut = {'true' if cutting.rows else 'false'} goes with manifests",
             why=f"{sources.parts[0].name} is no manifest: it has no rows with a begin and an end",
             fix="the same command without it; --chunk-length 294 --overlap 6 cuts whole recordings",
         )

@@ -141,7 +141,9 @@ class RowFiles:
     def _must_be_cut(self, start_ms: int, end_ms: int, audio_ms: int) -> bool:
         if audio_ms and is_beyond(end_ms, audio_ms):
             what = f"end_ms {end_ms} lies beyond the end of {self._path} at {audio_ms} ms, so it cannot be cut out"
-            raise NoAudio(what, "the same command without --cut: then such rows fail alone, and the others are done")
+            raise NoAudio(
+                what, "the same command without run.cut = true: then such rows fail alone, and the others are done"
+            )
         return start_ms > 0 or audio_ms > end_ms or not audio_ms
 
     def _end_after(self, start_ms: int) -> int | None:

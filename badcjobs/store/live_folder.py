@@ -58,12 +58,12 @@ class LiveFolder:
 
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
-    """Make the folder; ``wanted`` is one of config.LIVE_MODES, ``target`` the file that will be published."""
+    """Make the folder; ``wanted`` is auto, local or shared, ``target`` the file that will be published."""
     candidate = Path(local_dir or tempfile.gettempdir())
     filesystem = read_filesystem(candidate)
     if wanted == "local":
-        return LiveFolder(LocalFolder.create(str(candidate), key), filesystem, False, "--live-mode local")
-    why = "--live-mode shared"
+        return LiveFolder(LocalFolder.create(str(candidate), key), filesystem, False, "run.live_mode = local")
+    why = "run.live_mode = shared"
     if wanted != "shared":
         if not filesystem.shared or not candidate.exists():
             try:

@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import METRICS, Reading, silent_after_s
-from badcjobs.store.connect import (
-    CHUNK_NAME,
-    grouped,
-    is_job_database,
-    open_sealed,
-    read_as,
-    reading,
-    rows_by_name,
-)
+from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, ProcessFacts, TaskAlert, TaskFacts, Trail
 
 _TASKS = """
@@ -89,7 +81,7 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
 def parse_publish_every_s(settings: str | None) -> float | None:
     """Return how often a task was told to publish its database; ``settings`` are its own, as JSON."""
     try:
-        return float(json.loads(settings or "")["publish_every"])
+        return float(json.loads(settings or "")["publish_every_s"])
     except (ValueError, TypeError, KeyError):
         return None
 

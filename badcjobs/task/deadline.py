@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
-from badcjobs.model import Allocation, Chunk, parse_time_left
+from badcjobs.model import Allocation, Chunk, parse_stop_after
 from badcjobs.seams import Clock
 from badcjobs.workers.work_queue import Fits
 
@@ -28,10 +28,11 @@ _RECENT = 200  # chunks: many enough for a p95, few enough to follow a device th
 Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
 
 
-def find_end(time_left: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
+def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
     """Return when our time is over: as the user says, else Slurm's variable, else one call of squeue, else None."""
-    if time_left is not None:
-        return EndTime(now_ms + round(parse_time_left(time_left) * 1000), "--time-left")
+    seconds = None if stop_after is None else parse_stop_after(stop_after)
+    if seconds is not None:
+        return EndTime(now_ms + round(seconds * 1000), "run.stop_after")
     if not allocation.in_slurm:
         return None
     return read_end_variable(allocation.facts, now_ms) or parse_squeue_end(query_end(allocation, environ), now_ms)

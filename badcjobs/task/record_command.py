@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.model import AlertHooks, AlertLimits, Device
-from badcjobs.settings import LIVE_MODES, read_alerts, read_toml
+from badcjobs.model import Device
 from badcjobs.store.atomic_write import unfinished_name
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.task.records import RecordingOptions, Records
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 _PUBLISH_EVERY_S = 30.0
 _FIRST_SAMPLE_PATIENCE_S = 10.0
 _LONGEST_INTERVAL_S = 86_400.0
-_TABLES = ("run", "alerts", "report", "array", "written_by")  # what the file of a run, or its run.toml, may hold
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may be well again later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
@@ -42,7 +40,7 @@ def run_record(
     live_mode: str = "auto",
 ) -> dict[str, Any]:
     """Record until the command ends, the time is over or a signal comes; return what ``--json`` prints."""
-    _check_options(options, duration_s, live_mode, out)
+    _check_options(options, duration_s, out)
     as_sqlite = ["badcjobs", "record", "--out", str(out.parent / f"{out.stem or 'recording'}.sqlite")]
     check_target(
         out,
@@ -126,20 +124,7 @@ def _follow_command(command: Sequence[str], end_s: float, world: World, records:
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def read_alert_settings(config: Path | None) -> tuple[AlertLimits, AlertHooks]:
-    """Return the table [alerts] of a TOML file, perhaps that of a run; without a file, the defaults."""
-    if config is None:
-        return AlertLimits(), AlertHooks()
-    document = read_toml(config)
-    unknown = [name for name in document if name not in _TABLES]
-    mistakes = [f"{config}: unknown key {name!r}; limits are in the table [alerts]" for name in unknown]
-    alerts = read_alerts(document.get("alerts", {}), config, mistakes)
-    if mistakes:
-        raise BadInput(f"{config} cannot be used", why="\n".join(mistakes), fix="badcjobs guide telemetry")
-    return alerts
-
-
-def _check_options(options: RecordingOptions, duration_s: float | None, live_mode: str, out: Path) -> None:
+def _check_options(options: RecordingOptions, duration_s: float | None, out: Path) -> None:
     for name, value in (("interval", options.interval_s), ("duration", duration_s)):
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
@@ -149,9 +134,6 @@ def _check_options(options: RecordingOptions, duration_s: float | None, live_mod
             why=f"at least one sample a day ({_LONGEST_INTERVAL_S:.0f} s) makes a recording",
             fix="--interval 60",
         )
-    if live_mode not in LIVE_MODES:
-        modes = "modes are " + ", ".join(LIVE_MODES)
-        raise BadInput(f"--live-mode {live_mode} is not known", why=modes, fix="--live-mode auto")
     replay = options.stand_in.replay
     if replay is not None and out.exists() and Path(replay).exists() and out.samefile(replay):
         raise BadInput(

@@ -197,7 +197,7 @@ def skip_done(task: Task) -> None:
     if skipped - failed:
         log.info("%d chunks are done already and are skipped", skipped - failed)
     if failed:
-        log.warning("%d chunks failed in earlier tasks and are not tried again (--no-retry-failed)", failed)
+        log.warning("%d chunks failed in earlier tasks and are not tried again (run.retry_failed = false)", failed)
     if writer.changed:
         log.warning("%d chunks were done with other audio than now lies there; they are done again", writer.changed)
 

@@ -20,11 +20,11 @@ from badcjobs.devices.free import DeviceWish, Waiting, pick_free
 from badcjobs.devices.listing import open_devices
 from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
 from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadInput, ExitCode, NotHere, StoppedEarly
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
 from badcjobs.paths import RunFolder
-from badcjobs.processes import PrefixLauncher, SubprocessLauncher, parse_prefix
-from badcjobs.seams import Clock, Engine, Launcher
+from badcjobs.processes import SubprocessLauncher, parse_prefix
+from badcjobs.seams import Clock, Engine
 from badcjobs.settings import FrozenRun, RunSettings, check_against
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import parse_shard
@@ -179,7 +179,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
         )
     mark = mark_of(allocation, world)
     engine = make_engine(settings, world, mark, grant)
-    end = find_end(settings.time_left, allocation, world.environ, started_at_ms)
+    end = find_end(settings.stop_after, allocation, world.environ, started_at_ms)
     locks: AbstractContextManager[object] = nullcontext()
     if settings.free is not None:  # last: a missing engine is found before we wait for a device
         grant, locks = take_free_devices(settings, settings.free, world)
@@ -222,16 +222,18 @@ def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[
 
 
 def raise_if_stopped(stop: StopRequest) -> None:
-    """Raise StoppedEarly after a signal; for the time before any worker is started."""
+    """Raise an error after a signal; for the time before any worker is started."""
     if stop.requested:
-        raise StoppedEarly(stop.name, 128 + stop.ended_by if stop.ended_by is signal.SIGINT else ExitCode.RUN_ME_AGAIN)
+        stopped = BadcjobsError(f"{stop.name} came before anything was started", fix="run the same command again")
+        by_hand = stop.ended_by is signal.SIGINT
+        stopped.exit_code = 128 + signal.SIGINT if by_hand else ExitCode.RUN_ME_AGAIN
+        raise stopped
 
 
 def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:
     """Return the engine, checked: a missing program is found here, not by every chunk."""
-    launcher: Launcher = SubprocessLauncher(mark)
-    if settings.engine_prefix is not None:
-        launcher = PrefixLauncher(launcher, parse_prefix(settings.engine_prefix, world.environ.get("PATH")), mark)
+    prefix = settings.engine_prefix
+    launcher = SubprocessLauncher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
     engine = choose_engine(
         settings.engine,
         args=settings.engine_args,

@@ -51,7 +51,7 @@ class EngineSetup:
 
     Parameters
     ----------
-    stage: one of config.STAGE_MODES.
+    stage: auto, always or never.
     local: the task's own folder on the node.
     wants: how many chunks a session of the engine likes to hold.
     probed: from which length on audio is too long, as probes have found.

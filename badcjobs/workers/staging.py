@@ -56,11 +56,11 @@ class StagingChoice:
 
 
 def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
-    """Look at the filesystems of some chunks and of the node's own folder; ``wanted`` is one of config.STAGE_MODES."""
+    """Look at the filesystems of some chunks and of the node's own folder; ``wanted`` is auto, always or never."""
     here = read_filesystem(local)
     most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else _MOST_BYTES
     if wanted != "auto":
-        return StagingChoice(wanted == "always", f"--stage {wanted}", most_bytes)
+        return StagingChoice(wanted == "always", f"run.stage = {wanted}", most_bytes)
     if not chunks:
         return StagingChoice(False, "nothing waits")
     # Where the audio really lies: a git-annex link may lead to another filesystem.

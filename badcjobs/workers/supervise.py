@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import AttemptJournal, Clock, Engine, SessionBroken
+from badcjobs.seams import Clock, Engine, SessionBroken
+from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import short_words
 from badcjobs.workers.feed import AudioSteps
@@ -44,13 +45,14 @@ class Supervisor:
         self,
         engine: Engine,
         plans: list[WorkerPlan],
-        journal: AttemptJournal,
+        journal: TaskWriter,
         *,
         clock: Clock,
         policy: RetryPolicy,
         scratch: Path,
         timetable: Timetable | None = None,
         audio: AudioSteps | None = None,
+        chunks: Sequence[Chunk] | None = None,
         listen: Callable[[Event], None] = lambda event: None,
         device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None,
     ) -> None:
@@ -58,6 +60,7 @@ class Supervisor:
         self._device_state = device_state  # what a device said last before a moment
         self._engine = engine
         self._journal = journal
+        self._chunks = None if chunks is None else list(chunks)  # None: all that are pending in the journal
         self._policy = policy
         self._retries = Retries(policy)
         self._audio = audio
@@ -157,7 +160,10 @@ class Supervisor:
     def _top_up(self) -> None:
         room = self._queue.room
         if room:
-            chunks = self._journal.next_pending(room)
+            if self._chunks is None:
+                chunks = self._journal.next_pending(room)
+            else:
+                chunks, self._chunks = self._chunks[:room], self._chunks[room:]
             self._queue.add(chunks, complete=len(chunks) < room)
 
     def _handle(self, plan: WorkerPlan, event: Event) -> None:

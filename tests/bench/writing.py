@@ -195,7 +195,14 @@ def count_fsyncs(folder: Path, counter: Path, seconds: float) -> dict[str, dict[
         manifest = make_work(place, max(4, 4 * round(seconds / 2)))
         env = {**os.environ, "LD_PRELOAD": str(counter), "FSYNC_LOG": str(calls), "TMPDIR": str(place / "tmp")}
         words = ["run", manifest, "--out", place / "run", "--engine", "demo", "--engine-arg=--burn-s=2"]
-        words += ["--simulate", 4, "--live-mode", mode, "--publish-every", BASE_INTERVAL_S]
+        words += [
+            "--simulate",
+            4,
+            "--config",
+            f"run.live_mode={mode}",
+            "--config",
+            f"run.publish_every_s={BASE_INTERVAL_S}",
+        ]
         start_s = time.monotonic()
         subprocess.run([sys.executable, "-m", "badcjobs", *map(str, words)], env=env, check=True, capture_output=True)
         minutes = (time.monotonic() - start_s) / 60

@@ -29,7 +29,7 @@ from support.waiting import wait_for
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from badcjobs.processes import TASK_MARK, PrefixLauncher, SubprocessLauncher
+from badcjobs.processes import TASK_MARK, SubprocessLauncher
 from badcjobs.seams import Engine, Launcher, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.workers.command import CommandEngine
@@ -247,7 +247,7 @@ class PrefixBench:
         self.expected = bench.expected
         self._bench = bench
         words = [str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}"]
-        self._launcher = PrefixLauncher(SubprocessLauncher(mark_of(folder)), words, mark_of(folder))
+        self._launcher = SubprocessLauncher(mark_of(folder), words)
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         return self._bench.engine(self._launcher, slow_s=slow_s)

@@ -92,7 +92,16 @@ class Work:
         paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         env = {**stand_in, "HOME": "/nonexistent", **(env or {})}
-        quick = ("--interval", 0.1, "--publish-every", 0.5, "--backoff", 0.05, "--simulate", DEVICES)
+        quick = (
+            "--interval",
+            0.1,
+            "--config",
+            "run.publish_every_s=0.5",
+            "--config",
+            "run.backoff_s=0.05",
+            "--simulate",
+            DEVICES,
+        )
         return self.site.start("run", self.manifest, "--out", out, *quick, *options, env=env)
 
     def undisturbed(self) -> dict[str, list[tuple[Any, ...]]]:

@@ -47,7 +47,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def start(site: Site, **env: str) -> Program:
     """Start a run on two devices, and wait until both have a chunk's program, its child and its daemon."""
     script = site.script("program.sh", PROGRAM.format(folder=site.folder))
-    options = ("--command", f"{script} {{input}} {{output}}", "--simulate", 2, "--grace", 0)
+    options = ("--command", f"{script} {{input}} {{output}}", "--simulate", 2, "--config", "run.grace_s=0")
     program = site.start_run(site.manifest(4), *options, env=env)
     wait_for(lambda: len(list(site.folder.glob("up-*"))) == 2 and site.count_now("sample"), "all are up")
     wait_for(lambda: len(site.processes("sleep 300")) == 4, "children and daemons are there")
@@ -97,7 +97,7 @@ def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run
     assert not site.recorders()
     (site.folder / "finish").touch()
     again = site.run(site.folder / "manifest.csv", "--command", f"{site.folder}/program.sh {{input}} {{output}}",
-                     "--simulate", 2, "--grace", 0)  # fmt: skip
+                     "--simulate", 2, "--config", "run.grace_s=0")  # fmt: skip
     assert again.exit_code == 0, again.stderr
     wait_for(lambda: not site.processes(), "what they had started is ended, too", timeout_s=40)
     first, _ = site.task_databases()

@@ -176,7 +176,7 @@ def test_a_slurm_at_hand_and_a_site_file_of_ones_own_give_limits(answers: dict[s
     assert "mine allows 2" in found.stdout
     assert "this Slurm (MaxArraySize) allows 3" in found.stdout
     assert "10 s after TERM" in line_of(found, "warning", "grace")
-    assert "--grace 5" in line_of(found, "warning", "grace")
+    assert "--config run.grace_s=5" in line_of(found, "warning", "grace")
     assert "Slurm's controller agrees" in " ".join(found.stdout.split())
     assert "cuda cannot be loaded: Lmod error: unknown: cuda" in line_of(found, "problem", "modules")
 

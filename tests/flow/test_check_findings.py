@@ -148,7 +148,7 @@ CASES = {
         "problem clock", "s behind", "timedatectl", environ={"PATH": "late"}, mended={"PATH": SLURM}, **NEVER
     ),
     "too little time to end": Case(
-        "warning grace", "10 s after TERM", "badcjobs run … --grace 5", environ={"PATH": "hasty"}, **NEVER
+        "warning grace", "10 s after TERM", "badcjobs run … --config run.grace_s=5", environ={"PATH": "hasty"}, **NEVER
     ),
     "no early warning": Case(
         "warning signal", "no early warning", "#SBATCH --signal=B:USR1@180", ("#SBATCH --signal=B:USR1@180\n", "")

@@ -122,7 +122,7 @@ def test_failed_and_poison_rows_are_counted_apart_and_tried_again_by_the_command
 def test_a_run_outside_slurm_that_was_stopped_is_finished_by_its_command(site: Site) -> None:
     gate = site.folder / "gate"
     wait = f"while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {gate} ]; do sleep 0.02; done"
-    program = site.start_run(site.manifest(5), *scripted(site, f"{wait}\n{ENGINE}"), "--grace", 0)
+    program = site.start_run(site.manifest(5), *scripted(site, f"{wait}\n{ENGINE}"), "--config", "run.grace_s=0")
     wait_for(lambda: site.count_now("chunk", "status = 'done'"), "the first chunk is done")
     program.send(signal.SIGTERM)
     assert program.wait().exit_code == 75

@@ -83,7 +83,7 @@ def test_the_demo_engine_hears_the_same_as_in_chunks_that_were_cut_beforehand(
     assert site.rows("SELECT DISTINCT is_cut FROM chunk") == [(0,)]
     for stage in ("auto", "never"):
         site.out = site.folder / stage
-        ended = site.run(whole, *DEMO, "--stage", stage)
+        ended = site.run(whole, *DEMO, "--config", f"run.stage={stage}")
         assert ended.exit_code == 0, ended.stderr
         assert site.rows("SELECT is_cut, status, count(*) FROM chunk GROUP BY 1, 2") == [(1, "done", 14)]
         assert site.rows(DETECTIONS) == expected != []
@@ -312,10 +312,13 @@ def test_what_cannot_be_meant_is_refused_and_without_cut_only_the_row_that_is_no
     source.write_text(f"{MANIFEST_HEADER}\nr,c0,{recording},0,5000,0,,\nr,c1,{recording},28000,33000,0,,\n")
     run = ("--out", site.out, *ON_CPU)
     length, cut = site.badcjobs_each(
-        [("run", recording, *run, "--chunk-length", 5, "--overlap", 5), ("run", source, *run, "--cut")]
+        [
+            ("run", recording, *run, "--chunk-length", 5, "--overlap", 5),
+            ("run", source, *run, "--config", "run.cut=true"),
+        ]
     )
     assert_refused(length, 2, "--overlap 5 must be at least 1 s shorter than --chunk-length 5")
-    assert_refused(cut, 2, "line 3: end_ms 33000 lies beyond the end of", "without --cut")
+    assert_refused(cut, 2, "line 3: end_ms 33000 lies beyond the end of", "without run.cut = true")
     assert not list(site.out.rglob("*.sqlite"))
     alone = site.run(source, *ON_CPU, "--retries", 0)
     assert alone.exit_code == 1

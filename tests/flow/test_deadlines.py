@@ -1,9 +1,9 @@
 """Emulated ends of the time, again and again: nothing is killed in flight, and no device stands idle for long before.
 
-Each run has another end (``--time-left``, or a warning in the middle of the work), another number of devices and
+Each run has another end (``stop_after``, or a warning in the middle of the work), another number of devices and
 chunks of another length each; how long a chunk takes follows from its length, not quite evenly, as with real engines.
 
-What is measured: the *last moment* is the one after which a device need not work any more. With ``--time-left`` it is
+What is measured: the *last moment* is the one after which a device need not work any more. With ``stop_after`` it is
 the end of the time, less what is reserved for publishing and less the margin for chunks that take longer than
 predicted (a tenth of the time each, where the time is as short as here; the table shows what a device lost to these,
 too). With a signal it is the signal: what is running then comes to its end, and nothing is begun. The *idle tail* of a
@@ -34,7 +34,7 @@ SHARE = 0.1  # of the time, for the reserve and for the margin
 SHORTEST_S, LONGEST_S = 0.3, 1.2  # of a chunk
 UNEVEN = 0.1  # chunks of the same length differ by so much
 LENGTH_FACTOR = 100  # seconds of audio per second of work
-ENDS = ("time-left", signal.SIGTERM, "time-left", signal.SIGUSR1, "time-left", signal.SIGUSR2)
+ENDS = ("stop-after", signal.SIGTERM, "stop-after", signal.SIGUSR1, "stop-after", signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Seen:
     @property
     def line(self) -> str:
         end = self.plan.end if isinstance(self.plan.end, str) else self.plan.end.name
-        over = f";  over {-self.late_s:.2f} s before the end" if end == "time-left" else ""
+        over = f";  over {-self.late_s:.2f} s before the end" if end == "stop-after" else ""
         return (
             f"  {self.plan.number:>3} {end:<9} {self.plan.after_s:5.1f} s  {self.plan.devices} devices"
             f"  {sum(self.outcomes.values()):>3} of {len(self.plan.chunks_s):>3} chunks, median {self.median_s:.2f} s;"
@@ -97,8 +97,8 @@ def live_through(plan: Plan, folder: Path, seed: int) -> Seen:
     site, chance = Site(folder / f"site-{plan.number}"), random.Random(seed + plan.number)
     script = site.script("work.sh", 'read s < "$1"\nsleep $s\necho start_time,end_time,label,score > "$2"')
     options = ["--command", f"{script} {{input}} {{output}}", "--simulate", plan.devices, "--no-emit-gpu-telemetry"]
-    if plan.end == "time-left":
-        options += ["--time-left", f"{plan.after_s:.2f}"]
+    if plan.end == "stop-after":
+        options += ["--config", f"run.stop_after={plan.after_s / 60:.5f}"]
     program = site.start_run(write_manifest(site, plan, chance), *options)
     signal_ms = None
     if isinstance(plan.end, signal.Signals):

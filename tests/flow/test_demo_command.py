@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.badcjobs_program import Outcome, Site, rows
 
-from badcjobs.cli.demo_job import write_chunk
+from badcjobs.cli.start import write_chunk
 
 
 @pytest.fixture(scope="module")

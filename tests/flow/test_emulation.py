@@ -167,9 +167,11 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
     names = ("misfortunes", "limit", "stopped", "killed", "nested", "twenty")
     sites = {name: make_site(parent, name) for name in names}
     found = {
-        "misfortunes": array(sites["misfortunes"], 16, "--tasks", 4, "--simulate", 8, "--grace", 0.5, what=MISFORTUNES),
+        "misfortunes": array(
+            sites["misfortunes"], 16, "--tasks", 4, "--simulate", 8, "--config", "run.grace_s=0.5", what=MISFORTUNES
+        ),
         "limit": limited(sites["limit"], 4),
-        "stopped": array(sites["stopped"], 4, "--tasks", 2, "--simulate", 8, "--grace", 0.5, what=HANGS),
+        "stopped": array(sites["stopped"], 4, "--tasks", 2, "--simulate", 8, "--config", "run.grace_s=0.5", what=HANGS),
         "killed": array(sites["killed"], 4, "--tasks", 2, "--simulate", 8, "--kill-wait", 60, what=HANGS),
         "nested": nested(sites["nested"], 4),
         "twenty": template(sites["twenty"], 40),

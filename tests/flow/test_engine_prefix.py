@@ -10,7 +10,7 @@ from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.fake_prefix import install_fake_prefix
 
-DEMO = ("--engine", "demo", "--simulate", 2, "--publish-every", 60)
+DEMO = ("--engine", "demo", "--simulate", 2, "--config", "run.publish_every_s=60")
 COPY = "sh -c 'echo start_time,end_time,label,score > {output}' {input}"
 
 

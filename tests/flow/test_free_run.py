@@ -172,7 +172,18 @@ def test_inside_a_slurm_job_nothing_is_picked(site: Site) -> None:
 
 def test_a_run_that_finds_no_free_device_leaves_nothing(site: Site) -> None:
     script = loads(site, "[[0, 95]]", "[[0, 95]]")
-    args = ("--engine", "demo", "--simulate", 2, "--simulate-script", script, "--free", 1, "--max-utilization", 50)
+    args = (
+        "--engine",
+        "demo",
+        "--simulate",
+        2,
+        "--simulate-script",
+        script,
+        "--free",
+        1,
+        "--config",
+        "run.max_utilization=50",
+    )
     refused = site.run(site.manifest(3), *args, env=locks(site))
     assert_refused(refused, 3, "1 free GPU wanted", "GPU 0 95 % busy", "GPU 1 95 % busy")
     assert not site.out.exists()
@@ -182,7 +193,7 @@ def test_a_missing_engine_is_told_before_anybody_waits_for_a_device(site: Site) 
     began_s = time.monotonic()
     refused = site.run(
         site.manifest(3), "--command", "no-such-program {input} {output}", "--simulate", 1,
-        "--free", 1, "--max-utilization", 0, "--wait", 50, env=locks(site),
+        "--free", 1, "--config", "run.max_utilization=0", "--config", "run.wait_s=50", env=locks(site),
     )  # fmt: skip
     assert_refused(refused, 3, "no-such-program")
     assert time.monotonic() - began_s < 45
@@ -190,8 +201,19 @@ def test_a_missing_engine_is_told_before_anybody_waits_for_a_device(site: Site) 
 
 def test_a_signal_ends_the_waiting_with_the_code_of_an_orderly_stop(site: Site) -> None:
     script = loads(site, "[[0, 95]]")
-    args = ("--engine", "demo", "--simulate", 1, "--simulate-script", script, "--free", 1, "--max-utilization", 50)
-    program = site.start_run(site.manifest(3), *args, "--wait", 60, env=locks(site))
+    args = (
+        "--engine",
+        "demo",
+        "--simulate",
+        1,
+        "--simulate-script",
+        script,
+        "--free",
+        1,
+        "--config",
+        "run.max_utilization=50",
+    )
+    program = site.start_run(site.manifest(3), *args, "--config", "run.wait_s=60", env=locks(site))
     with running(program):
         wait_for(lambda: "waiting for 1 free GPU" in program.stderr, "it waits")
         program.send(signal.SIGTERM)
@@ -203,8 +225,19 @@ def test_a_signal_ends_the_waiting_with_the_code_of_an_orderly_stop(site: Site) 
 def test_the_time_spent_waiting_is_not_counted_as_gpu_time(site: Site) -> None:
     script = loads(site, "[[0, 95], [4, 1]]")
     began_ms = time.time() * 1000
-    args = ("--engine", "demo", "--simulate", 1, "--simulate-script", script, "--free", 1, "--max-utilization", 50)
-    done = site.run(site.manifest(2), *args, "--wait", 60, env=locks(site))
+    args = (
+        "--engine",
+        "demo",
+        "--simulate",
+        1,
+        "--simulate-script",
+        script,
+        "--free",
+        1,
+        "--config",
+        "run.max_utilization=50",
+    )
+    done = site.run(site.manifest(2), *args, "--config", "run.wait_s=60", env=locks(site))
     assert done.exit_code == 0, done.stderr
     ((started_at_ms,),) = site.rows("SELECT started_at_ms FROM task")
     assert started_at_ms - began_ms > 3500

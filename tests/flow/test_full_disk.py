@@ -251,7 +251,7 @@ def test_when_no_disk_takes_anything_the_run_still_comes_to_its_end_and_says_wha
 
 def test_the_safe_mode_survives_a_full_run_folder_too(site: Site, run_disk: SmallDisk) -> None:
     """There the live files lie on the same disk."""
-    program = start(site, "--live-mode", "shared")
+    program = start(site, "--config", "run.live_mode=shared")
     run_disk.stay_full()
     wait_for(lambda: "cannot be written" in program.stderr, "the disk to refuse")
     run_disk.make_room()

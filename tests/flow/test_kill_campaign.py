@@ -55,7 +55,7 @@ class Campaign:
     def strike(self, site: Site, manifest: Path, mode: str) -> None:
         """Start a run, kill somebody in it, and compare what was committed with what is published in the end."""
         known = set(site.task_databases())
-        program = site.start_run(manifest, *ENGINE, "--live-mode", mode)
+        program = site.start_run(manifest, *ENGINE, "--config", f"run.live_mode={mode}")
         time.sleep(self.chance.uniform(0.3, 2.6))  # the moment itself is what is tried here
         victim = self.chance.choice(VICTIMS)
         self.kills[mode, victim] += 1

@@ -16,7 +16,7 @@ ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.25", "--simulate", 2)
 def killed(shared_site: Site) -> Site:
     """A run whose wrapper was killed when some chunks were done and others were running."""
     # Published so rarely that what is in the file afterwards can only be the recorder's work.
-    program = shared_site.start_run(shared_site.manifest(CHUNKS), *ENGINE, "--publish-every", 600)
+    program = shared_site.start_run(shared_site.manifest(CHUNKS), *ENGINE, "--config", "run.publish_every_s=600")
     wait_for(
         lambda: (
             shared_site.count_now("chunk", "status = 'done'") >= 2

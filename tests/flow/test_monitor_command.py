@@ -157,7 +157,7 @@ def test_keys_sort_filter_open_and_quit_and_the_terminal_is_as_before(terminal: 
     screen.type("q")
     assert screen.end() == 0
     assert screen.settings == screen.before
-    assert screen.raw.endswith(b"\x1b[?25h\x1b[?1049l")  # the cursor is back, and what stood there before
+    assert screen.raw.endswith(b"\x1b[?1049l\x1b[?25h")  # what stood there before is back, and the cursor
 
 
 def test_a_new_size_of_the_terminal_is_obeyed_at_once(terminal: Open, run: Path) -> None:
@@ -258,7 +258,16 @@ def test_a_run_folder_that_is_removed_stays_on_the_screen_with_a_remark(site: Si
 
 
 def test_run_shows_one_bar_per_device_with_the_log_above_them(site: Site, terminal: Open) -> None:
-    words = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", "2", "--heartbeat-every", "0.5", *QUICK)
+    words = (
+        "--engine",
+        "demo",
+        "--engine-arg=--burn-s=0.15",
+        "--simulate",
+        "2",
+        "--config",
+        "run.heartbeat_every_s=0.5",
+        *QUICK,
+    )
     screen = terminal("run", site.manifest(40), "--out", site.out, *words, columns=120, lines=40)
     shown = screen.wait_for(lambda text: "ETA 0:" in text and "heartbeat" in text, "bars").splitlines()
     rows = [number for number, line in enumerate(shown) if line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all "))]
@@ -291,7 +300,7 @@ def test_the_bars_fit_a_window_that_shrinks_and_do_without_colours_where_nobody_
 
 
 def test_a_terminal_that_cannot_draw_gets_the_log_alone(site: Site, terminal: Open) -> None:
-    words = (*ON_CPU, "--engine-arg=--burn-s=0.15", "--heartbeat-every", "0.1", *QUICK)
+    words = (*ON_CPU, "--engine-arg=--burn-s=0.15", "--config", "run.heartbeat_every_s=0.1", *QUICK)
     screen = terminal("run", site.manifest(3), "--out", site.out, *words, env={"TERM": "dumb"})
     assert screen.end(60) == 0
     assert b"\x1b" not in screen.raw
@@ -299,7 +308,16 @@ def test_a_terminal_that_cannot_draw_gets_the_log_alone(site: Site, terminal: Op
 
 
 def test_run_draws_nothing_with_json_or_in_a_log(site: Site, terminal: Open) -> None:
-    words = ("--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate", "1", "--heartbeat-every", "0.3", *QUICK)
+    words = (
+        "--engine",
+        "demo",
+        "--engine-arg=--burn-s=0.1",
+        "--simulate",
+        "1",
+        "--config",
+        "run.heartbeat_every_s=0.3",
+        *QUICK,
+    )
     screen = terminal("run", site.manifest(8), "--out", site.folder / "json", *words, "--json", columns=200)
     assert screen.end(60) == 0
     assert b"ETA" not in screen.raw

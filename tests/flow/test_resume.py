@@ -104,7 +104,7 @@ def test_what_failed_is_tried_again(site: Site, with_a_failure: Path) -> None:
 
 def test_what_failed_can_be_left_alone_and_is_still_named(site: Site, with_a_failure: Path) -> None:
     attempts = site.count("attempt")
-    again = site.run(with_a_failure, *ON_CPU, "--no-retry-failed", "--json")
+    again = site.run(with_a_failure, *ON_CPU, "--config", "run.retry_failed=false", "--json")
     assert "1 chunks failed in earlier tasks and are not tried again" in again.stderr
     assert (again.exit_code, again.json["chunks"]) == (1, {"skipped": 3})
     assert [(failed["chunk_id"], failed["error_class"]) for failed in again.json["failed"]] == [("c001", "bad_audio")]
@@ -114,13 +114,13 @@ def test_what_failed_can_be_left_alone_and_is_still_named(site: Site, with_a_fai
 
 def test_a_file_that_was_repaired_is_tried_in_any_case(site: Site, with_a_failure: Path) -> None:
     rewrite_in_place(audio(site, "c001"))
-    again = site.run(with_a_failure, *ON_CPU, "--no-retry-failed", "--json")
+    again = site.run(with_a_failure, *ON_CPU, "--config", "run.retry_failed=false", "--json")
     assert (again.exit_code, again.json["chunks"]) == (0, {"done": 1, "skipped": 2})
 
 
 def test_leaving_failures_alone_without_looking_back_is_refused(site: Site) -> None:
-    refused = site.run(site.manifest(1), *ON_CPU, "--no-resume", "--no-retry-failed")
-    assert_refused(refused, 2, "--no-retry-failed goes with --resume")
+    refused = site.run(site.manifest(1), *ON_CPU, "--no-resume", "--config", "run.retry_failed=false")
+    assert_refused(refused, 2, "retry_failed = false goes with --resume")
 
 
 # --- what looking back costs ------------------------------------------------------------------------------------------
@@ -135,7 +135,9 @@ def calls_of_first_task(site: Site, tasks: int) -> Counter[tuple[str, Path]]:
     for index in range(1, tasks):
         TaskFile(site.out, job_id="4821", index=index, states={f"c{index}": "done"}, samples=0).write()
     calls = FileCalls(site.folder, site.folder.parent / f"calls-{tasks}")
-    done = site.run(manifest, *ON_CPU, "--publish-every", 60, env={**array_task(0, range(tasks)), **calls.environ})
+    done = site.run(
+        manifest, *ON_CPU, "--config", "run.publish_every_s=60", env={**array_task(0, range(tasks)), **calls.environ}
+    )
     assert done.exit_code == 0, done.stderr
     return Counter({(call, path.relative_to(site.folder)): many for (call, path), many in calls.count().items()})
 
@@ -171,6 +173,6 @@ def test_the_audio_is_looked_at_once_when_the_work_is_listed(tmp_path: Path) -> 
     assert calls.count() == {(call, audio(site, name)): 1 for call in ("stat", "open") for name in ("c000", "c001")}
     without = FileCalls(site.folder / "audio", tmp_path / "calls without")
     site.out = site.folder / "uncut"
-    assert site.run(manifest, *ON_CPU, "--no-cut").exit_code == 0
-    assert "2 skipped of 2" in site.run(manifest, *ON_CPU, "--no-cut", env=without.environ).stdout
+    assert site.run(manifest, *ON_CPU, "--config", "run.cut=false").exit_code == 0
+    assert "2 skipped of 2" in site.run(manifest, *ON_CPU, "--config", "run.cut=false", env=without.environ).stdout
     assert without.count() == {("stat", audio(site, "c000")): 1, ("stat", audio(site, "c001")): 1}

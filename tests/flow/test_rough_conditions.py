@@ -38,9 +38,8 @@ def test_a_log_in_ascii_is_no_reason_to_fail(site: Site) -> None:
 def test_a_local_disk_that_fills_up_costs_readings_and_the_run_goes_on(site: Site) -> None:
     """The limit on file size stands for the disk: SQLite hears of both in the same way."""
     site.manifest(150)
-    line = (
-        f"trap '' XFSZ; ulimit -f {LITTLE_SPACE // 1024}; exec $BADCJOBS run manifest.csv --out run --publish-every 60"
-    )
+    little = f"trap '' XFSZ; ulimit -f {LITTLE_SPACE // 1024}"
+    line = f"{little}; exec $BADCJOBS run manifest.csv --out run --config run.publish_every_s=60"
     code = shell(site, f"{line} --interval 0.01 --engine demo --simulate 1 --engine-arg=--burn-s=0.02")
     assert code == 0
     assert rows(site.task_database(), "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 150)]
@@ -53,7 +52,15 @@ def test_a_program_that_makes_its_output_a_folder_costs_its_own_chunk_alone(site
         "engine.sh",
         'case $1 in *c001.wav) mkdir "$2";; *) echo start_time,end_time,label,score > "$2";; esac',
     )
-    done = site.run(site.manifest(5), "--command", f"{script} {{input}} {{output}}", "--simulate", 1, "--backoff", 0.01)
+    done = site.run(
+        site.manifest(5),
+        "--command",
+        f"{script} {{input}} {{output}}",
+        "--simulate",
+        1,
+        "--config",
+        "run.backoff_s=0.01",
+    )
     assert done.exit_code == 1
     assert site.rows("SELECT chunk_id, error_class FROM chunk WHERE status != 'done'") == [("c001", "bad_output")]
 

@@ -40,7 +40,7 @@ def test_one_chunk_of_a_thousand_that_always_fails_is_named_and_the_others_are_d
 
 def test_a_chunk_that_fails_at_first_is_tried_again_after_a_growing_rest(site: Site) -> None:
     fails_twice = f"echo >> {site.folder}/tries\n[ $(wc -l < {site.folder}/tries) -gt 2 ] || exit 9\n{NOTHING_HEARD}"
-    done = site.run(site.manifest(1), *command(site, fails_twice), "--backoff", 0.2, "--retries", 2)
+    done = site.run(site.manifest(1), *command(site, fails_twice), "--config", "run.backoff_s=0.2", "--retries", 2)
     assert done.exit_code == 0, done.stderr
     attempts = site.rows(
         "SELECT try_number, outcome, error_class, started_at_ms, ended_at_ms FROM attempt ORDER BY attempt_id"
@@ -58,7 +58,7 @@ def test_while_a_chunk_rests_the_others_go_on(site: Site) -> None:
     fails_once = (
         f'[ "$BADCJOBS_CHUNK_ID" != c000 ] || [ -e {site.folder}/tried ] || {{ touch {site.folder}/tried; exit 1; }}'
     )
-    done = site.run(site.manifest(4), *command(site, f"{fails_once}\n{NOTHING_HEARD}"), "--backoff", 1)
+    done = site.run(site.manifest(4), *command(site, f"{fails_once}\n{NOTHING_HEARD}"), "--config", "run.backoff_s=1")
     assert done.exit_code == 0, done.stderr
     order = [chunk for (chunk,) in site.rows("SELECT chunk_id FROM attempt ORDER BY attempt_id")]
     assert order == ["c000", "c001", "c002", "c003", "c000"]

@@ -52,7 +52,8 @@ def test_the_same_source_under_another_spelling_is_the_same_source(begun: Site) 
 def test_what_concerns_one_task_alone_may_differ(begun: Site) -> None:
     done = begun.run(
         begun.folder / "manifest.csv", "--engine", "demo", "--engine-arg=--threshold=0.3", "--simulate", 1,
-        "--backoff", 0.3, "--grace", 3, env={"CUDA_VISIBLE_DEVICES": "0", **array_task(0, (0, 1), job_id=5000)},
+        "--config", "run.backoff_s=0.3", "--config", "run.grace_s=3",
+        env={"CUDA_VISIBLE_DEVICES": "0", **array_task(0, (0, 1), job_id=5000)},
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
 
@@ -128,10 +129,13 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(site: Site) -> None:
         interval = 0
         """,
     )
-    refused = site.run(site.manifest(1), "--config", config, "--engine", "fax", "--grace", -1, "--interval", 0)
+    refused = site.run(
+        site.manifest(1), "--config", config, "--engine", "fax", "--config", "run.grace_s=-1", "--interval", 0
+    )
     assert_refused(
-        refused, 2, "unknown key 'speed'", "retrys: unknown key", "retries = 'three' must be a whole number",
+        refused, 2, "unknown key 'speed'", "retrys: unknown key; did you mean run.retries?",
+        "retries = 'three' must be a whole number",
         "engine_arg = '--burn-s=1' must be a list of texts", "simulate = True must be a whole number",
-        "interval", "--engine fax", "--grace",
+        "interval", "--engine = 'fax'", "--config run.grace_s = -1.0",
     )  # fmt: skip
     assert not site.out.exists()

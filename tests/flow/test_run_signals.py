@@ -102,7 +102,15 @@ def test_a_stop_that_comes_when_all_that_is_left_is_running_is_no_stop(site: Sit
 def test_a_stop_with_failed_chunks_behind_it_still_says_run_me_again(site: Site) -> None:
     script = site.script("failing.sh", '[ "$BADCJOBS_CHUNK_ID" = c000 ] && exit 1\nexec sleep 60')
     program = site.start_run(
-        site.manifest(3), "--command", f"{script} {{input}} {{output}}", "--simulate", 1, "--retries", 0, "--grace", 0
+        site.manifest(3),
+        "--command",
+        f"{script} {{input}} {{output}}",
+        "--simulate",
+        1,
+        "--retries",
+        0,
+        "--config",
+        "run.grace_s=0",
     )
     wait_for(lambda: site.count_now("chunk", "status = 'failed'") and running(site), "one has failed, one is running")
     program.send(signal.SIGTERM)
@@ -133,7 +141,7 @@ def test_two_terms_in_the_same_breath_are_one_message(site: Site) -> None:
 
 
 def test_a_chunk_that_outlasts_the_grace_is_ended_and_stays_pending(site: Site) -> None:
-    stage = set_up(site, "--grace", 0.5)
+    stage = set_up(site, "--config", "run.grace_s=0.5")
     sent_s = time.monotonic()
     stage.send_and_hear(signal.SIGTERM)
     assert stage.program.wait().exit_code == 75
@@ -143,7 +151,7 @@ def test_a_chunk_that_outlasts_the_grace_is_ended_and_stays_pending(site: Site) 
 
 
 def test_a_warning_alone_gives_running_chunks_all_the_time_they_need(site: Site) -> None:
-    stage = set_up(site, "--grace", 0)
+    stage = set_up(site, "--config", "run.grace_s=0")
     stage.send_and_hear(signal.SIGUSR1)
     samples = site.count_now("sample")
     wait_for(lambda: site.count_now("sample") > samples + 8, "time goes by")
@@ -152,7 +160,7 @@ def test_a_warning_alone_gives_running_chunks_all_the_time_they_need(site: Site)
 
 
 def test_term_after_a_warning_sets_the_deadline_that_the_warning_has_not(site: Site) -> None:
-    stage = set_up(site, "--grace", 0)
+    stage = set_up(site, "--config", "run.grace_s=0")
     stage.send_and_hear(signal.SIGUSR1)
     stage.program.send(signal.SIGTERM)
     assert stage.program.wait().exit_code == 75

@@ -38,7 +38,9 @@ def test_the_log_has_heartbeats_in_the_form_that_scripts_read(site: Site) -> Non
         lost_at_s = 0
         """
     )
-    done = site.run(site.manifest(9), *SLOWLY, "--simulate", 3, "--simulate-script", script, "--heartbeat-every", 0.2)
+    done = site.run(
+        site.manifest(9), *SLOWLY, "--simulate", 3, "--simulate-script", script, "--config", "run.heartbeat_every_s=0.2"
+    )
     assert done.exit_code == 0, done.stderr
     lines = heartbeats(site)
     assert len(lines) >= 3
@@ -53,7 +55,7 @@ def test_the_log_has_heartbeats_in_the_form_that_scripts_read(site: Site) -> Non
 
 def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: Site) -> None:
     program = site.start_run(
-        site.manifest(4), *SLOWLY, "--simulate", 2, "--no-emit-gpu-telemetry", "--heartbeat-every", 0.2
+        site.manifest(4), *SLOWLY, "--simulate", 2, "--no-emit-gpu-telemetry", "--config", "run.heartbeat_every_s=0.2"
     )
     wait_for(lambda: site.count_now("attempt"), "chunks are running")
     assert len(site.workers()) >= 1

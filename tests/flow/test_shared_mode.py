@@ -23,7 +23,7 @@ from badcjobs.telemetry.pipe_protocol import SidecarOrder
 from badcjobs.telemetry.sidecar import Sidecar
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", 2)
-SHARED = (*ENGINE, "--live-mode", "shared")
+SHARED = (*ENGINE, "--config", "run.live_mode=shared")
 
 
 def meta(site: Site) -> dict[str, str]:
@@ -31,13 +31,13 @@ def meta(site: Site) -> dict[str, str]:
 
 
 def test_a_run_in_the_safe_mode_is_complete_and_leaves_nothing_behind(site: Site) -> None:
-    program = site.start_run(site.manifest(8), *SHARED, "--heartbeat-every", 0.5)
+    program = site.start_run(site.manifest(8), *SHARED, "--config", "run.heartbeat_every_s=0.5")
     wait_for(lambda: live_folders(site), "the live files are there")
     (folder,) = live_folders(site)
     assert folder.parent == site.out / "tasks" and folder.name.startswith(".live-")
     ended = program.wait()
     assert ended.exit_code == 0, ended.stderr
-    assert "safe mode for shared filesystems: --live-mode shared" in ended.stderr
+    assert "safe mode for shared filesystems: run.live_mode = shared" in ended.stderr
     assert meta(site) == {
         "live_folder": str(folder),
         "live_filesystem": meta(site)["live_filesystem"],
@@ -67,7 +67,9 @@ def test_with_a_local_disk_the_log_says_that_it_is_used(site: Site) -> None:
 
 
 def test_the_heartbeat_knows_the_devices_in_the_safe_mode_too(site: Site) -> None:
-    program = site.start_run(site.manifest(400), *SHARED, "--heartbeat-every", 0.3, "--publish-every", 0.5)
+    program = site.start_run(
+        site.manifest(400), *SHARED, "--config", "run.heartbeat_every_s=0.3", "--config", "run.publish_every_s=0.5"
+    )
     wait_for(lambda: "gpu=" in program.stderr and "gpu=?" not in program.stderr.split("heartbeat")[-1], "a known pulse")
     wait_for(lambda: [line for line in program.stderr.splitlines() if "gpu=" in line and "%" in line], "a share")
     program.kill()
@@ -92,7 +94,7 @@ def test_a_recorder_that_is_killed_twice_in_the_safe_mode_loses_nothing_it_had_w
 
 
 def test_a_killed_wrapper_in_the_safe_mode_is_published_for(site: Site) -> None:
-    program = site.start_run(site.manifest(20), *SHARED, "--publish-every", 600)
+    program = site.start_run(site.manifest(20), *SHARED, "--config", "run.publish_every_s=600")
     wait_for(lambda: len(live_rows(site, "SELECT 1 FROM chunk WHERE status = 'done'")) >= 2, "some chunks are done")
     wait_for(lambda: live_rows(site, "SELECT 1 FROM sample"), "the recorder is at work")
     program.kill()
@@ -116,9 +118,9 @@ def test_a_live_folder_that_a_dead_node_left_is_no_task_database(site: Site) -> 
 
 
 def test_a_mode_that_does_not_exist_is_refused(site: Site) -> None:
-    refused = site.run(site.manifest(1), *ENGINE, "--live-mode", "fast")
+    refused = site.run(site.manifest(1), *ENGINE, "--config", "run.live_mode=fast")
     assert refused.exit_code == 2
-    assert "--live-mode fast is not known; modes are auto, local, shared" in refused.stderr
+    assert "--config run.live_mode = 'fast' must be one of auto, local, shared" in refused.stderr
 
 
 # --- samples on time --------------------------------------------------------------------------------------------------

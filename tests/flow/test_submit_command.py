@@ -51,7 +51,12 @@ def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(s
     assert again.exit_code == 0
     assert "job 4821 is there already" in again.stdout
     assert_refused(login.submit(manifest, *RUN, "--again"), 2, "job 4821 has not ended yet", "scancel 4821 4822")
-    assert_refused(login.submit(manifest, *RUN, "--backoff", 3), 2, "it was told something else", "--backoff=3.0")
+    assert_refused(
+        login.submit(manifest, *RUN, "--config", "run.backoff_s=3"),
+        2,
+        "it was told something else",
+        "--config=run.backoff_s=3",
+    )
     assert len(login.calls) == 2
     login.program("squeue", "echo Unable to contact slurm controller >&2; exit 1")
     unknown = login.submit(manifest, *RUN)
@@ -162,10 +167,10 @@ def test_every_mistake_in_the_options_is_told_at_once(site: Site, login: LoginNo
     wrong = login.submit(
         site.manifest(3), "--time", "soon", "--mem", "much", "--array", "1,2,5", "--engine", "crow", "--retries", -1
     )
-    assert_refused(wrong, 2, "--time soon", "--mem much", "--array=1,2,5", "--engine crow", "--retries = -1")
+    assert_refused(wrong, 2, "--time soon", "--mem much", "--array=1,2,5", "--engine = 'crow'", "--retries = -1")
     assert_refused(login.submit(), 2, "no SOURCE was given")
     assert_refused(site.badcjobs("submit", "m.csv"), 2, "--out DIR is missing")
-    assert_refused(login.submit("m.csv", "--cluster", "pbs"), 2, "--cluster pbs is not known")
+    assert_refused(login.submit("m.csv", "--cluster", "pbs"), 2, "--cluster", "'pbs' is not one of 'slurm', 'local'")
 
 
 def test_a_run_folder_that_belongs_to_another_run_is_refused(site: Site, login: LoginNode) -> None:

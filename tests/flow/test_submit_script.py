@@ -86,8 +86,8 @@ def test_what_an_emulated_run_has_left_is_finished_by_the_command_that_is_named(
         "--cpu-workers",
         1,
         "--no-emit-gpu-telemetry",
-        "--grace",
-        0.1,
+        "--config",
+        "run.grace_s=0.1",
     )
     wished = ("--tasks", 2, "--gpus-per-task", 0, "--requeues", 0, "--kill-wait", 2, "--time", 90)
     first = site.badcjobs(*LOCAL, site.manifest(4), "--out", site.out, *work, *wished, "--json")
@@ -160,7 +160,9 @@ def test_the_badcjobs_in_a_template_knows_the_simulated_devices_of_the_emulation
     assert len(devices) == 4 and all(device["samples"] > 0 for device in devices)
 
 
-@pytest.mark.parametrize("run", ["run $SOURCE --out $OUT --engine demo", "run a.csv --out b --engine demo --grace 3"])
+@pytest.mark.parametrize(
+    "run", ["run $SOURCE --out $OUT --engine demo", "run a.csv --out b --engine demo --config run.grace_s=3"]
+)
 def test_a_script_whose_badcjobs_would_not_hear_of_simulated_devices_is_refused(site: Site, run: str) -> None:
     script = write_script(site, "#SBATCH --gpus-per-node=1", "echo hello", f"exec badcjobs {run}")
     refused = site.badcjobs(*LOCAL, site.manifest(2), "--script", script, "--out", site.out, "--simulate", 2)

@@ -43,12 +43,12 @@ def manifest(site: Site) -> Path:
 def test_a_task_stops_in_order_before_its_time_is_over_and_the_same_command_finishes_it(
     site: Site, manifest: Path
 ) -> None:
-    stopped = site.run(manifest, *SLOW, "--time-left", 5)
+    stopped = site.run(manifest, *SLOW, "--config", "run.stop_after=0:05")
     assert site.rows("SELECT ended_at_ms - started_at_ms < 5000 FROM task") == [(1,)], "its time was over"
     assert_stopped_in_order(site, stopped)
     assert "time: until " in stopped.stderr
-    assert "0:00:05 from now, says --time-left" in stopped.stderr
-    finished = site.run(manifest, *SLOW, "--time-left", "1:00:00")
+    assert "0:00:05 from now, says run.stop_after" in stopped.stderr
+    finished = site.run(manifest, *SLOW, "--config", "run.stop_after=1:00:00")
     assert finished.exit_code == 0, finished.stderr
     assert site.count("attempt", "outcome = 'done'") == CHUNKS, "each was done once"
 
@@ -76,7 +76,7 @@ def test_a_job_whose_end_nobody_knows_works_until_all_is_done(site: Site) -> Non
 
 
 def test_without_any_time_nothing_is_started(site: Site) -> None:
-    stopped = site.run(site.manifest(2), *SLOW, "--time-left", 0)
+    stopped = site.run(site.manifest(2), *SLOW, "--config", "run.stop_after=0")
     assert stopped.exit_code == 75, stopped.stderr
     assert (site.count("chunk", "status = 'pending'"), site.count("worker")) == (2, 0)
 
@@ -84,10 +84,10 @@ def test_without_any_time_nothing_is_started(site: Site) -> None:
 def test_with_nothing_left_to_do_a_task_is_done_however_late_it_is(site: Site) -> None:
     manifest = site.manifest(2)
     assert site.run(manifest, *SLOW).exit_code == 0
-    assert site.run(manifest, *SLOW, "--time-left", 0).exit_code == 0
+    assert site.run(manifest, *SLOW, "--config", "run.stop_after=0").exit_code == 0
 
 
 def test_a_time_that_is_no_time_is_refused(site: Site) -> None:
-    refused = site.run(site.manifest(1), *SLOW, "--time-left", "abc")
-    assert_refused(refused, 2, "--time-left = 'abc' must be seconds, M:S or H:M:S", "badcjobs run --help")
+    refused = site.run(site.manifest(1), *SLOW, "--config", "run.stop_after=abc")
+    assert_refused(refused, 2, "--config run.stop_after = 'abc' must be minutes, M:S, H:M:S", "badcjobs run --help")
     assert not site.out.exists()

@@ -11,7 +11,7 @@ from support.badcjobs_program import QUICK, Site
 from support.waiting import wait_for
 
 WITHOUT_TELEMETRY = "--no-emit-gpu-telemetry"  # a simulated device has little memory left, and would say so
-ONE_DEVICE = ("--simulate", "1", "--stage", "never", *QUICK)
+ONE_DEVICE = ("--simulate", "1", "--config", "run.stage=never", *QUICK)
 THREE_CORES = {
     "SLURM_JOB_ID": "4821",
     "SLURMD_NODENAME": "gpu-01",

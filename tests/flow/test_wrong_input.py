@@ -38,6 +38,11 @@ def template(text: str, *words: str) -> Case:
 CASES = {
     "a command nobody knows": Case(("dance",), 2, ("dance", "--help")),
     "an option nobody knows": Case(("merge", "--loud"), 2, ("--loud", "merge --help")),
+    "an option that is a key now": Case(("run", "m.csv", "--grace", 5), 2, ("--grace", "try: --config run.grace_s=5")),
+    "a key nobody knows": Case(("check", "--config", "run.cutt=false"), 2, ("run.cutt: unknown key", "run.cut?")),
+    "a wrong value of a key": Case(
+        ("record", "--out", "r.sqlite", "--config", "run.live_mode=fast"), 2, ("= 'fast' must be one of auto, local",)
+    ),
     "an option without its value": Case(("report", "july", "--markdown"), 2, ("--markdown", "badcjobs report --help")),
     # run: settings (more in tests/unit)
     "run without a folder": Case(("run", "good.csv"), 2, ("--out DIR is missing", "--out runs/first")),
@@ -161,7 +166,7 @@ def test_a_run_folder_that_is_a_file_is_refused(site: Site) -> None:
 
 def test_a_node_local_folder_that_does_not_exist_is_refused_when_it_is_insisted_on(site: Site) -> None:
     env = {"TMPDIR": str(site.folder / "nowhere")}
-    refused = site.run(site.manifest(1), *ON_CPU, "--live-mode", "local", env=env)
+    refused = site.run(site.manifest(1), *ON_CPU, "--config", "run.live_mode=local", env=env)
     assert_refused(refused, 2, "nowhere", "export TMPDIR=")
     assert not site.out.exists()
 

@@ -136,7 +136,7 @@ def test_a_chunk_that_fails_for_good_makes_its_task_exit_1_and_only_its_task(
     slurm_cluster: SlurmCluster, tmp_path: Path, program: Path
 ) -> None:
     make_manifest(tmp_path, chunks=20, broken=(6,))
-    job_id = submit(slurm_cluster, tmp_path, program, "--simulate=4", "--engine=demo", "--backoff=0.05")
+    job_id = submit(slurm_cluster, tmp_path, program, "--simulate=4", "--engine=demo", "--config=run.backoff_s=0.05")
     ends = slurm_cluster.wait(job_id, timeout_s=120)
     assert {key: end.exit_code for key, end in ends.items()} == {
         f"{job_id}_{index}": int(index == 6 % TASKS) for index in range(TASKS)

@@ -51,7 +51,7 @@ class Cancelled:
             "mkdir -p $TMPDIR",
             f"exec {sys.executable} -m badcjobs run manifest.csv --out run --simulate 4"
             f" --command '{self.folder}/hanging.sh {{input}} {{output}}'"
-            + (f" --grace {self.grace_s}" if self.grace_s != GRACE_S else ""),
+            + (f" --config run.grace_s={self.grace_s}" if self.grace_s != GRACE_S else ""),
         ]
         (self.folder / "job.sh").write_text("\n".join(lines) + "\n")
         return self.cluster.sbatch(self.folder / "job.sh", f"--gpus-per-node={DEVICES}", cwd=self.folder)

@@ -27,7 +27,15 @@ from support.waiting import wait_for
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 ON_GPUS = ("--engine", "demo", "--simulate", "4", "--interval", "0.5")
-ON_CPU = ("--gpus-per-task", "0", "--cpu-workers", "1", "--no-emit-gpu-telemetry", "--publish-every", "0.5")
+ON_CPU = (
+    "--gpus-per-task",
+    "0",
+    "--cpu-workers",
+    "1",
+    "--no-emit-gpu-telemetry",
+    "--config",
+    "run.publish_every_s=0.5",
+)
 
 
 @dataclass
@@ -211,13 +219,25 @@ def one_chunk_fails(user: User) -> dict[str, Any]:
     manifest = user.site.manifest(6)
     (user.folder / "audio" / "c004.wav").write_bytes(b"not a wav file")
     ended = user.badcjobs(
-        "submit", manifest, "--out", "out", "--tasks", 2, *ON_GPUS, "--backoff", "0.05", "--wait", "--json"
+        "submit", manifest, "--out", "out", "--tasks", 2, *ON_GPUS, "--config", "run.backoff_s=0.05", "--wait", "--json"
     )
     document = json.loads(ended.stdout)
     states = {key: end.exit_code for key, end in user.cluster.query_ends(int(document["job_id"])).items()}
     failed = user.statuses()
     (user.folder / "audio" / "c004.wav").write_bytes((user.folder / "audio" / "c001.wav").read_bytes())
-    again = ("submit", manifest, "--out", "out", "--tasks", 2, *ON_GPUS, "--backoff", "0.05", "--again", "--wait")
+    again = (
+        "submit",
+        manifest,
+        "--out",
+        "out",
+        "--tasks",
+        2,
+        *ON_GPUS,
+        "--config",
+        "run.backoff_s=0.05",
+        "--again",
+        "--wait",
+    )
     mended = user.badcjobs(*again, "--mem", "2GB", "--json")
     return {"ended": ended, "document": document, "states": states, "statuses": failed, "mended": mended}
 
@@ -256,7 +276,7 @@ def interrupted(user: User) -> dict[str, Any]:
     wait_for(lambda: user.calls() == 4, "some chunks are done", 60)
     waiting.send_signal(signal.SIGINT)
     stdout, stderr = waiting.communicate(timeout=60)
-    other = user.badcjobs(*options, "--backoff", 9)
+    other = user.badcjobs(*options, "--config", "run.backoff_s=9")
     user.open("go")
     resumed = user.badcjobs(*options)
     jobs = query(user.job_database, "SELECT DISTINCT job_id FROM task")

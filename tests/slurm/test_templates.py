@@ -18,7 +18,7 @@ from support.slurm_cluster import JobEnd, SlurmCluster
 from support.waiting import wait_for
 
 CHUNKS = 12
-DEMO = "--engine demo --simulate 4 --interval 0.5 --publish-every 0.5"
+DEMO = "--engine demo --simulate 4 --interval 0.5 --config run.publish_every_s=0.5"
 
 
 @dataclass

@@ -62,7 +62,7 @@ class SlurmJob:
     def _arguments(self) -> str:
         (self.folder / "run.toml").write_text(
             f"[run]\ncommand = '{self.folder}/engine.sh {{input}} {{output}}'\nsimulate = {self.simulate}\n"
-            "interval = 0.5\npublish_every = 0.3\nbackoff = 0.05\ngrace = 1\n"  # less than the cluster's KillWait
+            "interval = 0.5\npublish_every_s = 0.3\nbackoff_s = 0.05\ngrace_s = 1\n"  # less than the cluster's KillWait
         )
         return f"--config {self.folder}/run.toml"
 

@@ -17,9 +17,9 @@ import pytest
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
-from badcjobs.cli.handbook import read_topic
+from badcjobs.cli.start import read_topic
 from badcjobs.model import AlertHooks
-from badcjobs.task.record_command import read_alert_settings
+from badcjobs.settings import Config
 from badcjobs.telemetry.alert_command import CallBudget, HookCalls, news_of, variables_of
 from badcjobs.telemetry.alerts import Alert
 
@@ -263,7 +263,7 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path
     section = read_topic("telemetry").partition("## Alerts that run a command")[2]
     config = tmp_path / "lab.toml"
     config.write_text(section.split("\n\n")[2])
-    _, hooks = read_alert_settings(config)
+    _, _, hooks, _ = Config.read([str(config)]).read_tables([])
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     calls = caller(environ=environ, command=hooks.command, min_interval_s=hooks.min_interval_s)
     calls.add(HOT)

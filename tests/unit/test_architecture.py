@@ -215,7 +215,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Usage: badcjobs" in done.stdout
-    assert done.stderr == "[] True\n"
+    assert done.stderr == "[] False\n"
     assert done.returncode == 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from badcjobs.cli.bar_rows import BarTable, bar_table
+from badcjobs.cli.progress_bars import BarRow, bar_rows
 from badcjobs.task.progress import DeviceWorkNow, TaskProgress
 
 HALF_WAY = TaskProgress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
@@ -16,16 +16,16 @@ GPU_1 = DeviceWorkNow("GPU 1  Tesla V100-SXM2-32GB", 160, 4800.0, ("site01/site0
 WORK = replace(HALF_WAY, devices=(GPU_0, GPU_1))
 
 
-def table(work: TaskProgress, columns: int = 100, lines: int = 24, *, ascii_only: bool = False) -> BarTable:
-    return bar_table(work, columns=columns, lines=lines, ascii_only=ascii_only)
+def table(work: TaskProgress, columns: int = 100, lines: int = 24, *, ascii_only: bool = False) -> list[BarRow]:
+    return bar_rows(work, columns=columns, lines=lines, ascii_only=ascii_only)[0]
 
 
 def words(work: TaskProgress, columns: int = 100) -> list[str]:
-    return [row.words for row in table(work, columns).rows]
+    return [row[2] for row in table(work, columns)]
 
 
 def test_there_is_one_bar_per_device_and_one_for_all() -> None:
-    assert [row.label for row in table(WORK).rows] == [GPU_0.label, GPU_1.label, "all"]
+    assert [row[0] for row in table(WORK)] == [GPU_0.label, GPU_1.label, "all"]
     assert words(WORK) == [
         "320 chunks  74×  site01/site01_c000",
         "160 chunks  37×  site01/site01_c001",
@@ -35,19 +35,19 @@ def test_there_is_one_bar_per_device_and_one_for_all() -> None:
 
 def test_a_device_that_falls_behind_has_a_shorter_bar_and_one_that_has_done_nothing_an_empty_one() -> None:
     idle = DeviceWorkNow("GPU 2", 0, 0.0)
-    shares = [row.share for row in table(replace(HALF_WAY, devices=(GPU_0, GPU_1, idle))).rows]
+    shares = [row[1] for row in table(replace(HALF_WAY, devices=(GPU_0, GPU_1, idle)))]
     assert shares == [0.5, 0.25, 0.0, 0.5]
 
 
 def test_two_devices_of_one_name_are_two_bars() -> None:
     twins = tuple(replace(GPU_0, label=f"GPU MIG-0123456789abcdef-0123456789ab{n}") for n in range(2))
-    assert len(table(replace(HALF_WAY, devices=twins)).rows) == 3
+    assert len(table(replace(HALF_WAY, devices=twins))) == 3
 
 
 def test_at_the_beginning_nothing_is_known_and_the_engine_starts() -> None:
     fresh = TaskProgress(0, 960, 0.0, 5.0, devices=(DeviceWorkNow("GPU 0", 0, 0.0),))
     assert words(fresh) == ["0 chunks  –  starting", "0/960  ETA –  –"]
-    assert [row.share for row in table(fresh).rows] == [0.0, 0.0]
+    assert [row[1] for row in table(fresh)] == [0.0, 0.0]
 
 
 def test_the_time_that_an_engine_takes_to_start_is_no_part_of_the_pace() -> None:
@@ -74,35 +74,35 @@ def test_when_everything_fails_it_says_so() -> None:
 def test_every_line_fits_the_terminal(columns: int) -> None:
     long = replace(GPU_0, working_on=("鳥" * 60, "b" * 90))
     failing = replace(HALF_WAY, failed=12_345, retrying=23_456)
-    shown = table(replace(failing, devices=(long, GPU_1)), columns)
-    for row in shown.rows:
-        taken = shown.label_width + 1 + shown.bar_width + 1 + cell_len(row.words)
-        assert taken < max(columns, 4)
-        assert cell_len(row.label) <= shown.label_width
+    work = replace(failing, devices=(long, GPU_1))
+    rows, (label_width, bar_width) = bar_rows(work, columns=columns, lines=24)
+    for label, _, said in rows:
+        assert label_width + 1 + bar_width + 1 + cell_len(said) < max(columns, 4)
+        assert cell_len(label) <= label_width
 
 
 def test_forty_columns_still_say_how_many_and_how_long() -> None:
-    assert [row.label for row in table(WORK, 40).rows] == ["GPU 0", "GPU 1", "all"]
+    assert [row[0] for row in table(WORK, 40)] == ["GPU 0", "GPU 1", "all"]
     assert words(WORK, 40) == ["320 chunks  74×", "160 chunks  37×", "480/960  ETA 0:02:00"]
-    assert table(WORK, 40).bar_width == 7
+    assert bar_rows(WORK, columns=40, lines=24)[1][1] == 7
     assert words(WORK, 70)[0] == "320 chunks  74×  site01/site01…"
 
 
 def test_where_there_are_more_devices_than_lines_the_last_line_is_still_that_of_all() -> None:
     many = replace(HALF_WAY, devices=tuple(DeviceWorkNow(f"GPU {n}", 1, 1.0) for n in range(16)))
-    rows = table(many, lines=10).rows
+    rows = table(many, lines=10)
     assert len(rows) == 8
-    assert rows[-1].label == "all"
+    assert rows[-1][0] == "all"
 
 
 def test_names_from_files_and_drivers_are_letters_only() -> None:
     evil = DeviceWorkNow("GPU 0  \x1b[2J", 1, 1.0, ("\x1b[31mred", "a\nb", "Ñandú"))
-    row = table(replace(HALF_WAY, devices=(evil,))).rows[0]
-    assert (row.label, row.words) == ("GPU 0  �[2J", "1 chunk  0.0×  �[31mred, a�b, Ñandú")
+    row = table(replace(HALF_WAY, devices=(evil,)))[0]
+    assert (row[0], row[2]) == ("GPU 0  �[2J", "1 chunk  0.0×  �[31mred, a�b, Ñandú")
 
 
 def test_a_terminal_of_ascii_gets_ascii() -> None:
     strange = replace(HALF_WAY, chunks_settled=0, devices=(replace(GPU_0, working_on=("Ñ" * 90,)),))
-    rows = table(strange, ascii_only=True).rows
-    assert all(f"{row.label}{row.words}".isascii() for row in rows)
-    assert rows[-1].words == "0/960  ETA -  111x"
+    rows = table(strange, ascii_only=True)
+    assert all(f"{row[0]}{row[2]}".isascii() for row in rows)
+    assert rows[-1][2] == "0/960  ETA -  111x"

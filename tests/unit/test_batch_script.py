@@ -29,7 +29,7 @@ ARGS=(
     --hawkears-root "$HK/root"
 )
 exec "$BADCJOBS" run "$SOURCE" --out "$OUT" \\
-    "${ARGS[@]}" --grace=12
+    "${ARGS[@]}" --config=run.grace_s=12
 """
 
 
@@ -56,7 +56,7 @@ def test_a_whole_script_is_understood() -> None:
     assert (start.line, start.by_exec, start.by_srun) == (17, True, False)
     assert start.values["out"] == "/scratch/st-lab-1/july"
     assert start.values["hawkears_root"] == "/scratch/st-lab-1/hawkears/root"
-    assert start.values["grace"] == "12"
+    assert start.values["config"] == ["run.grace_s=12"]
 
 
 def test_a_variable_of_the_environment_goes_before_a_default_and_what_is_unknown_stays_unknown() -> None:

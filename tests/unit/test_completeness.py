@@ -474,7 +474,7 @@ def test_the_command_line_holds_every_setting_that_is_not_a_default_and_nothing_
         },
         None,
     )  # fmt: skip
-    of_one_task = {"shard": "1/4", "resume": False, "retry_failed": False, "time_left": "1:00:00"}
+    of_one_task = {"shard": "1/4", "resume": False, "retry_failed": False, "stop_after": "1:00:00"}
     also = {**of_one_task, "cpu_workers": 2, "emit_gpu_telemetry": False, "interval": 9.0, "old": 1}
     assert shlex.split(frozen.command_line(Path("/out/my run"), also)) == [
         "badcjobs", "run", "/data/a b.csv", "/data/it's.csv", "--out=/out/my run", "--root=/data/x y",

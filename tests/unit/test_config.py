@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from badcjobs.errors import BadInput
-from badcjobs.settings import RunSettings, make_settings, settings_by_key
+from badcjobs.settings import Config, RunSettings, make_settings, replaced_option, settings_by_key
 
 OUT = Path("runs/july")
 
@@ -21,13 +21,13 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "badc.toml"
 
 
-def make(config: Path | None = None, **flags: Any) -> RunSettings:
-    return make_settings(OUT, {"source": ["m.csv"], **flags}, config)
+def make(*config: object, **flags: Any) -> RunSettings:
+    return make_settings(OUT, {"source": ["m.csv"], **flags}, Config.read([str(word) for word in config]))
 
 
-def refusal(config: Path | None = None, **flags: Any) -> BadInput:
+def refusal(*config: object, **flags: Any) -> BadInput:
     with pytest.raises(BadInput) as refused:
-        make(config, **flags)
+        make(*config, **flags)
     assert refused.value.exit_code == 2
     return refused.value
 
@@ -52,14 +52,15 @@ def test_a_flag_given_as_false_or_zero_wins_over_the_file(config: Path) -> None:
 
 def test_the_source_may_come_from_the_file(config: Path) -> None:
     config.write_text('[run]\nsource = ["a.csv", "b"]\n')
-    assert make_settings(OUT, {"source": None}, config).source == ("a.csv", "b")
+    assert make(config, source=None).source == ("a.csv", "b")
 
 
-def test_every_setting_can_be_given_by_its_flag_name() -> None:
+def test_every_setting_has_a_key_and_one_with_an_option_is_called_like_it() -> None:
     known = settings_by_key()
     of_tables = {"out", "alerts", "hooks", "patterns"}
     assert {f.name for f in fields(RunSettings)} == {*of_tables, *(f.name for f in known.values())}
-    assert all(key.isidentifier() and not key.endswith("_s") for key in known)
+    assert all(key.isidentifier() for key in known)
+    assert not [key for key, f in known.items() if f.metadata["option"] and key.endswith("_s")]
 
 
 def test_a_command_alone_chooses_the_command_engine() -> None:
@@ -81,9 +82,12 @@ def test_a_command_alone_chooses_the_command_engine() -> None:
         ("interval", "0.001", "= 0.001 must be at least 0.01"),
         ("interval", "nan", "= nan must be a finite number"),
         ("interval", "inf", "= inf must be a finite number"),
-        ("backoff", "-1", "= -1.0 must be at least 0.0"),
+        ("backoff_s", "-1", "= -1.0 must be at least 0.0"),
         ("simulate", "0", "= 0 must be at least 1"),
         ("max_gpus", "-2", "= -2 must be at least 1"),
+        ("engine", '"birdnet"', "= 'birdnet' must be one of hawkears, hawkears1, command, demo"),
+        ("stage", '"maybe"', "= 'maybe' must be one of auto, always, never"),
+        ("cut", '"yes"', "= 'yes' must be true or false"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named_with_its_place(config: Path, key: str, toml: str, what: str) -> None:
@@ -95,19 +99,99 @@ def test_a_flag_of_the_wrong_size_is_named_as_a_flag() -> None:
     assert refusal(max_gpus=0).what == "--max-gpus = 0 must be at least 1"
 
 
-@pytest.mark.parametrize("text", ["abc", "", "-5", "1:2:3:4", "UNLIMITED", "1:99", "1:60:00"])
-def test_a_time_left_that_is_no_time_is_refused(text: str) -> None:
-    assert refusal(time_left=text).what == (
-        f"--time-left = {text!r} must be seconds, M:S or H:M:S, such as 5400 or 1:30:00; in TOML in quotes"
-    )
+@pytest.mark.parametrize("text", ["abc", "-5", "1:2:3:4", "UNLIMITED", "1:99", "1:60:00"])
+def test_a_stop_after_that_is_no_time_is_refused(text: str) -> None:
+    said = "must be minutes, M:S, H:M:S or D-H:M:S, such as 90 or 1:30:00"
+    assert refusal(f"run.stop_after='{text}'").what == f"--config run.stop_after = {text!r} {said}"
 
 
-def test_a_time_left_may_be_a_number_in_the_file(config: Path) -> None:
-    config.write_text("[run]\ntime_left = 5400\n")
-    assert make(config).time_left == "5400"
-    assert make(config, time_left="1:30:00").time_left == "1:30:00"
-    config.write_text("[run]\ntime_left = true\n")
-    assert "time_left = True must be seconds, M:S or H:M:S" in refusal(config).what
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", "90"), ('"90"', "90"), ("01:30:00", "01:30:00"), ("1-0:00:00", "1-0:00:00"), ("", None)]
+)
+def test_a_stop_after_may_be_a_number_a_time_or_empty(text: str, value: str | None) -> None:
+    assert make(f"run.stop_after={text}").stop_after == value
+
+
+def test_one_key_lies_over_the_file_and_an_option_over_both(config: Path) -> None:
+    config.write_text('[run]\ngrace_s = 5\nretries = 7\nengine = "demo"\n')
+    settings = make("run.grace_s=60", config, "run.retries=3", retries=1)
+    assert (settings.grace_s, settings.retries, settings.engine) == (60.0, 1, "demo")
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "value"),
+    [
+        ("run.stage=always", "stage", "always"),
+        ('run.stage="always"', "stage", "always"),
+        ("run.engine_arg=['-x', 'y=z']", "engine_args", ("-x", "y=z")),
+        ("run.retry_failed=false", "retry_failed", False),
+        ("run.cut=auto", "cut", None),
+        ("run.cut=true", "cut", True),
+        ("run.root=a = 3", "root", "a = 3"),
+        ("run.root=2026-07-01", "root", "2026-07-01"),
+        ("run.root=", "root", ""),
+    ],
+)
+def test_the_value_of_a_key_is_toml_and_a_bare_word_is_a_text(word: str, name: str, value: object) -> None:
+    settings = make(word)
+    assert getattr(settings, name) == value
+
+
+def test_at_most_one_file_is_read(config: Path) -> None:
+    config.write_text("[run]\n")
+    refused = refusal(config, "run.grace_s=3", "b/c=d.toml")
+    assert refused.what == f"--config names 2 files: {config}, b/c=d.toml"
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("run.grace=5", "run.grace_s"),
+        ("grace_s=5", "run.grace_s"),
+        ("runs.retries=5", "run.retries"),
+        ("alerts.idle=3", "alerts.idle_s"),
+        ("recording.patterns=[]", "recordings.patterns"),
+    ],
+)
+def test_an_unknown_key_on_the_command_line_is_named_with_the_nearest_one(word: str, near: str) -> None:
+    assert refusal(word).what == f"--config {word.partition('=')[0]}: unknown key; did you mean {near}?"
+
+
+def test_keys_of_other_tables_can_be_given_alone_as_well(config: Path) -> None:
+    config.write_text("[alerts]\nidle_s = 60\ntemperature_c = 70\n")
+    settings = make(config, "alerts.temperature_c=75", "recordings.patterns=['{location}/*']")
+    assert (settings.alerts.temperature_c, settings.alerts.idle_s) == (75.0, 60.0)
+    assert [pattern.text for pattern in settings.patterns] == ["{location}/*"]
+    refused = refusal(config, "alerts.temperature_c=0", "recordings.patterns=3")
+    assert (refused.why or "").splitlines() == [
+        "--config alerts.temperature_c = 0 must be a number above 0",
+        "--config recordings.patterns = 3 must be a list of texts",
+    ]
+
+
+def test_a_task_in_another_folder_is_told_the_same(config: Path) -> None:
+    config.write_text("[run]\nretries = 7\n")
+    given = Config.read([config.name, "run.stage=always", "run.root=audio", "alerts.idle_s=9"], config.parent)
+    assert given.run_words({"engine": "demo", "resume": False}, Path("/lab")) == [
+        f"--config=/lab/{config.name}", "--config=alerts.idle_s=9", "--root=/lab/audio", "--engine=demo", "--no-resume",
+        "--config=run.stage=always",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "instead"),
+    [
+        (["run", "--grace", "5"], "--grace 5", "--config run.grace_s=5"),
+        (["--time-left=1:00:00"], "--time-left=1:00:00", "--config run.stop_after=1:00:00"),
+        (["--no-cut", "x"], "--no-cut", "--config run.cut=false"),
+        (["--retry-failed"], "--retry-failed", "--config run.retry_failed=true"),
+        (["--min-memory-mib", "9"], "--min-memory-mib 9", "--config run.min_memory_mib=9"),
+    ],
+)
+def test_an_option_that_is_a_key_now_has_a_line_to_paste(words: list[str], given: str, instead: str) -> None:
+    option = next(word for word in words if word.startswith("--")).partition("=")[0]
+    assert replaced_option(option, words) == (given, instead)
+    assert replaced_option("--engine", ["--engine", "demo"]) is None
 
 
 def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:
@@ -115,17 +199,17 @@ def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:
     assert refusal(engine_arg=["ok", "caf\udce9"]).what == "--engine-arg = ('ok', 'caf\\udce9') is not UTF-8"
 
 
-def test_an_unknown_key_is_named_with_those_that_are_known(config: Path) -> None:
+def test_an_unknown_key_is_named_with_the_nearest_one(config: Path) -> None:
     config.write_text("[run]\nretrys = 3\n")
-    refused = refusal(config)
-    assert refused.what.startswith(f"{config}: [run] retrys: unknown key; known are backoff, chunk_length, command,")
-    assert "retries" in refused.what
+    assert refusal(config).what == f"{config}: [run] retrys: unknown key; did you mean run.retries?"
+    config.write_text("[run]\nxyz = 3\n")
+    assert "[run] xyz: unknown key; known are run.source, run.root, run.engine, " in refusal(config).what
 
 
 @pytest.mark.parametrize("text", ["retries = 3\n", "[runs]\nretries = 3\n"])
 def test_a_setting_outside_its_table_is_named(config: Path, text: str) -> None:
     config.write_text(text)
-    assert "settings of a run are in the tables [run] and [alerts]" in refusal(config).what
+    assert "settings are in the tables [run], [alerts], [recordings]" in refusal(config).what
 
 
 def test_a_run_that_is_no_table_is_named(config: Path) -> None:
@@ -138,7 +222,8 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(config: Path) -> None:
     refused = refusal(config, interval=-1.0, source=[])
     assert refused.what == "these settings cannot be used"
     told = (refused.why or "").splitlines()
-    for piece in ("unknown key 'speed'", "retrys: unknown key", "retries = 'x'", "--interval = -1.0", "--engine fast",
+    for piece in ("unknown key 'speed'", "retrys: unknown key; did you mean run.retries?", "retries = 'x'",
+                  "--interval = -1.0", "engine = 'fast' must be one of",
                   "no SOURCE was given"):  # fmt: skip
         assert sum(piece in line for line in told) == 1, piece
     assert len(told) == 6
@@ -149,8 +234,6 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(config: Path) -> None:
     [
         ({"engine": "command"}, "--engine command needs --command"),
         ({"engine": "demo", "command": "x {input} {output}"}, "--command goes with --engine command, not with demo"),
-        ({"engine": "birdnet"}, "--engine birdnet is not known; engines are hawkears, hawkears1, command, demo"),
-        ({"resume": False, "retry_failed": False}, "--no-retry-failed goes with --resume"),
         ({"source": []}, "no SOURCE was given"),
         ({"source": None}, "no SOURCE was given"),
     ],
@@ -171,7 +254,7 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_limits_of_alerts_come_from_a_table_of_their_own(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("[alerts]\ntemperature_c = 75\nidle_s = 60.5\n")
-    alerts = make_settings(tmp_path, {"source": ["a.csv"]}, config).alerts
+    alerts = make(config).alerts
     assert (alerts.temperature_c, alerts.idle_s, alerts.memory_percent) == (75.0, 60.5, 90.0)
 
 
@@ -179,7 +262,7 @@ def test_who_is_called_comes_from_the_same_table_and_is_kept_without_secrets(tmp
     config = tmp_path / "run.toml"
     lines = ["[alerts]", "idle_s = 60", 'command = "say --token xyzzy"']
     config.write_text("\n".join([*lines, "min_interval_s = 60"]))
-    settings = make_settings(tmp_path, {"source": ["a.csv"]}, config)
+    settings = make(config)
     assert settings.hooks.command == "say --token xyzzy"
     assert settings.alerts.idle_s == 60
     kept = json.loads(settings.to_json(tmp_path))["alerts"]
@@ -193,7 +276,7 @@ def test_who_is_called_comes_from_the_same_table_and_is_kept_without_secrets(tmp
     [
         ("[alerts]\ncommand = ''\n", "[alerts] command must name a program"),
         ("[alerts]\nmin_interval_s = 'x'\n", "[alerts] min_interval_s = 'x' must be a number, 0 or above"),
-        ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key; known are temperature_c, memory_percent"),
+        ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key; "),
         ("[alerts]\nidle_s = 0\n", "[alerts] idle_s = 0 must be a number above 0"),
         ("[alerts]\nidle_s = nan\n", "[alerts] idle_s = nan must be a number above 0"),
         ("[alerts]\nidle_s = true\n", "[alerts] idle_s = True must be a number above 0"),
@@ -204,9 +287,8 @@ def test_a_wrong_limit_is_named(tmp_path: Path, text: str, complaint: str) -> No
     config = tmp_path / "run.toml"
     config.write_text(text)
     with pytest.raises(BadInput, match=re.escape(complaint)):
-        make_settings(tmp_path, {"source": ["a.csv"]}, config)
+        make(config)
 
 
-def test_wishes_without_free_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--min-memory-mib, --wait goes with --free"):
-        make_settings(tmp_path, {"source": ["a.csv"], "min_memory_mib": 100, "wait": 5.0}, None)
+def test_what_failed_is_left_alone_only_where_earlier_tasks_are_looked_at() -> None:
+    assert "retry_failed = false goes with --resume" in refusal("run.retry_failed=false", resume=False).what

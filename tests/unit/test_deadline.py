@@ -40,17 +40,17 @@ def squeue(tmp_path: Path) -> FakeSqueue:
     return FakeSqueue(tmp_path).says("echo 1800003600")
 
 
-def end_of(squeue: FakeSqueue, *, time_left: str | None = None, in_slurm: bool = True, **facts: str) -> EndTime | None:
+def end_of(squeue: FakeSqueue, *, stop_after: str | None = None, in_slurm: bool = True, **facts: str) -> EndTime | None:
     allocation = Allocation(in_slurm, "4821", "gpu3", array_index=7, facts=facts)
-    return find_end(time_left, allocation, squeue.environ, NOW_MS)
+    return find_end(stop_after, allocation, squeue.environ, NOW_MS)
 
 
 # --- who says when ----------------------------------------------------------------------------------------------------
 
 
 def test_the_users_word_wins_over_all(squeue: FakeSqueue) -> None:
-    end = end_of(squeue, time_left="1:00", SLURM_JOB_END_TIME="1800007200")
-    assert end == EndTime(NOW_MS + 60_000, "--time-left")
+    end = end_of(squeue, stop_after="1:00", SLURM_JOB_END_TIME="1800007200")
+    assert end == EndTime(NOW_MS + 60_000, "run.stop_after")
     assert squeue.calls == []
 
 
@@ -92,7 +92,7 @@ def test_a_squeue_that_cannot_be_started_is_no_harm(squeue: FakeSqueue, tmp_path
 
 def deadline_in(seconds: float) -> tuple[TimeBudget, HandClock]:
     clock = HandClock()
-    return TimeBudget(EndTime(clock.now_ms() + round(seconds * 1000), "--time-left"), clock), clock
+    return TimeBudget(EndTime(clock.now_ms() + round(seconds * 1000), "run.stop_after"), clock), clock
 
 
 def test_publishing_has_its_share_of_the_time() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.traces import Trace, all_traces, diagnose, healthy
 
-from badcjobs.cli import handbook
+from badcjobs.cli.start import read_topic
 from badcjobs.model import MemoryHeld
 from badcjobs.report.findings import KINDS, find
 from badcjobs.report.rules import SEVERITIES
@@ -162,7 +162,7 @@ def test_lines_for_slurm_can_be_pasted(diagnosed) -> None:
 
 
 def test_the_guide_has_a_line_for_every_kind() -> None:
-    page = handbook.read_topic("findings")
+    page = read_topic("findings")
     for kind in KINDS:
         assert re.search(rf"^    {kind} +\S", page, re.MULTILINE), kind
 

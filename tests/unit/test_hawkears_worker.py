@@ -21,7 +21,7 @@ from support.fake_prefix import install_fake_prefix
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from badcjobs.processes import PrefixLauncher, SubprocessLauncher
+from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.engines import WORKER, HawkEarsEngine, ask_hawkears, choose_engine, python_of
 from badcjobs.workers.stream_session import Patience
@@ -441,7 +441,7 @@ def test_behind_a_prefix_the_python_is_looked_for_there(place: Place) -> None:
     words = ["bash", "-c", f'{inside} "$0" "{sys.executable}" "${{@:2}}"', f"{place.folder}/{{worker}}"]
     engine = HawkEarsEngine(
         "/only/in/the/container/python", root=place.root, args=[], environ=place.environ,
-        launcher=PrefixLauncher(SubprocessLauncher("test"), words, "task"), clock=SystemClock(), allow_cpu=True,
+        launcher=SubprocessLauncher("task", words), clock=SystemClock(), allow_cpu=True,
     )  # fmt: skip
     engine.check()
     assert (place.folder / "task-check.report").exists()

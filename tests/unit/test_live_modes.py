@@ -105,7 +105,7 @@ def test_a_mode_that_is_asked_for_is_taken(target: Path, node: Path) -> None:
 
 
 def test_whoever_insists_on_wal_where_it_is_not_known_to_be_safe_is_warned(tmp_path: Path) -> None:
-    risky = LiveFolder(LocalFolder(tmp_path), Filesystem("lustre"), False, "--live-mode local")
+    risky = LiveFolder(LocalFolder(tmp_path), Filesystem("lustre"), False, "run.live_mode = local")
     assert risky.is_risky
     assert not LiveFolder(LocalFolder(tmp_path), Filesystem("lustre"), True, "").is_risky
 

@@ -172,12 +172,12 @@ SCRIPTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "sources by a pattern": (HEAD + LOAD + f"exec {RUN.replace('manifest', '*')}\n", []),
     "a source behind a flag, and one behind --": (
-        HEAD + LOAD + "exec badcjobs run --no-resume --out=results m.csv --engine demo --grace 5 -- other.csv\n",
+        HEAD + LOAD + "exec badcjobs run --no-resume --out=results m.csv --engine demo --retries 5 -- other.csv\n",
         [("problem", "source")],  # the same chunk in both
     ),
     "a command that there is not": (HEAD + LOAD + f"exec {RUN.replace('run', 'runn')}\n", [("problem", "call")]),
     "a flag that there is not": (HEAD + LOAD + f"exec {RUN} --nosuchflag 3\n", [("problem", "call")]),
-    "a flag without its value": (HEAD + LOAD + f"exec {RUN} --grace\n", [("problem", "call")]),
+    "a flag without its value": (HEAD + LOAD + f"exec {RUN} --retries\n", [("problem", "call")]),
     "a flag that takes none": (HEAD + LOAD + f"exec {RUN} --resume=yes\n", [("problem", "call")]),
     "two mistakes in two calls": (
         HEAD + LOAD + f"badcjobs gpus --jsn\nexec {RUN} --max-gpu 2\n",
@@ -188,7 +188,10 @@ SCRIPTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [("problem", "out")],
     ),
     "no source": (HEAD + LOAD + "exec badcjobs run --out results --engine demo\n", [("problem", "settings")]),
-    "a number that is none": (HEAD + LOAD + f"exec {RUN} --retries many --stage maybe\n", [("problem", "settings")]),
+    "a number that is none": (
+        HEAD + LOAD + f"exec {RUN} --retries many --config run.stage=maybe\n",
+        [("problem", "settings")],
+    ),
     "an engine that there is not": (
         HEAD + "#SBATCH --time=200:00:00\n" + LOAD + f"exec {RUN.replace('demo', 'hawkear')}\n",
         [("problem", "time"), ("problem", "engine")],  # and whatever else is wrong
@@ -296,7 +299,8 @@ MENDED = {
     f"{RIGHT} --nosuchflag 3": "badcjobs run --help",
     RIGHT.replace("run", "--debugg run"): RIGHT.replace("run", "--debug run"),
     f"{RIGHT} --resume=yes": f"{RIGHT} --resume",
-    f"{RIGHT} --grace": "badcjobs run --help",
+    f"{RIGHT} --retries": "badcjobs run --help",
+    f"{RIGHT} --grace 5": f"{RIGHT} --config run.grace_s=5",
     "exec badcjobs zebra": "badcjobs --help",
     "exec badcjobs run manifest.csv": RIGHT,
     f"{RIGHT} --engine demmo": f"{RIGHT} --engine demo",

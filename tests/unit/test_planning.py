@@ -26,7 +26,7 @@ from badcjobs.planning.plan import Planned, PlanOrder, plan_sources, plan_text
 from badcjobs.planning.plan_speed import Speed, version_here
 from badcjobs.planning.plan_survey import read_sources
 from badcjobs.planning.plan_tasks import PlanWish
-from badcjobs.settings import make_settings
+from badcjobs.settings import Config, make_settings
 from badcjobs.sources.audio_files import read_header
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.walk import WHOLE
@@ -54,7 +54,9 @@ def plan(
     cwd: Path, *sources: Path | str, environ: Mapping[str, str] | None = None, rate: float | None = 400.0, **order: Any
 ) -> Planned:
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
-    return plan_sources(PlanOrder(flags=flags, rate=rate, **order), environ or {}, cwd)
+    file = order.pop("config", None)
+    config = Config() if file is None else Config.read([str(file)], cwd)
+    return plan_sources(PlanOrder(flags=flags, config=config, rate=rate, **order), environ or {}, cwd)
 
 
 def text_of(planned: Planned) -> str:
@@ -678,7 +680,7 @@ def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every
         ({"site": "sockeye"}, "account"),
         ({"template": "cooking"}, "there is no template 'cooking'"),
         ({"site": "narval"}, "there is no site 'narval'"),
-        ({"flags": {"engine": "cooking"}}, "--engine cooking is not known"),
+        ({"flags": {"engine": "cooking"}}, "--engine = 'cooking' must be one of"),
         ({"flags": {"overlap": 3.0}}, "--chunk-length"),
         ({"config": Path("run.toml")}, "[run] chunk_length cannot be used with --write"),
         ({"write": Path("m.csv")}, "m.csv is there already"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cli.handbook import read_topic
+from badcjobs.cli.start import read_topic
 from badcjobs.errors import BadInput
 from badcjobs.model import Chunk, RecordingName, parse_pattern, parse_patterns
 from badcjobs.settings import make_settings, read_name_patterns

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from badcjobs.cli.handbook import read_topic
+from badcjobs.cli.start import read_topic
 from badcjobs.model import CutShort, NameGaps
 from badcjobs.report.compare import Comparison, Figure
 from badcjobs.report.headlines import HEADLINES

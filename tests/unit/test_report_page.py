@@ -22,7 +22,7 @@ from support.task_files import TaskFile
 from support.trace_files import TraceWriter
 from support.trace_task import Story
 
-from badcjobs.cli.merge import files_text
+from badcjobs.cli.results import files_text
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
 from badcjobs.model import CHARTED, ChartData, Envelope, Stretches

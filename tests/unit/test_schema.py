@@ -12,7 +12,7 @@ import pytest
 from support.databases import query
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.cli.handbook import read_topic
+from badcjobs.cli.start import read_topic
 from badcjobs.clock import SystemClock
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
 from badcjobs.store.connect import create_live, read_only_uri

@@ -54,7 +54,7 @@ def test_without_a_disk_of_the_node_nothing_is_cut_before_it_is_wanted(tmp_path:
 @pytest.mark.parametrize(("wanted", "staged"), [("always", True), ("never", False)])
 def test_whoever_says_what_he_wants_gets_it(tmp_path: Path, wanted: str, staged: bool) -> None:
     choice = choose_staging(wanted, [near(tmp_path)], Path("/proc"))
-    assert (choice.staged, choice.why) == (staged, f"--stage {wanted}")
+    assert (choice.staged, choice.why) == (staged, f"run.stage = {wanted}")
 
 
 def test_with_nothing_to_do_there_is_nothing_to_copy(tmp_path: Path) -> None:

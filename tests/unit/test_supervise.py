@@ -837,7 +837,7 @@ def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(
 ) -> None:
     """There are 3580 s for work, a second of audio takes a second, and a tenth of a chunk is kept in reserve."""
     clock = HandClock()
-    pace = TimeBudget(EndTime(clock.now_ms() + 3_600_000, "--time-left"), clock)
+    pace = TimeBudget(EndTime(clock.now_ms() + 3_600_000, "run.stop_after"), clock)
     pace.learn(lambda limit: [(100, 1.0, 1.0)])
     fresh: list[list[str]] = []
 

@@ -107,13 +107,16 @@ def logs_in(out: Path, elsewhere: Path) -> tuple[Path, Path]:
 def test_the_command_of_a_submit_is_for_the_folder_in_which_it_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, words = {"--array": "0-2", "--gpus-per-task": 1}, ("run", "/data/m.csv", "--out=/gone/july", "--grace=2")
+    asked, words = (
+        {"--array": "0-2", "--gpus-per-task": 1},
+        ("run", "/data/m.csv", "--out=/gone/july", "--config=run.grace_s=2"),
+    )
     record = Record("slurm", Submitted("4821", None, (0, 1, 2)), words, 6, START_MS, asked)
     write_record(tmp_path, record)
     write_intent(tmp_path, Intent(Path("/gone/july/logs/job.sh"), record))
     monkeypatch.chdir(tmp_path)
     cut_short = find_cut_short(Path())
     assert cut_short is not None
-    begin = f"badcjobs submit /data/m.csv --out={tmp_path} --grace=2 --cluster=slurm "
+    begin = f"badcjobs submit /data/m.csv --out={tmp_path} --config=run.grace_s=2 --cluster=slurm "
     for line in (cut_short.command, find_trace(Path(), "4821").line()):
         assert line.startswith(begin)

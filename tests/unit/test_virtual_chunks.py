@@ -78,7 +78,7 @@ def test_with_cut_every_row_that_ends_beyond_its_file_is_named_with_its_line(tmp
     why = refusal.value.why or ""
     assert "line 3: end_ms 11001 lies beyond the end of a.wav at 10000 ms" in why
     assert "line 4: end_ms 30000 lies beyond" in why
-    assert "without --cut" in (refusal.value.fix or "")
+    assert "without run.cut = true" in (refusal.value.fix or "")
 
 
 def test_a_row_behind_the_end_of_a_recording_that_is_cut_fails_later_and_alone(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_what_would_change_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--chunk-length goes with whole recordings") as refusal:
         open_sources([rows], root=None, cutting=Cutting(None, 10.0))
     assert "says itself where each chunk begins" in (refusal.value.why or "")
-    for cut, flag in ((True, "--cut"), (False, "--no-cut")):
+    for cut, flag in ((True, "run.cut = true"), (False, "run.cut = false")):
         with pytest.raises(BadInput, match=f"{flag} goes with manifests"):
             open_sources([tmp_path], root=None, cutting=Cutting(cut))
 
