@@ -128,22 +128,16 @@ class Records:
             for call in listeners:
                 call(alert)
 
+        followed = [
+            Followed(self.writer.device_id(d), d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
+            for d in devices
+        ]
         order = SidecarOrder(
             mark=self.mark,
             own_marks=[f"{name}={self.mark}" for name in (TASK_MARK, RECORDING_MARK)],
             task_id=self._key.task_id,
             wrapper_pid=world.pid,
-            devices=[
-                Followed(
-                    self.writer.device_id(device),
-                    device.uuid,
-                    device.index,
-                    device.memory_total_bytes,
-                    device.power_limit_w,
-                    device.slowdown_c,
-                )
-                for device in devices
-            ],
+            devices=followed,
             interval_s=how.interval_s,
             stand_in=how.stand_in,
             search_path=world.environ.get("PATH"),

@@ -120,6 +120,7 @@ class Ramp:
         self.settled = settled
         self.rates: dict[int, float] = {}  # workers per device → seconds of audio (or chunks) per second
         self.main_memory = MainMemory(granted_bytes)
+        self._granted_bytes = granted_bytes
         self._most = beginning.most
         self._devices = devices
         self._since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
@@ -144,7 +145,8 @@ class Ramp:
             return None
         if self._since is None:
             self._since = (now_s, work_done, chunks_done)
-            self.main_memory.start_anew(now_s)
+            # What was read before was about fewer workers, or about some that had only just begun.
+            self.main_memory = MainMemory(self._granted_bytes, now_s)
             return None
         self.main_memory.note(memory_held)
         started_s, work_before, chunks_before = self._since
@@ -190,16 +192,11 @@ class Ramp:
 class MainMemory:
     """What the task's processes have held since their number changed; without a limit, everything fits."""
 
-    def __init__(self, granted_bytes: int | None) -> None:
+    def __init__(self, granted_bytes: int | None, since_s: float = 0.0) -> None:
         self._granted_bytes = granted_bytes
-        self._since_s = 0.0
+        self._since_s = since_s
         self._is_read = False  # at all
         self._readings: list[MemoryHeld] = []
-
-    def start_anew(self, now_s: float) -> None:
-        """Forget what was read before: it was about fewer workers, or about some that had only just begun."""
-        self._since_s = now_s
-        self._readings.clear()
 
     def note(self, held: MemoryHeld | None) -> None:
         """Take the latest reading; the same one may come many times; None: it is not read."""

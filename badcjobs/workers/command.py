@@ -299,10 +299,12 @@ def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
 
 # --- the tables that programs write -----------------------------------------------------------------------------------
 
-_OUR_COLUMNS = ("start_time", "end_time", "label", "score")
-_HAWKEARS_2 = ("recording", "start_time", "end_time", "name", "score")
-_HAWKEARS_1 = ("filename", "start_time", "end_time", "class_name", "class_code", "score")
-_LABELS = {_OUR_COLUMNS: ("label", None), _HAWKEARS_2: ("name", None), _HAWKEARS_1: ("class_code", "class_name")}
+# The columns of our own table, of HawkEars 2 and of HawkEars 1: those of the label and of the species' name.
+_LABELS = {
+    ("start_time", "end_time", "label", "score"): ("label", None),
+    ("recording", "start_time", "end_time", "name", "score"): ("name", None),
+    ("filename", "start_time", "end_time", "class_name", "class_code", "score"): ("class_code", "class_name"),
+}
 
 
 def parse_detections_csv(text: str) -> list[Detection]:

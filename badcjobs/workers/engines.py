@@ -206,17 +206,8 @@ class HawkEars1Engine(CommandEngine):
     name = "hawkears1"
     knows_hawkears = True
 
-    def __init__(
-        self,
-        python: str,
-        *,
-        root: Path | None,
-        allow_cpu: bool,
-        batch: int = _BATCH_1,
-        args: Sequence[str],
-        **start: Any,
-    ) -> None:
-        super().__init__("{inputs} {outputs}", args=args, **start)
+    def __init__(self, python: str, *, root: Path | None, allow_cpu: bool, batch: int = _BATCH_1, **start: Any) -> None:
+        super().__init__("{inputs} {outputs}", **start)
         self._python = python
         self._root = (root or Path()).absolute()
         self._allow_cpu = allow_cpu

@@ -7,6 +7,32 @@ not write: ``EngineSetup.decisions`` hands over what was decided.
 
 from __future__ import annotations
 
+from badcjobs.model import Chunk
+from badcjobs.model import ChunkResult
+from badcjobs.model import ChunkStarted
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Clock
+from badcjobs.seams import More
+from badcjobs.seams import Session
+from badcjobs.seams import SessionBroken
+from badcjobs.seams import nothing_more
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.cutter import CannotCut
+from badcjobs.sources.cutter import NoDecoder
+from badcjobs.sources.cutter import NotThere
+from badcjobs.workers import retry
+from badcjobs.workers.chunk_audio import PieceRun
+from badcjobs.workers.chunk_audio import cut_words
+from badcjobs.workers.chunk_audio import there_s
+from badcjobs.workers.learned import Learned
+from badcjobs.workers.memory_limits import MemoryLimit
+from badcjobs.workers.memory_limits import MemoryLimits
+from badcjobs.workers.memory_limits import Way
+from badcjobs.workers.memory_limits import model_of
+from badcjobs.workers.staging import Stager
+from badcjobs.workers.staging import Upcoming
+from badcjobs.workers.staging import choose_staging
+
 import errno
 import logging
 import queue
@@ -17,18 +43,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
-from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
-from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import PieceRun, cut_words, there_s
-from badcjobs.workers.learned import Learned
-from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
-from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_CUT = ((NoDecoder, retry.NO_PROGRAM), (NotThere, retry.MISSING_AUDIO))
 
 News: TypeAlias = ChunkStarted | ChunkResult
 Decision = tuple[str, str | None, float | None, str]  # kind, subject, value, reason: a row of ``decision``
@@ -224,11 +243,16 @@ class SessionFeed:
             started_at_ms = self._clock.now_ms()
             try:
                 given = self._stager.take(chunk)
-            except (CannotCut, OSError) as problem:
-                self._not_given.append(self._failure(chunk, started_at_ms, *_explain_missing(chunk, problem)))
-                continue
-            self._given[chunk.key] = chunk, given
-            staged.append(given)
+            except OSError as problem:
+                error_class = retry.NO_SPACE if problem.errno in _FULL else retry.BAD_AUDIO
+                why = f"{cut_words(chunk)} cannot be cut out: {problem.strerror or problem}"
+                self._not_given.append(self._failure(chunk, started_at_ms, error_class, why))
+            except CannotCut as problem:
+                error_class = next((known for kind, known in _NOT_CUT if isinstance(problem, kind)), retry.BAD_AUDIO)
+                self._not_given.append(self._failure(chunk, started_at_ms, error_class, str(problem)))
+            else:
+                self._given[chunk.key] = chunk, given
+                staged.append(given)
         return staged
 
     def _take_not_given(self) -> Iterator[ChunkResult]:
@@ -324,13 +348,3 @@ class SessionFeed:
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
         return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
-
-
-def _explain_missing(chunk: Chunk, problem: CannotCut | OSError) -> tuple[str, str]:
-    """Return the class and the text of a chunk whose audio could not be had."""
-    if isinstance(problem, OSError):
-        error_class = retry.NO_SPACE if problem.errno in _FULL else retry.BAD_AUDIO
-        return error_class, f"{cut_words(chunk)} cannot be cut out: {problem.strerror or problem}"
-    if isinstance(problem, NoDecoder):
-        return retry.NO_PROGRAM, str(problem)
-    return retry.MISSING_AUDIO if isinstance(problem, NotThere) else retry.BAD_AUDIO, str(problem)

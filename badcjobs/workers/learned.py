@@ -38,6 +38,7 @@ else:
 log = logging.getLogger(__name__)
 
 STORE = "probe.toml"
+LESSONS = "learned.json"
 _VERSION = 1  # of both files
 _HEAD = """\
 # How long a chunk may be: found by badcjobs probe, read by later runs (badcjobs guide probe).
@@ -98,9 +99,9 @@ def subject_of(settings: RunSettings) -> str:
     return " ".join(word for word in words if word)
 
 
-def learned_files(out: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return where lessons are kept: in the run folder, then in the user's cache."""
-    return [folder / "learned.json" for folder in (out, user_cache(environ)) if folder is not None]
+def known_files(name: str, out: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Return where what is known is kept: in the run folder, then in the user's cache."""
+    return [folder / name for folder in (out, user_cache(environ)) if folder is not None]
 
 
 def _read_lessons(file: Path) -> dict[str, Any]:
@@ -172,11 +173,6 @@ def default_store(environ: Mapping[str, str]) -> Path | None:
     """Return the file in the user's cache; None: there is no home."""
     cache = user_cache(environ)
     return cache and cache / STORE
-
-
-def probe_files(out: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return where a run looks for what probes have found: in its own folder, then in the user's cache."""
-    return [file for file in (out / STORE, default_store(environ)) if file is not None]
 
 
 def readers_of(store: Path, environ: Mapping[str, str]) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from badcjobs.workers.learned import Learned, Lesson, learned_files
+from badcjobs.workers.learned import Learned, Lesson, known_files
 from badcjobs.workers.memory_limits import MemoryLimit
 
 
 def test_a_lesson_is_found_by_the_next_task_of_the_run_and_by_another_run(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path / "home")}
-    here, elsewhere = (learned_files(tmp_path / name, environ) for name in ("one", "two"))
+    here, elsewhere = (known_files("learned.json", tmp_path / name, environ) for name in ("one", "two"))
     Learned("hawkears", here).note("Tesla V100", workers=3, cores=6, settled=True)
     lesson = Lesson(workers=3, cores=6, settled=True)
     assert Learned("hawkears", here).about("Tesla V100") == lesson

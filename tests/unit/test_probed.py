@@ -19,8 +19,8 @@ from badcjobs.workers.engines import DemoEngine
 from badcjobs.workers.learned import (
     ProbeStore,
     find_limits,
+    known_files,
     parse_probes,
-    probe_files,
     read_probes,
     readers_of,
     to_toml,
@@ -167,7 +167,7 @@ def engine() -> DemoEngine:
 def limits(tmp_path: Path, *plans: WorkerPlan, probes: list[Probed] | None = None) -> dict[str, MemoryLimit]:
     (tmp_path / "probe.toml").write_text(to_toml([FOUND] if probes is None else probes))
     settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
-    return find_limits(probe_files(tmp_path, {}), plans, engine(), settings)
+    return find_limits(known_files("probe.toml", tmp_path, {}), plans, engine(), settings)
 
 
 def test_a_run_keeps_to_what_is_safe(tmp_path: Path) -> None:
