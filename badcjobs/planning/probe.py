@@ -5,6 +5,61 @@ trial everything is written down, so that the same command goes on wherever this
 
 from __future__ import annotations
 
+from badcjobs.devices.allocation import requested_memory_bytes
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import FITS
+from badcjobs.model import Allocation
+from badcjobs.model import Device
+from badcjobs.model import Probed
+from badcjobs.model import ProbeKey
+from badcjobs.model import Trial
+from badcjobs.model import WorkerPlan
+from badcjobs.paths import RunFolder
+from badcjobs.planning.probe_search import Bounds
+from badcjobs.planning.probe_search import ProbeStep
+from badcjobs.planning.probe_search import is_over
+from badcjobs.planning.probe_search import judge
+from badcjobs.planning.probe_search import next_step
+from badcjobs.planning.probe_search import usual_is_over
+from badcjobs.planning.probe_trial import Bench
+from badcjobs.planning.probe_trial import TrialRun
+from badcjobs.planning.probe_trial import Trouble
+from badcjobs.planning.probe_trial import count_rounds
+from badcjobs.planning.probe_trial import is_too_short
+from badcjobs.planning.probe_trial import prepare_sounds
+from badcjobs.processes import end_leftovers
+from badcjobs.seams import Engine
+from badcjobs.settings import AUTO
+from badcjobs.settings import RunSettings
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.wav import NotWav
+from badcjobs.store.live_files import read_memory_peaks
+from badcjobs.task.deadline import find_end
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import Records
+from badcjobs.task.startup import StopRequest
+from badcjobs.task.startup import World
+from badcjobs.task.startup import find_devices
+from badcjobs.task.startup import make_engine
+from badcjobs.task.startup import mark_of
+from badcjobs.task.startup import read_allocation
+from badcjobs.telemetry.cost import HostReader
+from badcjobs.telemetry.usage import UsageReader
+from badcjobs.workers.engines import lanes_of
+from badcjobs.workers.learned import ProbeStore
+from badcjobs.workers.learned import default_store
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.memory_limits import model_of
+from badcjobs.workers.retry import CONFIGURATION
+from badcjobs.workers.retry import GPU_LOST
+from badcjobs.workers.retry import HOST_MEMORY
+from badcjobs.workers.retry import NO_PROGRAM
+from badcjobs.workers.retry import RAN_ON_CPU
+
 import logging
 import shutil
 import signal
@@ -15,28 +70,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from badcjobs.devices.allocation import requested_memory_bytes
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
-from badcjobs.paths import RunFolder
-from badcjobs.planning.probe_search import Bounds, ProbeStep, is_over, judge, next_step, usual_is_over
-from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
-from badcjobs.processes import end_leftovers
-from badcjobs.seams import Engine
-from badcjobs.settings import AUTO, RunSettings
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.wav import NotWav
-from badcjobs.store.live_files import read_memory_peaks
-from badcjobs.task.deadline import find_end
-from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, mark_of, read_allocation
-from badcjobs.telemetry.cost import HostReader
-from badcjobs.telemetry.usage import UsageReader
-from badcjobs.workers.engines import lanes_of
-from badcjobs.workers.learned import ProbeStore, default_store, subject_of
-from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
 log = logging.getLogger(__name__)
 
@@ -80,15 +113,14 @@ class ProbeEnd:
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     """Find out how long a chunk may be on each model of device that is here."""
     settings, cutter = order.settings, AudioCutter(world.environ.get("PATH"))
-    allocation = read_allocation(world, world.clock.now_ms())
-    mark = mark_of(allocation, world)
+    allocation = read_allocation(world)
     with make_workplace(allocation) as workplace:
         paths = [world.cwd / path for path in settings.source]
         sounds = prepare_sounds(paths, cutter, workplace, order.bounds.longest_s)
         grant = find_grant(settings, world, allocation)
         if settings.engine == "demo" and settings.simulate is not None:  # it says what it has of a simulated device
             settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={workplace / 'memory'}"))
-        engine = make_engine(settings, world, mark, grant)
+        engine = make_engine(settings, world, mark_of(allocation, world), grant)
         store, aside = open_store(order, world)
         searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
@@ -97,7 +129,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         now_ms, left_s = world.clock.now_ms(), order.most_s
         if (end := find_end(settings.stop_after, allocation, world.environ, now_ms)) is not None:
             left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
-        with open_records(order, world, allocation, grant, engine, mark, workplace) as records:
+        with open_records(order, world, allocation, grant, engine, workplace) as records:
             others = say_who_else(records, grant)
             round_ = Round(Bench(records, engine, sounds, world.clock), world, searches)
             round_.go_on(until_s=world.clock.monotonic_s() + left_s)
@@ -180,7 +212,6 @@ def open_records(
     allocation: Allocation,
     grant: Grant,
     engine: Engine,
-    mark: str,
     workplace: Path,
 ) -> Iterator[Records]:
     """Open a task database for the trials, and record the devices meanwhile, as a run does."""
@@ -188,11 +219,7 @@ def open_records(
     out = RunFolder((order.keep or workplace / "run").absolute())
     out.create()
     key = out.claim(allocation.key)
-    started_at_ms = world.clock.now_ms()
-    records = Records(
-        key, out.task_database(key), allocation, world, started_at_ms=started_at_ms, mark=mark,
-        live_mode=settings.live_mode,
-    )  # fmt: skip
+    records = Records(key, out.task_database(key), allocation, world, live_mode=settings.live_mode)
     verdict = "failed"
     if order.keep is not None:
         world.log_to(out.task_log(key))
@@ -211,7 +238,7 @@ def open_records(
         yield records
         verdict = "done"
     finally:
-        end_leftovers(mark)
+        end_leftovers(records.mark)
         records.close(exit_code=0 if verdict == "done" else 1, verdict=verdict)
         records.writer.close()
 

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import Device
+from badcjobs.store.atomic_write import unfinished_name
+from badcjobs.store.publish import TEXT_FORMS
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import Records
+from badcjobs.task.startup import World
+from badcjobs.task.startup import find_devices
+from badcjobs.task.startup import read_allocation
+from badcjobs.telemetry.device_processes import RECORDING_MARK
+
 import errno
 import logging
 import math
@@ -12,13 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.model import Device
-from badcjobs.store.atomic_write import unfinished_name
-from badcjobs.store.publish import TEXT_FORMS
-from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import World, find_devices, mark_of, read_allocation
-from badcjobs.telemetry.device_processes import RECORDING_MARK
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +86,13 @@ def start_recording(
 
     Without a device the machine alone is recorded, or NotHere raised with the line ``needs_device`` to paste.
     """
-    started_at_ms = world.clock.now_ms()
-    allocation = read_allocation(world, started_at_ms)
+    allocation = read_allocation(world)
     grant = find_devices(world, allocation, options.stand_in)
     if not grant.devices and needs_device is not None:
         raise NotHere("there is no GPU to record", why=grant.why, fix=needs_device)
     if not grant.devices:
         log.warning("no GPU to record (%s): recording the machine alone", grant.why)
-    mark = mark_of(allocation, world)
-    records = Records(
-        allocation.key, target, allocation, world, started_at_ms=started_at_ms, mark=mark, live_mode=live_mode
-    )
+    records = Records(allocation.key, target, allocation, world, live_mode=live_mode)
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
     records.writer.update_task(devices=len(grant.devices), workers=0)

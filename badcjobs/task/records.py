@@ -26,7 +26,7 @@ from badcjobs.store.live_files import (
 from badcjobs.store.live_folder import Owner, choose_live_folder, hold
 from badcjobs.store.publish import Publisher
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.startup import World
+from badcjobs.task.startup import World, mark_of
 from badcjobs.telemetry.alert_command import HookCalls
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.device_processes import RECORDING_MARK
@@ -57,19 +57,13 @@ class Records:
     """Written to live files, published to ``target``; the recorder publishes in our place if we are killed."""
 
     def __init__(
-        self,
-        key: TaskKey,
-        target: Path,
-        allocation: Allocation,
-        world: World,
-        *,
-        started_at_ms: int,
-        mark: str,
-        live_mode: str = "auto",
+        self, key: TaskKey, target: Path, allocation: Allocation, world: World, *, live_mode: str = "auto"
     ) -> None:
+        self.started_at_ms = self.ended_at_ms = allocation.started_at_ms or world.clock.now_ms()
+        self.mark = mark_of(allocation, world)
         self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
         self.local = self._live.folder
-        owner = Owner.of(target, mark, shared=self._live.shared, hostname=world.hostname)
+        owner = Owner.of(target, self.mark, shared=self._live.shared, hostname=world.hostname)
         self._lock = hold(self.local, owner)  # for as long as we live
         try:
             self.writer = TaskWriter(self.local.wrapper_file, key, shared=self._live.shared)
@@ -80,8 +74,6 @@ class Records:
         self._target = target
         self._allocation = allocation
         self._world = world
-        self.started_at_ms = self.ended_at_ms = started_at_ms
-        self.mark = mark
         self._publisher: Publisher | None = None
         self.recorder: Sidecar | None = None  # None: it was not started
         self.telemetry_failure: str | None = None  # known after ``close``

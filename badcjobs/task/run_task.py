@@ -62,6 +62,7 @@ from badcjobs.workers.learned import LESSONS
 from badcjobs.workers.learned import STORE
 from badcjobs.workers.learned import known_files
 
+
 import logging
 import signal
 import sqlite3
@@ -123,7 +124,7 @@ class Task:
 
     @property
     def elapsed_s(self) -> float:
-        return (self.world.clock.now_ms() - self.resolved.started_at_ms) / 1000
+        return (self.world.clock.now_ms() - self.records.started_at_ms) / 1000
 
     def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str) -> None:
         """Record something that was decided automatically, and why."""
@@ -142,15 +143,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
     database = out.task_database(key)
     records = None
     try:
-        records = Records(
-            key,
-            database,
-            resolved.allocation,
-            world,
-            started_at_ms=resolved.started_at_ms,
-            mark=resolved.mark,
-            live_mode=settings.live_mode,
-        )
+        records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
         world.log_to(out.task_log(key))
         records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
         records.writer.write_meta({"settings": settings.to_json(world.cwd)})
@@ -178,7 +171,7 @@ def list_work(task: Task) -> None:
     """Write one pending row for each chunk of our part of the source."""
     place, sources = task.resolved.place, task.resolved.sources
     log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
-    log.info("%s", end_words(task.resolved.end, task.resolved.started_at_ms))
+    log.info("%s", end_words(task.resolved.end, task.records.started_at_ms))
     shard = Shard(place.index, place.count)
     if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
         shard = Shard(place.step_index, place.step_count)
@@ -392,7 +385,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
     """Leave no process running, stop the recorder, publish the task database, and return how it ended."""
     exit_code, verdict, note = end
     records = task.records
-    end_leftovers(task.resolved.mark)
+    end_leftovers(records.mark)
     published = records.close(exit_code=exit_code, verdict=verdict)
     telemetry = "on" if records.recorder is not None else "not needed: there was nothing to do"
     if not task.settings.telemetry:

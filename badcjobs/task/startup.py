@@ -5,6 +5,43 @@ Signals are a request to stop, in three degrees: drain, drain before a deadline,
 
 from __future__ import annotations
 
+from badcjobs.devices.allocation import EndTime
+from badcjobs.devices.allocation import ShardPlace
+from badcjobs.devices.allocation import array_shape
+from badcjobs.devices.allocation import find_place
+from badcjobs.devices.allocation import parse_allocation
+from badcjobs.devices.free import DeviceWish
+from badcjobs.devices.free import Waiting
+from badcjobs.devices.free import pick_free
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.locks import holder_words
+from badcjobs.devices.locks import lock_folder
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import Allocation
+from badcjobs.model import StandIn
+from badcjobs.model import TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.processes import parse_prefix
+from badcjobs.seams import Clock
+from badcjobs.seams import Engine
+from badcjobs.settings import FrozenRun
+from badcjobs.settings import RunSettings
+from badcjobs.settings import check_against
+from badcjobs.sources.open import Sources
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import parse_shard
+from badcjobs.store.slurm_ends import SPOOL_KEY
+from badcjobs.store.slurm_ends import wanted_file
+from badcjobs.task.deadline import find_end
+from badcjobs.task.progress import TaskProgress
+from badcjobs.workers.engines import choose_engine
+
 import atexit
 import logging
 import os
@@ -15,23 +52,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from badcjobs.devices.allocation import EndTime, ShardPlace, array_shape, find_place, parse_allocation
-from badcjobs.devices.free import DeviceWish, Waiting, pick_free
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import Allocation, StandIn, TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import SubprocessLauncher, parse_prefix
-from badcjobs.seams import Clock, Engine
-from badcjobs.settings import FrozenRun, RunSettings, check_against
-from badcjobs.sources.open import Sources, open_sources
-from badcjobs.sources.walk import parse_shard
-from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
-from badcjobs.task.deadline import find_end
-from badcjobs.task.progress import TaskProgress
-from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)
 
@@ -125,22 +145,19 @@ class World:
 class ResolvedTask:
     """What this task has to work with."""
 
-    started_at_ms: int
     allocation: Allocation
     run: FrozenRun  # the settings that all tasks of the run share
     place: ShardPlace  # which part of the source is ours
     sources: Sources
     grant: Grant  # our devices, and why these
     engine: Engine
-    mark: str  # what all our processes carry in their environment
     end: EndTime | None  # of our time; None: not known, or there is none
     locks: AbstractContextManager[object]  # of the devices that --free picked; released on exit
 
 
 def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     """Read the allocation, find our part of the source, our devices and our engine."""
-    started_at_ms = world.clock.now_ms()
-    allocation = read_allocation(world, started_at_ms)
+    began_ms, allocation = world.clock.now_ms(), read_allocation(world)
     if settings.free is not None and allocation.in_slurm:
         raise BadInput(
             f"--free {settings.free} cannot be used inside a Slurm job",
@@ -177,20 +194,19 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
             why=grant.why,
             fix=f"ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2{try_out}",
         )
-    mark = mark_of(allocation, world)
-    engine = make_engine(settings, world, mark, grant)
-    end = find_end(settings.stop_after, allocation, world.environ, started_at_ms)
+    engine = make_engine(settings, world, mark_of(allocation, world), grant)
+    end = find_end(settings.stop_after, allocation, world.environ, began_ms)
     locks: AbstractContextManager[object] = nullcontext()
     if settings.free is not None:  # last: a missing engine is found before we wait for a device
         grant, locks = take_free_devices(settings, settings.free, world)
-        started_at_ms = world.clock.now_ms()  # the wait is no GPU time
-        allocation = replace(allocation, started_at_ms=started_at_ms)
-    return ResolvedTask(started_at_ms, allocation, mine, place, sources, grant, engine, mark, end, locks)
+        allocation = replace(allocation, started_at_ms=world.clock.now_ms())  # the wait is no GPU time
+    return ResolvedTask(allocation, mine, place, sources, grant, engine, end, locks)
 
 
-def read_allocation(world: World, started_at_ms: int) -> Allocation:
+def read_allocation(world: World) -> Allocation:
     """Return what Slurm gave to this process; outside Slurm, the machine."""
-    return parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=started_at_ms)
+    now_ms = world.clock.now_ms()
+    return parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=now_ms)
 
 
 def mark_of(allocation: Allocation, world: World) -> str:
