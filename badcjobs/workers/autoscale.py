@@ -119,8 +119,8 @@ class Ramp:
         self.workers = beginning.workers
         self.settled = settled
         self.rates: dict[int, float] = {}  # workers per device → seconds of audio (or chunks) per second
-        self.main_memory = MainMemory(granted_bytes)
         self._granted_bytes = granted_bytes
+        self._held: list[MemoryHeld] = []  # main memory, since the window began
         self._most = beginning.most
         self._devices = devices
         self._since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
@@ -145,16 +145,21 @@ class Ramp:
             return None
         if self._since is None:
             self._since = (now_s, work_done, chunks_done)
-            # What was read before was about fewer workers, or about some that had only just begun.
-            self.main_memory = MainMemory(self._granted_bytes, now_s)
+            self._held.clear()  # it was about fewer workers, or about some that had only just begun
             return None
-        self.main_memory.note(memory_held)
+        if memory_held is not None and memory_held.at_s >= self._since[0] and memory_held not in self._held[-1:]:
+            self._held.append(memory_held)  # the same reading may come many times
         started_s, work_before, chunks_before = self._since
         took_s, chunks = now_s - started_s, chunks_done - chunks_before
         if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self.workers * self._devices:
             return None
         self.rates[self.workers] = (work_done - work_before) / took_s
-        return self._decide(memory_share, left_s=chunks_left * took_s / chunks)
+        return self._decide(memory_share, chunks_left * took_s / chunks, memory_is_read=memory_held is not None)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most main memory that was held by these workers; None: not read since they all work."""
+        return max((held.memory_bytes for held in self._held), default=None)
 
     def too_much(self, reason: str) -> WorkerStep | None:
         """Go back by one: the memory of a device has run out."""
@@ -163,23 +168,29 @@ class Ramp:
         self.rates.clear()  # whatever was measured, this is not what it was about
         return self._settle(self.workers - 1, reason, final=False)
 
-    def _decide(self, memory_share: float | None, left_s: float) -> WorkerStep | None:
+    def _decide(self, memory_share: float | None, left_s: float, *, memory_is_read: bool) -> WorkerStep | None:
         now, rate = self.workers, self.rates[self.workers]
+        granted, held = self._granted_bytes, self.peak_bytes or 0
         before = self.rates.get(now - 1)
         if before is not None and rate <= _PAYS * before:
             return self._settle(now - 1, f"{now} per device did {rate / before - 1:+.0%} against {now - 1}")
         gain = "" if before is None else f"{now} per device did {rate / before - 1:+.0%} against {now - 1}; "
         if now >= self._most:
             return self._settle(now, f"{gain}no more cores than that")
-        if (too_little := self.main_memory.too_little_for(now)) is not None:
-            return self._settle(now, f"{gain}{too_little}", final=False)  # another job may have asked for more
+        if granted is not None and (then := held * (now + 1) / now) > _FULL * granted:
+            more = f"one more might raise the main memory in use from {size(held)} to {size(then)}"
+            reason = f"{gain}{more}, and {size(granted)} were granted"
+            return self._settle(now, reason, final=False)  # another job may have asked for more
         if memory_share is not None and (share := memory_share * (now + 1) / now) > _FULL:
             # Not for good: it may be the work of others that fills the device today.
             return self._settle(now, f"{gain}one more might fill {share:.0%} of a device's memory", final=False)
         if left_s < _WORTH_S:
             return self._settle(now, f"{gain}only {left_s:.0f} s of work are left", final=False)
-        if not self.main_memory.is_known:
-            return None  # until the next reading
+        if granted is not None and memory_is_read:  # until they no longer grow, readings do not tell what workers take
+            last = self._held[-1] if self._held else None
+            earlier = [one.memory_bytes for one in self._held if last and one.at_s <= last.at_s - _APART_S]
+            if last is None or not earlier or last.memory_bytes > _STEADY * earlier[-1]:
+                return None
         self.workers = now + 1
         self._since = None
         return WorkerStep(self.workers, f"{gain}one more is tried", settled=False)
@@ -187,47 +198,6 @@ class Ramp:
     def _settle(self, workers: int, reason: str, *, final: bool = True) -> WorkerStep:
         self.workers, self.settled = workers, True
         return WorkerStep(workers, reason, settled=final)
-
-
-class MainMemory:
-    """What the task's processes have held since their number changed; without a limit, everything fits."""
-
-    def __init__(self, granted_bytes: int | None, since_s: float = 0.0) -> None:
-        self._granted_bytes = granted_bytes
-        self._since_s = since_s
-        self._is_read = False  # at all
-        self._readings: list[MemoryHeld] = []
-
-    def note(self, held: MemoryHeld | None) -> None:
-        """Take the latest reading; the same one may come many times; None: it is not read."""
-        self._is_read = held is not None
-        if held is not None and held.at_s >= self._since_s and held not in self._readings[-1:]:
-            self._readings.append(held)
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The most that was held; None: not read since."""
-        return max((held.memory_bytes for held in self._readings), default=None)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the readings tell what these workers take: they no longer grow, or they do not matter."""
-        if self._granted_bytes is None or not self._is_read:
-            return True
-        last = self._readings[-1] if self._readings else None
-        before = [held.memory_bytes for held in self._readings if last and held.at_s <= last.at_s - _APART_S]
-        return last is not None and bool(before) and last.memory_bytes <= _STEADY * before[-1]
-
-    def too_little_for(self, workers: int) -> str | None:
-        """Say why one more than so many on each device might not fit; None: it does, as far as is known."""
-        held_bytes, granted_bytes = self.peak_bytes, self._granted_bytes
-        then_bytes = (held_bytes or 0) * (workers + 1) / workers
-        if granted_bytes is None or held_bytes is None or then_bytes <= _FULL * granted_bytes:
-            return None
-        return (
-            f"one more might raise the main memory in use from {size(held_bytes)} to {size(then_bytes)},"
-            f" and {size(granted_bytes)} were granted"
-        )
 
 
 def size(memory_bytes: float) -> str:
@@ -333,7 +303,7 @@ class Autoscaler:
             memory_share=max(shares, default=None),
             memory_held=memory_held(),
         )
-        self._worker_bytes = max(self._worker_bytes, (ramp.main_memory.peak_bytes or 0) // max(1, len(at_work)))
+        self._worker_bytes = max(self._worker_bytes, (ramp.peak_bytes or 0) // max(1, len(at_work)))
         self._obey(ramp, step, supervisor)
 
     def _obey(self, ramp: Ramp, step: WorkerStep | None, supervisor: Supervisor) -> None:

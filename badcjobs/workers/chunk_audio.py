@@ -98,13 +98,10 @@ def there_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
     return there if 0 < there < chunk.audio_s - _SLACK_S else chunk.audio_s
 
 
-def short_words(result: ChunkResult) -> str | None:
-    """Return what to say of a chunk that was done as far as its file goes; None: it was all there."""
-    chunk, found_s = result.chunk, result.audio_s
-    if not (result.ok and chunk.is_cut) or found_s is None or (chunk.audio_s or 0.0) - found_s <= _SLACK_S:
-        return None
-    breaks = f"{chunk.audio_path} breaks off at {chunk.start_ms / 1000 + found_s:.3f} s"
-    return f"{breaks}: {found_s:.3f} s of the {chunk.audio_s:g} s of this chunk were there, and are done"
+def is_short(result: ChunkResult) -> bool:
+    """Say whether a chunk was done only as far as its file goes."""
+    found_s, chunk = result.audio_s, result.chunk
+    return result.ok and chunk.is_cut and found_s is not None and (chunk.audio_s or 0.0) - found_s > _SLACK_S
 
 
 def cut_words(chunk: Chunk) -> str:

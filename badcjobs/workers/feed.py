@@ -33,6 +33,7 @@ from badcjobs.workers.staging import Stager
 from badcjobs.workers.staging import Upcoming
 from badcjobs.workers.staging import choose_staging
 
+
 import errno
 import logging
 import queue
@@ -111,7 +112,9 @@ class EngineSetup:
     def begin(self, upcoming: Upcoming) -> None:
         """Decide about staging once there is work in the queue, say so, and begin with it."""
         choice = choose_staging(self._stage, upcoming(_LOOKED_AT), self._local)
-        log.info("%s", choice.words)
+        what = "is copied to this node before it is needed" if choice.staged else "is read where it lies"
+        what = "is cut out of longer files before it is needed" if choice.only_cuts else what
+        log.info("audio %s: %s", what, choice.why)
         if choice.staged:
             self._begun = True
             self._stager.start(upcoming, most_bytes=choice.most_bytes, only_cuts=choice.only_cuts)
@@ -119,9 +122,15 @@ class EngineSetup:
 
     def end(self) -> None:
         """Leave no copies behind, and say what they were good for; the workers have ended."""
-        self._stager.stop()
-        if self._begun or self._stager.cut_late:
-            log.info("%s", self._stager.words)
+        stager = self._stager
+        stager.stop()
+        if self._begun or stager.cut_late:
+            log.info(
+                "staging: %d chunks were read from copies on this node (%.1f MB), %d where they lie,"
+                " %d were cut only when they were wanted; %d copies failed%s",
+                stager.staged, stager.staged_bytes / 1e6, stager.from_source, stager.cut_late, stager.failed_copies,
+                f": {stager.last_failure}" if stager.last_failure else "",
+            )  # fmt: skip
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a limit that has fallen, for later tasks; called in a worker's thread."""

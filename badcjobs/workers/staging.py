@@ -7,6 +7,15 @@ then. ``feed`` hands the copies to the engines; ``choose_staging`` decides wheth
 
 from __future__ import annotations
 
+from badcjobs.model import Chunk
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.cutter import CannotCut
+from badcjobs.store.connect import read_filesystem
+from badcjobs.workers.chunk_audio import check_audio
+from badcjobs.workers.chunk_audio import cut_chunk
+from badcjobs.workers.chunk_audio import cut_name
+from badcjobs.workers.chunk_audio import stretch_of
+
 import logging
 import os
 import shutil
@@ -15,10 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.model import Chunk
-from badcjobs.sources.cutter import AudioCutter, CannotCut
-from badcjobs.store.connect import read_filesystem
-from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stretch_of
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +51,6 @@ class StagingChoice:
     why: str
     most_bytes: int = 0
     only_cuts: bool = False
-
-    @property
-    def words(self) -> str:
-        """The decision, for the log."""
-        what = "is copied to this node before it is needed" if self.staged else "is read where it lies"
-        what = "is cut out of longer files before it is needed" if self.only_cuts else what
-        return f"audio {what}: {self.why}"
 
 
 def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
@@ -202,14 +200,6 @@ class Stager:
             if reader.ident is not None:
                 reader.join(_GOODBYE_S)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def words(self) -> str:
-        """What came of it, for the log."""
-        text = f"staging: {self.staged} chunks were read from copies on this node ({self.staged_bytes / 1e6:.1f} MB),"
-        text += f" {self.from_source} where they lie"
-        text += f", {self.cut_late} were cut only when they were wanted" if self.cut_late else ""
-        return text + (f"; {self.failed_copies} copies failed: {self.last_failure}" if self.failed_copies else "")
 
     @property
     def ready(self) -> int:

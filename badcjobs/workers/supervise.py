@@ -6,6 +6,27 @@ the one thread that calls ``handle_events``.
 
 from __future__ import annotations
 
+from badcjobs.model import Chunk
+from badcjobs.model import ChunkResult
+from badcjobs.model import ChunkStarted
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Clock
+from badcjobs.seams import Engine
+from badcjobs.seams import SessionBroken
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.workers import retry
+from badcjobs.workers.feed import AudioSteps
+from badcjobs.workers.retry import Retries
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.work_queue import WorkQueue
+from badcjobs.workers.worker_loop import BatchOver
+from badcjobs.workers.worker_loop import Closed
+from badcjobs.workers.worker_loop import Event
+from badcjobs.workers.worker_loop import Opened
+from badcjobs.workers.worker_loop import Timetable
+from badcjobs.workers.worker_loop import WorkerThread
+from badcjobs.workers.chunk_audio import is_short
+
 import logging
 import queue
 from collections.abc import Callable, Sequence
@@ -13,15 +34,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, SessionBroken
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import short_words
-from badcjobs.workers.feed import AudioSteps
-from badcjobs.workers.retry import Retries, RetryPolicy
-from badcjobs.workers.work_queue import WorkQueue
-from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, Timetable, WorkerThread
 
 log = logging.getLogger(__name__)
 
@@ -227,9 +239,12 @@ class Supervisor:
             tally.done += 1
             self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
             self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
-            if (short := short_words(result)) is not None:
-                log.warning("%s: %s", chunk.name, short)
-                self._journal.add_decision("short_audio", chunk.name, result.audio_s, short, result.ended_at_ms)
+            if is_short(result):
+                there_s = result.audio_s or 0.0
+                what = f"{chunk.audio_path} breaks off at {chunk.start_ms / 1000 + there_s:.3f} s"
+                what += f": {there_s:.3f} s of the {chunk.audio_s:g} s of this chunk were there, and are done"
+                log.warning("%s: %s", chunk.name, what)
+                self._journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
             return
         tally.failed += 1
         tally.missing += result.error_class == retry.MISSING_AUDIO

@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.start import read_topic
+from badcjobs.model import MemoryHeld
+from badcjobs.report.findings import KINDS
+from badcjobs.report.findings import find
+from badcjobs.report.rules import SEVERITIES
+from badcjobs.report.summary import Finding
+from badcjobs.report.summary import summarize
+from badcjobs.store.read_model import AlertFacts
+from badcjobs.store.read_model import Completeness
+from badcjobs.store.read_model import DecisionFacts
+from badcjobs.store.read_model import DeviceFacts
+from badcjobs.store.read_model import DeviceWork
+from badcjobs.store.read_model import ErrorFacts
+from badcjobs.store.read_model import FailedChunk
+from badcjobs.store.read_model import GapFacts
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import MetricFacts
+from badcjobs.store.read_model import StateTime
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.store.read_model import UnderWay
+from badcjobs.workers.autoscale import Beginning
+from badcjobs.workers.autoscale import Ramp
+from badcjobs.workers.autoscale import begin
+
 import re
 from collections import Counter
 from dataclasses import replace
@@ -9,27 +33,6 @@ from dataclasses import replace
 import pytest
 from support.traces import Trace, all_traces, diagnose, healthy
 
-from badcjobs.cli.start import read_topic
-from badcjobs.model import MemoryHeld
-from badcjobs.report.findings import KINDS, find
-from badcjobs.report.rules import SEVERITIES
-from badcjobs.report.summary import Finding, summarize
-from badcjobs.store.read_model import (
-    AlertFacts,
-    Completeness,
-    DecisionFacts,
-    DeviceFacts,
-    DeviceWork,
-    ErrorFacts,
-    FailedChunk,
-    GapFacts,
-    JobFacts,
-    MetricFacts,
-    StateTime,
-    TaskFacts,
-    UnderWay,
-)
-from badcjobs.workers.autoscale import Beginning, MainMemory, Ramp, begin
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
 RIGHT = 0.95
@@ -251,11 +254,15 @@ def test_where_main_memory_kept_the_ramp_from_more_workers_that_is_what_to_ask_f
     task = replace(TASK, cpu_mean_cores=5.0, memory_limit_bytes=16 * 2**30)
     slow = job((task,), (replace(DEVICE, states=states(0.2)),))
     begun = begin(cpus=32, devices=4, memory_bytes=139 * 2**30, known=None, granted_bytes=16 * 2**30)
-    memory = MainMemory(16 * 2**30)
-    for at_s in (0.0, 10.0):
-        memory.note(MemoryHeld(at_s=at_s, memory_bytes=11 * 2**30))
-    for reason in (begun.reason, memory.too_little_for(1)):
-        decisions = (DecisionFacts("workers_per_gpu", "Tesla V100", 1, str(reason), 1),)
+    ramp, step = Ramp(Beginning(1, 8, "a test"), 1, settled=False, granted_bytes=16 * 2**30), None
+    for now_s in (0.0, 100.0):
+        step = ramp.look(
+            now_s, work_done=now_s, chunks_done=round(now_s), chunks_left=10**6, all_warm=True, memory_share=0.1,
+            memory_held=MemoryHeld(at_s=now_s, memory_bytes=11 * 2**30),
+        )  # fmt: skip
+    assert step is not None
+    for reason in (begun.reason, step.reason):
+        decisions = (DecisionFacts("workers_per_gpu", "Tesla V100", 1, reason, 1),)
         (finding,) = find(summarize(replace(slow, decisions=decisions)))
         assert (finding.kind, finding.lines) == ("too_few_workers", ("#SBATCH --mem=32G",))
         assert any("were granted" in line for line in finding.evidence)

@@ -215,7 +215,7 @@ def test_audio_that_cannot_be_copied_is_nobodys_failure(bench: Bench) -> None:
     wait_for(lambda: bench.stager.failed_copies == 2, "two failures")
     assert [bench.take(chunk) for chunk in (gone, folder)] == [gone, folder]
     assert bench.take(good) != good
-    assert "2 copies failed: " in bench.stager.words
+    assert str(bench.audio) in str(bench.stager.last_failure)
 
 
 def test_a_disk_that_takes_nothing_ends_the_copying_with_one_warning(
@@ -374,4 +374,4 @@ def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(t
     bench.stager.stop()
     tally = bench.stager
     assert tally.staged + tally.from_source == 300
-    assert tally.staged == sum(Path(path).is_relative_to(bench.node) for path in paths) > 150, tally.words
+    assert tally.staged == sum(Path(path).is_relative_to(bench.node) for path in paths) > 150

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from badcjobs.model import Chunk
+from badcjobs.workers.staging import choose_staging
+
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.small_disk import small_disk
 
-from badcjobs.model import Chunk
-from badcjobs.workers.staging import choose_staging
 
 FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
 
@@ -22,15 +23,14 @@ def test_audio_on_a_shared_filesystem_is_copied_to_a_node_with_a_local_disk(tmp_
     with small_disk(tmp_path / "node"), small_disk(tmp_path / "audio"):
         choice = choose_staging("auto", [near(tmp_path / "audio"), FAR], tmp_path / "node")
         assert choice.staged
-        assert choice.words.startswith("audio is copied to this node before it is needed: /proc/")
-        assert "is on proc, treated as shared" in choice.words
-        assert choice.words.endswith(f"{tmp_path / 'node'} on tmpfs, local")
+        assert choice.why.startswith("/proc/") and "is on proc, treated as shared" in choice.why
+        assert choice.why.endswith(f"{tmp_path / 'node'} on tmpfs, local")
 
 
 def test_audio_on_a_local_disk_is_read_where_it_lies(tmp_path: Path) -> None:
     with small_disk(tmp_path / "node"), small_disk(tmp_path / "audio"):
         choice = choose_staging("auto", [near(tmp_path / "audio")], tmp_path / "node")
-        assert (choice.staged, choice.words) == (False, f"audio is read where it lies: {tmp_path / 'audio'} is local")
+        assert (choice.staged, choice.why) == (False, f"{tmp_path / 'audio'} is local")
 
 
 def test_a_link_to_a_shared_filesystem_counts_as_what_it_leads_to(tmp_path: Path) -> None:
