@@ -15,6 +15,7 @@ from badcjobs.task.startup import find_devices
 from badcjobs.task.startup import read_allocation
 from badcjobs.telemetry.device_processes import RECORDING_MARK
 
+
 import errno
 import logging
 import math
@@ -22,6 +23,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +121,8 @@ def _follow_command(command: Sequence[str], end_s: float, world: World, records:
         if world.clock.monotonic_s() >= end_s:
             end_s = math.inf
             child.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

@@ -42,13 +42,14 @@ from badcjobs.task.deadline import find_end
 from badcjobs.task.progress import TaskProgress
 from badcjobs.workers.engines import choose_engine
 
+
 import atexit
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -282,9 +283,8 @@ def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[s
     if not spool or not key.job_id.isdecimal():
         return {}
     try:
-        wanted_file(Path(spool), key.job_id).touch(mode=0o644, exist_ok=False)
-    except FileExistsError:
-        pass  # another task of the array has asked already
+        with suppress(FileExistsError):  # another task of the array has asked already
+            wanted_file(Path(spool), key.job_id).touch(mode=0o644, exist_ok=False)
     except OSError as error:
         log.debug("Slurm's end states are not recorded: %s", error)
     return {SPOOL_KEY: spool}

@@ -55,16 +55,6 @@ def plan_workers(
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """With how many workers each device starts, how many there may be, and why."""
-
-    workers: int
-    most: int
-    reason: str
-    short_of_memory: bool = False  # there would be more, but for the main memory
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerStep:
     """What follows from the last measurement: so many workers per device from now on."""
 
@@ -81,8 +71,8 @@ def begin(
     known: int | None,
     granted_bytes: int | None = None,
     worker_bytes: int | None = None,
-) -> Beginning:
-    """Suggest with how many workers to start.
+) -> tuple[int, int, str, bool]:
+    """Return with how many workers to start, how many there may be, why, and whether main memory allows no more.
 
     ``memory_bytes``: of the smallest device; ``granted_bytes``: of main memory, for the task. From an earlier run:
     ``known``, what it has settled on, and ``worker_bytes``, the main memory of a worker.
@@ -100,8 +90,8 @@ def begin(
         fitting = max(1, int(_FULL * granted_bytes / (max(1, devices) * each_bytes)))
         if fitting < wanted:
             reason += f"; {size(granted_bytes)} of main memory were granted, and a worker may take {size(each_bytes)}"
-            return Beginning(fitting, most, reason, short_of_memory=True)
-    return Beginning(wanted, most, reason)
+            return fitting, most, reason, True
+    return wanted, most, reason, False
 
 
 class Ramp:
@@ -109,19 +99,22 @@ class Ramp:
 
     Parameters
     ----------
-    beginning: with how many per device the work was started.
+    workers: with how many per device the work was started.
+    most: how many there may be.
     devices: how many devices there are.
     settled: an earlier run has found the best number already: nothing is tried.
     granted_bytes: the main memory of the task; None: no known limit.
     """
 
-    def __init__(self, beginning: Beginning, devices: int, *, settled: bool, granted_bytes: int | None = None) -> None:
-        self.workers = beginning.workers
+    def __init__(
+        self, workers: int, most: int, devices: int, *, settled: bool, granted_bytes: int | None = None
+    ) -> None:
+        self.workers = workers
         self.settled = settled
         self.rates: dict[int, float] = {}  # workers per device → seconds of audio (or chunks) per second
         self._granted_bytes = granted_bytes
         self._held: list[MemoryHeld] = []  # main memory, since the window began
-        self._most = beginning.most
+        self._most = most
         self._devices = devices
         self._since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
 
@@ -254,7 +247,7 @@ class Autoscaler:
         is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
         known = lesson.workers if is_alike else None
         memories = [device.memory_total_bytes for _, device in self._devices if device.memory_total_bytes]
-        beginning = begin(
+        workers, most, reason, short_of_memory = begin(
             cpus=self._cpus,
             devices=len(self._devices),
             memory_bytes=min(memories, default=None),
@@ -262,10 +255,10 @@ class Autoscaler:
             granted_bytes=granted_bytes,
             worker_bytes=lesson.worker_bytes,
         )
-        settled = known is not None and lesson.settled and not beginning.short_of_memory
-        self._ramp = Ramp(beginning, len(self._devices), settled=settled, granted_bytes=granted_bytes)
-        self._decide(beginning.workers, f"to begin with: {beginning.reason}")
-        return beginning.workers
+        settled = known is not None and lesson.settled and not short_of_memory
+        self._ramp = Ramp(workers, most, len(self._devices), settled=settled, granted_bytes=granted_bytes)
+        self._decide(workers, f"to begin with: {reason}")
+        return workers
 
     def look(
         self,

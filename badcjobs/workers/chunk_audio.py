@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
@@ -65,10 +65,8 @@ def check_audio(chunk: Chunk) -> None:
         raise NotThere(f"{what} {path}" + (f": {fetch} {shlex.quote(path.name)}" if fetch else "")) from error
     except OSError:
         return  # the engine will say why it cannot be read
-    if listed.audio_bytes is not None and (status.st_size, status.st_mtime_ns) != (
-        listed.audio_bytes,
-        listed.audio_mtime_ns,
-    ):
+    is_same = (status.st_size, status.st_mtime_ns) == (listed.audio_bytes, listed.audio_mtime_ns)
+    if listed.audio_bytes is not None and not is_same:
         raise CannotCut(f"{chunk.audio_path} has changed since the work was listed; run the same command again")
 
 
@@ -115,32 +113,23 @@ def cut_words(chunk: Chunk) -> str:
 # --- in pieces --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A piece's place in the whole."""
-
-    start_s: float
-    end_s: float
-
-    @property
-    def length_s(self) -> float:
-        return self.end_s - self.start_s
+Stretch = tuple[float, float]  # begin and end of a piece in the whole, in seconds
 
 
 def plan_pieces(audio_s: float, pieces: int) -> list[Stretch]:
     """Return up to so many stretches of nearly equal length that cover the audio and share OVERLAP_S with the next."""
     if pieces < 2:
-        return [Stretch(0.0, audio_s)]
+        return [(0.0, audio_s)]
     share_s = (audio_s - OVERLAP_S) / pieces
     grid_s = WIDE_GRID_S if share_s >= 4 * WIDE_GRID_S else GRID_S
     step_s = max(1, math.ceil(share_s / grid_s)) * grid_s
     count = max(1, math.ceil((audio_s - OVERLAP_S) / step_s))
-    return [Stretch(n * step_s, min(audio_s, (n + 1) * step_s + OVERLAP_S)) for n in range(count)]
+    return [(n * step_s, min(audio_s, (n + 1) * step_s + OVERLAP_S)) for n in range(count)]
 
 
 def longest_piece_s(audio_s: float, pieces: int) -> float:
     """Return how long the longest of so many pieces is."""
-    return max(stretch.length_s for stretch in plan_pieces(audio_s, pieces))
+    return max(end_s - start_s for start_s, end_s in plan_pieces(audio_s, pieces))
 
 
 def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
@@ -157,11 +146,11 @@ def join_detections(heard: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tup
     """Return what was heard in the pieces, in order, as if it had been heard in the whole."""
     whole: list[Detection] = []
     end_ms = 0
-    for stretch, found in heard:
-        start_ms = round(stretch.start_s * 1000)
+    for (start_s, end_s), found in heard:
+        start_ms = round(start_s * 1000)
         moved = [replace(d, start_ms=d.start_ms + start_ms, end_ms=d.end_ms + start_ms) for d in found]
         whole = _join(whole, moved, (start_ms + end_ms) // 2) if whole or start_ms else moved
-        end_ms = round(stretch.end_s * 1000)
+        end_ms = round(end_s * 1000)
     return tuple(sorted(whole, key=lambda d: (d.start_ms, d.end_ms, d.label)))
 
 
@@ -182,8 +171,8 @@ def _join(before: Sequence[Detection], after: Sequence[Detection], joint_ms: int
 class PieceRun:
     """One chunk that is done piece by piece: whatever happens is the fault of the piece at hand.
 
-    ``problem`` is why a piece could not be cut, ``stretch`` the piece at hand, ``begun_at_ms`` None before the first
-    piece has begun.
+    ``problem``: why a piece could not be cut; ``piece_s``: the length of the piece at hand; ``begun_at_ms``: None before
+    the first piece has begun.
     """
 
     def __init__(
@@ -193,7 +182,7 @@ class PieceRun:
         self.audio_s = audio_s
         self.problem: CannotCut | OSError | None = None
         self.begun_at_ms: int | None = None
-        self.stretch = Stretch(0.0, audio_s)
+        self.piece_s = audio_s
         self._session = session
         self._pieces = pieces
         self._cutter = cutter
@@ -202,10 +191,10 @@ class PieceRun:
     def process(self) -> Iterator[ChunkStarted | ChunkResult]:
         """Yield the begin and the result of the whole chunk; none where it was stopped, or ``problem`` says why."""
         chunk, heard, result = self.chunk, list[tuple[Stretch, Sequence[Detection]]](), None
-        for stretch in plan_pieces(self.audio_s, self._pieces):
-            self.stretch = stretch
+        for start_s, end_s in plan_pieces(self.audio_s, self._pieces):
+            self.piece_s = end_s - start_s
             try:
-                piece = self._cut()
+                piece = self._cut(start_s, end_s)
             except (CannotCut, OSError) as problem:
                 self.problem = problem
                 return
@@ -222,10 +211,10 @@ class PieceRun:
             result = replace(result, chunk=chunk, started_at_ms=self.begun_at_ms or result.started_at_ms)
             if not result.ok:
                 said = (result.error or "").replace(piece.audio_path, chunk.audio_path)
-                where = f"in its piece from {stretch.start_s:.0f} s to {stretch.end_s:.0f} s"
+                where = f"in its piece from {start_s:.0f} s to {end_s:.0f} s"
                 yield replace(result, pieces=self._pieces, error=f"{where}: {said}")
                 return
-            heard.append((stretch, result.detections))
+            heard.append(((start_s, end_s), result.detections))
         if result is not None:
             audio_s = self.audio_s if chunk.audio_s is None or chunk.is_cut else chunk.audio_s
             yield replace(result, detections=join_detections(heard), audio_s=audio_s, pieces=len(heard))
@@ -234,15 +223,15 @@ class PieceRun:
         """Leave no piece behind."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _cut(self) -> Chunk:
+    def _cut(self, start_s: float, end_s: float) -> Chunk:
         chunk, source = self.chunk, Path(self.chunk.audio_path)
         check_audio(chunk)
-        start_ms, end_ms = round(self.stretch.start_s * 1000), round(self.stretch.end_s * 1000)
+        start_ms, end_ms = round(start_s * 1000), round(end_s * 1000)
         name = f"{start_ms // 1000}s"
         self._folder.mkdir(parents=True, exist_ok=True)
         target = (self._folder / f"{source.stem[:LONGEST_KEPT_STEM]}~{name}.wav").absolute()
         begin_s = chunk.start_ms / 1000 if chunk.is_cut else 0.0  # of the chunk in its file
-        self._cutter.cut(source, begin_s + self.stretch.start_s, begin_s + self.stretch.end_s, target)
+        self._cutter.cut(source, begin_s + start_s, begin_s + end_s, target)
         return Chunk(
             chunk.recording_id,
             f"{chunk.chunk_id}~{name}",

@@ -14,6 +14,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -175,10 +176,8 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
     others = 0
     try:
         if folder is not None and lock is not None:
-            try:
+            with suppress(OSError):  # this filesystem may have no locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:
-                pass  # this filesystem has no locks
             others = pretended_bytes(folder, options.device, besides=os.getpid())
         if device_bytes is not None and wanted + others > device_bytes:
             free = max(0, device_bytes - others) / _MIB

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -331,10 +332,8 @@ def hawkears_environment(
     env = worker_environment(environ, plan)
     caches = user_cache(environ)
     if caches is not None:
-        try:
+        with suppress(OSError):
             caches.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            pass
     if caches is None or not os.access(caches, os.W_OK):
         caches = scratch.absolute().parent
     for name, folder in _CACHES:

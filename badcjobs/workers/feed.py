@@ -34,6 +34,7 @@ from badcjobs.workers.staging import Upcoming
 from badcjobs.workers.staging import choose_staging
 
 
+
 import errno
 import logging
 import queue
@@ -324,7 +325,7 @@ class SessionFeed:
                         self._in_pieces = True
                     yield news
                 else:
-                    smallest = f"in pieces of {run.stretch.length_s:.0f} s, and is not cut any smaller"
+                    smallest = f"in pieces of {run.piece_s:.0f} s, and is not cut any smaller"
                     yield self._note(news, audio_s, way, smallest)
         except SessionBroken as broken:
             if broken.error_class != retry.OUT_OF_MEMORY:

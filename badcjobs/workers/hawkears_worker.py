@@ -206,11 +206,8 @@ def listen_for_mistakes() -> list[str]:
 def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int, int, str, float, str | None]]:
     """Return detections as HawkEars writes them to scores.csv (milliseconds, three decimals), and the species' name."""
     return [
-        (
-            *(round(found.start_time * 1000), round(found.end_time * 1000), found.species, round(found.score, 3)),
-            names.get(found.species),
-        )
-        for found in detections
+        (round(d.start_time * 1000), round(d.end_time * 1000), d.species, round(d.score, 3), names.get(d.species))
+        for d in detections
     ]
 
 

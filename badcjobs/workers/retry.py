@@ -86,7 +86,6 @@ _AUDIO = (
         r"|file is not a supported audio|Header missing",
     ),
 )
-_SIGNALS: dict[int, str] = {signal.SIGKILL: WORKER_DIED, signal.SIGTERM: TERMINATED}
 
 
 def classify(text: str, exit_code: int | None = None) -> str:
@@ -97,7 +96,7 @@ def classify(text: str, exit_code: int | None = None) -> str:
         if re.search(pattern, text):
             return error_class
     if signum:
-        return _SIGNALS.get(signum, ENGINE_CRASH)
+        return {int(signal.SIGKILL): WORKER_DIED, int(signal.SIGTERM): TERMINATED}.get(signum, ENGINE_CRASH)
     if exit_code is None:
         return ENGINE_ERROR
     return EXIT_CODE if exit_code else NO_OUTPUT

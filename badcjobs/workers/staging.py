@@ -16,6 +16,7 @@ from badcjobs.workers.chunk_audio import cut_chunk
 from badcjobs.workers.chunk_audio import cut_name
 from badcjobs.workers.chunk_audio import stretch_of
 
+
 import logging
 import os
 import shutil
@@ -134,12 +135,6 @@ def copy_file(source: str, target: Path) -> bool:
     return same and target.stat().st_size == before.st_size
 
 
-def free_bytes(folder: Path) -> int:
-    """Return how much an ordinary user may still write there."""
-    room = os.statvfs(folder)
-    return room.f_bavail * room.f_frsize
-
-
 # --- all copies -------------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +247,7 @@ class Stager:
         with self._changed:
             self.cut_late += 1
             self._folder.mkdir(parents=True, exist_ok=True)
-            if free_bytes(self._folder) < size_bytes:
+            if shutil.disk_usage(self._folder).free < size_bytes:
                 self._drop([copy for copy in self._waiting() if copy.ready])
             copy = self._begin(chunk)
             copy.taken, copy.size_bytes = True, size_bytes
@@ -342,7 +337,7 @@ class Stager:
             try:
                 while not (self._stopped or copy.unwanted):
                     held = sum(other.size_bytes for other in self._copies.values())
-                    limit = min(self._most_bytes, int(_SHARE * (free_bytes(self._folder) + held)))
+                    limit = min(self._most_bytes, int(_SHARE * (shutil.disk_usage(self._folder).free + held)))
                     if size_bytes > limit:
                         return False
                     first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed before

@@ -12,6 +12,7 @@ import re
 import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,8 @@ class StreamSession:
 
     def close(self) -> int | None:
         """End the worker by closing its input; insist if it does not listen."""
-        self._close_input()
+        with suppress(OSError):  # the worker died with a line half written
+            self._stdin.close()
         if self._process.returncode is None:
             end_s = self._clock.monotonic_s() + _GOODBYE_S
             while (left_s := end_s - self._clock.monotonic_s()) > 0:  # what it still says must not stop it from leaving
@@ -156,12 +158,6 @@ class StreamSession:
                 self.kill()
         self._stdout.close()
         return self._process.wait()
-
-    def _close_input(self) -> None:
-        try:
-            self._stdin.close()
-        except OSError:
-            pass  # the worker died with a line half written
 
     @property
     def _has_begun(self) -> bool:
@@ -177,12 +173,9 @@ class StreamSession:
             self._write({"id": self._sent, "audio": chunk.audio_path})
 
     def _write(self, order: Mapping[str, object]) -> None:
-        try:
-            with self._lock:
-                self._stdin.write(json.dumps(order).encode() + b"\n")
-                self._stdin.flush()
-        except (OSError, ValueError):
-            pass  # it is gone, and its silence will say so
+        with self._lock, suppress(OSError, ValueError):  # it may be gone, and its silence will say so
+            self._stdin.write(json.dumps(order).encode() + b"\n")
+            self._stdin.flush()
 
     # --- what the process says ------------------------------------------------------------------------------------
 
@@ -307,7 +300,7 @@ def read_oom_kills(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
     A line of /proc/self/cgroup is ``0::/path``, or ``9:memory:/path`` with version 1.
     """
     counts: list[int] = []
-    try:
+    with suppress(OSError, ValueError):
         for line in proc.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             place = groups / path.lstrip("/") / "memory.events"
@@ -315,6 +308,4 @@ def read_oom_kills(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
                 place = groups / "memory" / path.lstrip("/") / "memory.oom_control"
             if (not controllers or "memory" in controllers.split(",")) and place.exists():
                 counts += map(int, re.findall(r"^oom_kill (\d+)$", place.read_text(), re.MULTILINE))
-    except (OSError, ValueError):
-        pass
     return max(counts, default=None)

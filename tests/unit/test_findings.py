@@ -22,9 +22,9 @@ from badcjobs.store.read_model import MetricFacts
 from badcjobs.store.read_model import StateTime
 from badcjobs.store.read_model import TaskFacts
 from badcjobs.store.read_model import UnderWay
-from badcjobs.workers.autoscale import Beginning
 from badcjobs.workers.autoscale import Ramp
 from badcjobs.workers.autoscale import begin
+
 
 import re
 from collections import Counter
@@ -233,7 +233,7 @@ def test_what_the_ramp_has_tried_is_not_suggested_again() -> None:
 
     def after(rates: list[float], cores: int) -> list[str]:
         """Let the real ramp measure these rates, one number of workers after the other."""
-        ramp, now_s, work, step = Ramp(Beginning(1, cores, "a test"), 1, settled=False), 0.0, 0.0, None
+        ramp, now_s, work, step = Ramp(1, cores, 1, settled=False), 0.0, 0.0, None
         while not ramp.settled:
             rate = rates[ramp.workers - 1]
             for _ in range(2):
@@ -254,14 +254,14 @@ def test_where_main_memory_kept_the_ramp_from_more_workers_that_is_what_to_ask_f
     task = replace(TASK, cpu_mean_cores=5.0, memory_limit_bytes=16 * 2**30)
     slow = job((task,), (replace(DEVICE, states=states(0.2)),))
     begun = begin(cpus=32, devices=4, memory_bytes=139 * 2**30, known=None, granted_bytes=16 * 2**30)
-    ramp, step = Ramp(Beginning(1, 8, "a test"), 1, settled=False, granted_bytes=16 * 2**30), None
+    ramp, step = Ramp(1, 8, 1, settled=False, granted_bytes=16 * 2**30), None
     for now_s in (0.0, 100.0):
         step = ramp.look(
             now_s, work_done=now_s, chunks_done=round(now_s), chunks_left=10**6, all_warm=True, memory_share=0.1,
             memory_held=MemoryHeld(at_s=now_s, memory_bytes=11 * 2**30),
         )  # fmt: skip
     assert step is not None
-    for reason in (begun.reason, step.reason):
+    for reason in (begun[2], step.reason):
         decisions = (DecisionFacts("workers_per_gpu", "Tesla V100", 1, reason, 1),)
         (finding,) = find(summarize(replace(slow, decisions=decisions)))
         assert (finding.kind, finding.lines) == ("too_few_workers", ("#SBATCH --mem=32G",))

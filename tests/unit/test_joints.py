@@ -14,7 +14,6 @@ from badcjobs.workers.chunk_audio import (
     OVERLAP_S,
     SHORTEST_S,
     WIDE_GRID_S,
-    Stretch,
     join_detections,
     longest_piece_s,
     pieces_shorter_than,
@@ -32,24 +31,24 @@ def heard(start_s: float, end_s: float, label: str = "ROPT", score: float | None
 
 
 def test_a_minute_in_halves() -> None:
-    assert plan_pieces(60, 2) == [Stretch(0, 33), Stretch(27, 60)]
+    assert plan_pieces(60, 2) == [(0, 33), (27, 60)]
 
 
 @given(lengths_s, st.integers(1, 64))
 def test_pieces_cover_all_of_it_and_share_enough(audio_s: float, pieces: int) -> None:
     stretches = plan_pieces(audio_s, pieces)
     assert 1 <= len(stretches) <= pieces
-    assert (stretches[0].start_s, stretches[-1].end_s) == (0, audio_s)
-    for one, other in pairwise(stretches):
-        assert one.end_s - other.start_s == OVERLAP_S
-        assert other.start_s % GRID_S == 0
-        assert one.length_s >= SHORTEST_S
-        assert other.length_s > OVERLAP_S
+    assert (stretches[0][0], stretches[-1][1]) == (0, audio_s)
+    for (start_s, end_s), (next_start_s, next_end_s) in pairwise(stretches):
+        assert end_s - next_start_s == OVERLAP_S
+        assert next_start_s % GRID_S == 0
+        assert end_s - start_s >= SHORTEST_S
+        assert next_end_s - next_start_s > OVERLAP_S
 
 
 @given(st.floats(1200, 90_000))
 def test_long_pieces_begin_where_the_windows_of_all_models_do(audio_s: float) -> None:
-    assert all(stretch.start_s % WIDE_GRID_S == 0 for stretch in plan_pieces(audio_s, 4))
+    assert all(start_s % WIDE_GRID_S == 0 for start_s, _ in plan_pieces(audio_s, 4))
 
 
 @given(lengths_s, st.floats(0.1, 90_000))
@@ -141,5 +140,5 @@ def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(
                 found.append(Detection(start_ms, start_ms + 100, "LOUD", 1.0))
         return found
 
-    parts = [(s, detect(round(s.start_s * 10), round(s.end_s * 10))) for s in plan_pieces(audio_s, pieces)]
+    parts = [(s, detect(round(s[0] * 10), round(s[1] * 10))) for s in plan_pieces(audio_s, pieces)]
     assert list(join_detections(parts)) == detect(0, audio_s * 10)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from badcjobs.model import MemoryHeld
-from badcjobs.workers.autoscale import Beginning, Ramp, WorkerStep, begin
+from badcjobs.workers.autoscale import Ramp, WorkerStep, begin
 
 GIB = 2**30
 
@@ -28,10 +28,10 @@ GIB = 2**30
 def test_the_beginning_follows_from_cores_memory_and_experience(
     cpus: int, devices: int, memory: int | None, known: int | None, workers: int, most: int
 ) -> None:
-    beginning = begin(cpus=cpus, devices=devices, memory_bytes=memory, known=known)
-    assert (beginning.workers, beginning.most) == (workers, most)
-    assert ("earlier run" in beginning.reason) == (known is not None)
-    assert "GPU memory" in beginning.reason
+    *numbers, reason, _ = begin(cpus=cpus, devices=devices, memory_bytes=memory, known=known)
+    assert numbers == [workers, most]
+    assert ("earlier run" in reason) == (known is not None)
+    assert "GPU memory" in reason
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_the_beginning_follows_from_cores_memory_and_experience(
 def test_the_beginning_keeps_to_the_main_memory_that_was_granted(
     granted: int | None, known: int | None, worker: int | None, workers: int
 ) -> None:
-    beginning = begin(
+    begun, _, reason, short_of_memory = begin(
         cpus=16, devices=1, memory_bytes=139 * GIB, known=known, granted_bytes=granted, worker_bytes=worker
     )
-    assert beginning.workers == workers
-    assert beginning.short_of_memory == (workers < (known or 4)) == ("of main memory were granted" in beginning.reason)
+    assert begun == workers
+    assert short_of_memory == (workers < (known or 4)) == ("of main memory were granted" in reason)
 
 
 def test_the_workers_of_all_devices_share_the_main_memory_from_the_beginning() -> None:
@@ -62,8 +62,8 @@ def test_the_workers_of_all_devices_share_the_main_memory_from_the_beginning() -
         begin(cpus=64, devices=devices, memory_bytes=None, known=None, granted_bytes=64 * GIB, worker_bytes=4 * GIB)
         for devices in (4, 8)
     )
-    assert (four.workers, eight.workers) == (3, 1)
-    assert four.reason.endswith("; 64.0 GiB of main memory were granted, and a worker may take 4.0 GiB")
+    assert (four[0], eight[0]) == (3, 1)
+    assert four[2].endswith("; 64.0 GiB of main memory were granted, and a worker may take 4.0 GiB")
 
 
 def climb(
@@ -97,28 +97,28 @@ def climb(
 
 def test_workers_are_added_while_each_brings_more_than_5_percent_and_the_last_goes_again() -> None:
     speeds = {1: 10.0, 2: 18.0, 3: 22.0, 4: 22.5, 5: 40.0}
-    ramp = Ramp(Beginning(1, 8, ""), 1, settled=False)
+    ramp = Ramp(1, 8, 1, settled=False)
     steps = climb(ramp, speeds.__getitem__)
     assert [(step.workers, step.settled) for step in steps] == [(2, False), (3, False), (4, False), (3, True)]
     assert re.search(r"4 per device did \+[0-4]% against 3", steps[-1].reason)
 
 
 def test_a_worker_that_makes_all_slower_goes_at_once() -> None:
-    ramp = Ramp(Beginning(4, 8, ""), 1, settled=False)
+    ramp = Ramp(4, 8, 1, settled=False)
     steps = climb(ramp, {4: 20.0, 5: 15.0}.__getitem__)
     assert [step.workers for step in steps] == [5, 4]
     assert "-25%" in steps[-1].reason
 
 
 def test_there_are_never_more_workers_than_cores() -> None:
-    ramp = Ramp(Beginning(1, 3, ""), 1, settled=False)
+    ramp = Ramp(1, 3, 1, settled=False)
     steps = climb(ramp, lambda workers: 10.0 * workers)
     assert [step.workers for step in steps] == [2, 3, 3]
     assert "cores" in steps[-1].reason
 
 
 def test_a_device_is_never_filled_beyond_nine_tenths() -> None:
-    ramp = Ramp(Beginning(1, 16, ""), 1, settled=False)
+    ramp = Ramp(1, 16, 1, settled=False)
     steps = climb(ramp, lambda workers: 10.0 * workers, memory_each=0.25)
     assert steps[-1].workers == 3
     assert "one more might fill 100% of a device's memory" in steps[-1].reason
@@ -144,7 +144,7 @@ def every_10_s(gib_each: float, devices: int = 1) -> Callable[[float, int], Memo
 def test_there_is_no_further_worker_where_nine_tenths_of_the_main_memory_would_be_passed(
     devices: int, granted: int, workers: int
 ) -> None:
-    ramp = Ramp(Beginning(1, 8, ""), devices, settled=False, granted_bytes=granted * GIB)
+    ramp = Ramp(1, 8, devices, settled=False, granted_bytes=granted * GIB)
     steps = climb(ramp, lambda n: 30.0 * n, held=every_10_s(3.2, devices))
     assert (steps[-1].workers, steps[-1].settled) == (workers, False), "another job may have asked for more"
     now, then = 3.2 * workers * devices, 3.2 * (workers + 1) * devices
@@ -154,12 +154,12 @@ def test_there_is_no_further_worker_where_nine_tenths_of_the_main_memory_would_b
 
 def test_without_a_limit_or_a_reading_of_the_main_memory_there_is_no_such_rule() -> None:
     for granted, held in ((None, every_10_s(100.0)), (GIB, lambda now_s, workers: None)):
-        ramp = Ramp(Beginning(1, 3, ""), 1, settled=False, granted_bytes=granted)
+        ramp = Ramp(1, 3, 1, settled=False, granted_bytes=granted)
         assert [step.workers for step in climb(ramp, lambda n: 30.0 * n, held=held)] == [2, 3, 3]
 
 
 def test_a_reading_from_before_the_last_worker_was_warm_is_not_what_is_decided_by() -> None:
-    ramp = Ramp(Beginning(1, 8, ""), 1, settled=False, granted_bytes=16 * GIB)
+    ramp = Ramp(1, 8, 1, settled=False, granted_bytes=16 * GIB)
     assert climb(ramp, lambda n: 30.0 * n, held=lambda now_s, workers: MemoryHeld(GIB, 0.5)) == []
     assert ramp.workers == 1
 
@@ -168,14 +168,14 @@ def test_while_the_main_memory_still_grows_nothing_is_added() -> None:
     def grows(now_s: float, workers: int) -> MemoryHeld:
         return MemoryHeld(int(GIB * (1.0 + 0.1 * min(now_s, 60.0))), now_s)
 
-    ramp = Ramp(Beginning(1, 8, ""), 1, settled=False, granted_bytes=15 * GIB)
+    ramp = Ramp(1, 8, 1, settled=False, granted_bytes=15 * GIB)
     (step,) = climb(ramp, lambda n: 30.0, held=grows)  # at 7 GiB it ends; 14 would be more than nine tenths of 15
     assert (step.workers, step.settled) == (1, False)
     assert "the main memory in use" in step.reason
 
 
 def test_with_little_work_left_nothing_is_tried_and_nothing_is_learned() -> None:
-    ramp = Ramp(Beginning(2, 16, ""), 1, settled=False)
+    ramp = Ramp(2, 16, 1, settled=False)
     (step,) = climb(ramp, lambda workers: 10.0, left=500)
     assert (step.workers, step.settled) == (2, False)
     assert "s of work are left" in step.reason
@@ -183,13 +183,13 @@ def test_with_little_work_left_nothing_is_tried_and_nothing_is_learned() -> None
 
 
 def test_what_an_earlier_run_has_found_is_not_tried_again() -> None:
-    ramp = Ramp(Beginning(5, 16, ""), 1, settled=True)
+    ramp = Ramp(5, 16, 1, settled=True)
     assert climb(ramp, lambda workers: 10.0 * workers) == []
     assert ramp.workers == 5
 
 
 def test_a_window_is_long_enough_that_one_chunk_more_or_less_does_not_matter() -> None:
-    ramp = Ramp(Beginning(2, 16, ""), 4, settled=False)
+    ramp = Ramp(2, 16, 4, settled=False)
     for second in range(2000):
         step = ramp.look(
             second, work_done=0.1 * second, chunks_done=int(0.1 * second), chunks_left=10**6, all_warm=True,
@@ -201,7 +201,7 @@ def test_a_window_is_long_enough_that_one_chunk_more_or_less_does_not_matter() -
 
 
 def test_nothing_is_measured_before_every_worker_is_warm() -> None:
-    ramp = Ramp(Beginning(1, 16, ""), 1, settled=False)
+    ramp = Ramp(1, 16, 1, settled=False)
     for second in range(600):
         step = ramp.look(
             second, work_done=0, chunks_done=second, chunks_left=9, all_warm=False, memory_share=None, memory_held=None
@@ -211,7 +211,7 @@ def test_nothing_is_measured_before_every_worker_is_warm() -> None:
 
 
 def test_memory_that_ran_out_costs_a_worker_but_never_the_last() -> None:
-    ramp = Ramp(Beginning(3, 16, ""), 1, settled=False)
+    ramp = Ramp(3, 16, 1, settled=False)
     step = ramp.too_much("it ran out of memory")
     assert step == WorkerStep(2, "it ran out of memory", settled=False)
-    assert Ramp(Beginning(1, 16, ""), 1, settled=False).too_much("it ran out of memory") is None
+    assert Ramp(1, 16, 1, settled=False).too_much("it ran out of memory") is None

@@ -45,7 +45,7 @@ def add(
 ) -> None:
     """Write chunks of a recording as merge leaves them, and what was heard in them."""
     for number, (stretch, found) in enumerate(heard):
-        start_ms, end_ms = round(stretch.start_s * 1000), round(stretch.end_s * 1000)
+        start_ms, end_ms = round(stretch[0] * 1000), round(stretch[1] * 1000)
         chunk = f"c{number:03d}"
         db.execute(
             """INSERT INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
@@ -90,7 +90,7 @@ def test_two_neighbours_are_joined_as_two_pieces_are(
 ) -> None:
     """Whatever was heard, near the joint or not, several times or once."""
     clear(empty)
-    heard = [(Stretch(0, 12), first), (Stretch(12 - overlap / 10, 24), second)]
+    heard = [((0, 12), first), ((12 - overlap / 10, 24), second)]
     add(empty, heard)
     assert in_order(on_its_clock(empty)) == in_order(join_detections(heard))
 
@@ -119,7 +119,7 @@ def test_a_sound_that_goes_on_through_several_chunks_is_one(
                 found.append(Detection(start_ms, start_ms + 100, "LOUD", 1.0))
         return found
 
-    heard = [(Stretch(first / 10, last / 10), detect(first, last)) for first, last in stretches]
+    heard = [((first / 10, last / 10), detect(first, last)) for first, last in stretches]
     add(empty, heard)
     assert on_its_clock(empty) == detect(0, stretches[-1][1]) == list(join_detections(heard))
 
@@ -130,43 +130,43 @@ ROPT = Detection(1000, 4000, "ROPT", 0.9)
 
 
 def test_times_count_from_the_start_of_the_recording(db: sqlite3.Connection) -> None:
-    add(db, [(Stretch(0, 30), [ROPT]), (Stretch(30, 60), [ROPT])])
+    add(db, [((0, 30), [ROPT]), ((30, 60), [ROPT])])
     assert [(d.start_ms, d.end_ms) for d in on_its_clock(db)] == [(1000, 4000), (31_000, 34_000)]
 
 
 def test_next_to_a_chunk_that_failed_nothing_is_left_to_it(db: sqlite3.Connection) -> None:
-    add(db, [(Stretch(0, 30), [Detection(26_000, 29_500, "ROPT", 0.9)])])
+    add(db, [((0, 30), [Detection(26_000, 29_500, "ROPT", 0.9)])])
     db.execute("UPDATE chunk SET chunk_id = 'first'")
     db.execute("UPDATE detection SET chunk_id = 'first'")
-    add(db, [(Stretch(20, 50), [])], status="failed")
+    add(db, [((20, 50), [])], status="failed")
     assert [(d.start_ms, d.end_ms) for d in on_its_clock(db)] == [(26_000, 29_500)]
 
 
 def test_a_chunk_within_another_takes_nothing_from_it(db: sqlite3.Connection) -> None:
     """The same stretch in two files: of two channels, or cut in two ways."""
     late = Detection(50_000, 52_000, "ROPT", 0.9)
-    add(db, [(Stretch(0, 60), [ROPT, late]), (Stretch(10, 20), [ROPT]), (Stretch(55, 90), [ROPT])])
+    add(db, [((0, 60), [ROPT, late]), ((10, 20), [ROPT]), ((55, 90), [ROPT])])
     starts = [d.start_ms for d in on_its_clock(db)]
     assert starts == [1000, 11_000, 50_000, 56_000]
 
 
 def test_chunks_of_one_name_in_two_recordings_are_no_neighbours(db: sqlite3.Connection) -> None:
-    add(db, [(Stretch(0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], "a")
-    add(db, [(Stretch(24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], "b")
+    add(db, [((0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], "a")
+    add(db, [((24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], "b")
     assert [len(on_its_clock(db, recording)) for recording in ("a", "b")] == [1, 1]
 
 
 def test_an_end_that_only_the_engine_knew_counts(db: sqlite3.Connection) -> None:
     twice = [
-        (Stretch(0, 30), [Detection(26_000, 28_000, "ROPT", 0.9)]),
-        (Stretch(24, 54), [Detection(2000, 4000, "ROPT", 0.8)]),
+        ((0, 30), [Detection(26_000, 28_000, "ROPT", 0.9)]),
+        ((24, 54), [Detection(2000, 4000, "ROPT", 0.8)]),
     ]
     add(db, twice, end_known=False)
     assert on_its_clock(db) == [Detection(26_000, 28_000, "ROPT", 0.9)]
 
 
 def test_the_recording_says_where_and_when_by_the_task_that_heard_it(db: sqlite3.Connection) -> None:
-    add(db, [(Stretch(0, 30), [ROPT])])
+    add(db, [((0, 30), [ROPT])])
     names = "(task_id, recording_id, source_path, study_area, location, recorded_at)"
     db.execute(f"INSERT INTO recording {names} VALUES (1, 'rec', 'x', 'Gameti', 'G1', '2022-05-01T06:00:00')")
     db.execute(f"INSERT INTO recording {names} VALUES (2, 'rec', 'x', 'elsewhere', 'E1', NULL)")
