@@ -171,8 +171,8 @@ def _join(before: Sequence[Detection], after: Sequence[Detection], joint_ms: int
 class PieceRun:
     """One chunk that is done piece by piece: whatever happens is the fault of the piece at hand.
 
-    ``problem``: why a piece could not be cut; ``piece_s``: the length of the piece at hand; ``begun_at_ms``: None before
-    the first piece has begun.
+    ``problem``: why a piece could not be cut; ``piece_s``: the length of the piece at hand; ``begun_at_ms``: None
+    before the first piece has begun.
     """
 
     def __init__(

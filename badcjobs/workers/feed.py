@@ -7,34 +7,6 @@ not write: ``EngineSetup.decisions`` hands over what was decided.
 
 from __future__ import annotations
 
-from badcjobs.model import Chunk
-from badcjobs.model import ChunkResult
-from badcjobs.model import ChunkStarted
-from badcjobs.model import WorkerPlan
-from badcjobs.seams import Clock
-from badcjobs.seams import More
-from badcjobs.seams import Session
-from badcjobs.seams import SessionBroken
-from badcjobs.seams import nothing_more
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.cutter import CannotCut
-from badcjobs.sources.cutter import NoDecoder
-from badcjobs.sources.cutter import NotThere
-from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import PieceRun
-from badcjobs.workers.chunk_audio import cut_words
-from badcjobs.workers.chunk_audio import there_s
-from badcjobs.workers.learned import Learned
-from badcjobs.workers.memory_limits import MemoryLimit
-from badcjobs.workers.memory_limits import MemoryLimits
-from badcjobs.workers.memory_limits import Way
-from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.staging import Stager
-from badcjobs.workers.staging import Upcoming
-from badcjobs.workers.staging import choose_staging
-
-
-
 import errno
 import logging
 import queue
@@ -45,6 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
+from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
+from badcjobs.workers import retry
+from badcjobs.workers.chunk_audio import PieceRun, cut_words, there_s
+from badcjobs.workers.learned import Learned
+from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
+from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)
 

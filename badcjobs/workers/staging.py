@@ -7,16 +7,6 @@ then. ``feed`` hands the copies to the engines; ``choose_staging`` decides wheth
 
 from __future__ import annotations
 
-from badcjobs.model import Chunk
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.cutter import CannotCut
-from badcjobs.store.connect import read_filesystem
-from badcjobs.workers.chunk_audio import check_audio
-from badcjobs.workers.chunk_audio import cut_chunk
-from badcjobs.workers.chunk_audio import cut_name
-from badcjobs.workers.chunk_audio import stretch_of
-
-
 import logging
 import os
 import shutil
@@ -25,6 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from badcjobs.model import Chunk
+from badcjobs.sources.cutter import AudioCutter, CannotCut
+from badcjobs.store.connect import read_filesystem
+from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stretch_of
 
 log = logging.getLogger(__name__)
 

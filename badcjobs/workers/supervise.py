@@ -6,27 +6,6 @@ the one thread that calls ``handle_events``.
 
 from __future__ import annotations
 
-from badcjobs.model import Chunk
-from badcjobs.model import ChunkResult
-from badcjobs.model import ChunkStarted
-from badcjobs.model import WorkerPlan
-from badcjobs.seams import Clock
-from badcjobs.seams import Engine
-from badcjobs.seams import SessionBroken
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.workers import retry
-from badcjobs.workers.feed import AudioSteps
-from badcjobs.workers.retry import Retries
-from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.work_queue import WorkQueue
-from badcjobs.workers.worker_loop import BatchOver
-from badcjobs.workers.worker_loop import Closed
-from badcjobs.workers.worker_loop import Event
-from badcjobs.workers.worker_loop import Opened
-from badcjobs.workers.worker_loop import Timetable
-from badcjobs.workers.worker_loop import WorkerThread
-from badcjobs.workers.chunk_audio import is_short
-
 import logging
 import queue
 from collections.abc import Callable, Sequence
@@ -34,6 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.seams import Clock, Engine, SessionBroken
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.workers import retry
+from badcjobs.workers.chunk_audio import is_short
+from badcjobs.workers.feed import AudioSteps
+from badcjobs.workers.retry import Retries, RetryPolicy
+from badcjobs.workers.work_queue import WorkQueue
+from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, Timetable, WorkerThread
 
 log = logging.getLogger(__name__)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from badcjobs.model import Chunk
-from badcjobs.workers.staging import choose_staging
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.small_disk import small_disk
 
+from badcjobs.model import Chunk
+from badcjobs.workers.staging import choose_staging
 
 FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
 
