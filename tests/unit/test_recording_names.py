@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from badcjobs.cli.start import read_topic
 from badcjobs.errors import BadInput
 from badcjobs.model import Chunk, RecordingName, parse_pattern, parse_patterns
-from badcjobs.settings import make_settings, read_name_patterns
+from badcjobs.settings import Config, make_settings
 from badcjobs.sources.recording_names import NameReader, find_moment, name_reader
 
 if sys.version_info >= (3, 11):
@@ -180,21 +180,26 @@ def test_all_mistakes_of_a_config_are_named_at_once(tmp_path: Path) -> None:
     config = tmp_path / "lab.toml"
     config.write_text('[recordings]\npatterns = ["{x}/*", "a"]\npattern = 1\n[run]\nsource = ["a"]\nretries = "x"\n')
     with pytest.raises(BadInput) as refused:
-        make_settings(tmp_path, {}, config)
-    for word in ("pattern: unknown key; known is patterns", "'{x}/*' has {x}", "'a' reads nothing", "retries"):
+        make_settings(tmp_path, {}, Config.read([str(config)]))
+    for word in (
+        "pattern: unknown key; did you mean recordings.patterns?",
+        "'{x}/*' has {x}",
+        "'a' reads nothing",
+        "retries",
+    ):
         assert word in (refused.value.why or "")
 
 
-@pytest.mark.parametrize("text", ["recordings = 3", '[recordings]\npatterns = "a"', "[recordings]\npatterns = [1]", ""])
+@pytest.mark.parametrize("text", ["recordings = 3", '[recordings]\npatterns = "a"', "[recordings]\npatterns = [1]"])
 def test_a_table_of_the_wrong_kind_is_refused(tmp_path: Path, text: str) -> None:
     config = tmp_path / "lab.toml"
     config.write_text(text)
-    with pytest.raises(BadInput, match="cannot be used"):
-        read_name_patterns(config)
+    with pytest.raises(BadInput, match=r"recordings must be a table|patterns = .* must be a list of texts"):
+        make_settings(tmp_path, {"source": ["a"]}, Config.read([str(config)]))
 
 
 def test_the_patterns_are_kept_with_the_results(tmp_path: Path) -> None:
     config = tmp_path / "lab.toml"
     config.write_text('[recordings]\npatterns = ["{study_area}/*"]\n')
-    kept = make_settings(tmp_path, {"source": ["a"]}, config).to_json(tmp_path)
+    kept = make_settings(tmp_path, {"source": ["a"]}, Config.read([str(config)])).to_json(tmp_path)
     assert '"recordings": {"patterns": ["{study_area}/*"]}' in kept
