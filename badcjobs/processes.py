@@ -98,7 +98,7 @@ class SubprocessLauncher:
         """
         marks = {TASK_MARK: self._mark}
 
-        def start(words: Sequence[str], *, pipes: bool = False) -> Process:
+        def spawn(words: Sequence[str], *, pipes: bool = False) -> Process:
             with stderr.open("ab") as log:
                 return subprocess.Popen(
                     list(words),
@@ -112,13 +112,13 @@ class SubprocessLauncher:
                 )
 
         if not self._prefix:
-            return start(argv, pipes=pipes)
+            return spawn(argv, pipes=pipes)
         number = str(next(self._numbers))
         marks[_PREFIX_MARK] = f"{self._mark}-{number}"
         words = self.prefix_for(number)
         place = stderr.absolute().parent / f"pipes-{self._mark}-{number}"
         shell = ["/bin/sh", "-c", _BEGIN_WITH_PIPES, str(place)]
-        process = FifoProcess(place, partial(start, [*words, *shell, *argv])) if pipes else start([*words, *argv])
+        process = FifoProcess(place, partial(spawn, [*words, *shell, *argv])) if pipes else spawn([*words, *argv])
         self._behind[process.pid] = marks[_PREFIX_MARK]
         return process
 

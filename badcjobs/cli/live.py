@@ -16,7 +16,7 @@ from badcjobs.errors import BadInput
 from badcjobs.settings import stand_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from badcjobs.live.machine_view import MachineView
     from badcjobs.live.serve import Place
@@ -153,6 +153,7 @@ def _asked(target: Path | None, named: Mapping[str, object], json_wanted: bool) 
 def _announce(place: Place, target: Path | None, token: str | None, *, json_wanted: bool) -> None:
     import json
     import os
+    import socket
     from urllib.parse import quote
 
     if json_wanted:
@@ -163,23 +164,15 @@ def _announce(place: Place, target: Path | None, token: str | None, *, json_want
     remark(f"serving {target or 'this machine'}; Ctrl-C ends it")
     for other in place.urls[1:]:
         remark(f"or {other}{'?token=…' if key else ''}")  # it is in the line above
-    for line in _ways(place, key):
-        remark(line)
-
-
-def _ways(place: Place, key: str) -> Iterator[str]:
-    """Yield how to get there from another computer."""
-    import socket
-
+    # How to get there from another computer.
     if not place.loopback:
         tunnel = f"ssh -N -L {place.port}:{place.name}:{place.port} YOU@LOGIN_NODE"
         here = f"http://127.0.0.1:{place.port}/{'?token=…' if key else ''}"
-        yield f"from outside the cluster: {tunnel}   then open {here}"
-        yield "what is sent is not encrypted, but for the part inside ssh"
+        remark(f"from outside the cluster: {tunnel}   then open {here}")
+        remark("what is sent is not encrypted, but for the part inside ssh")
         return
     name = socket.getfqdn()
     machine = "THIS_MACHINE" if name.startswith("localhost") else name
-    tunnel = f"ssh -N -L {place.port}:127.0.0.1:{place.port} {machine}"
-    yield f"from another computer: {tunnel}   then the same address"
+    remark(f"from another computer: ssh -N -L {place.port}:127.0.0.1:{place.port} {machine}   then the same address")
     if not key:
-        yield "everybody who is logged in here can open it; a token (BADCJOBS_TOKEN) keeps them out"
+        remark("everybody who is logged in here can open it; a token (BADCJOBS_TOKEN) keeps them out")

@@ -98,8 +98,8 @@ def submit_to_slurm(command: RunCommand, options: ArrayOptions, how: SubmitFlags
         record = find_record(plan, scheduler, again=how.again)
         if record is not None:
             remark(f"{plan.order.out} has job {record.job.job_id} already: this command finds it, and submits nothing")
-        elif idle := _idle_words(plan):
-            remark(idle)
+        elif plan.idle:
+            remark(_notes(plan)["tasks"])
         return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
     if how.again and plan.anew:
         remark("--no-resume: chunks that are done already are done once more")
@@ -170,8 +170,7 @@ def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
         merge = f"there is no job for it; later: badcjobs merge {shlex.quote(facts['out'])}"
     lines = {
         "folder": facts["out"],
-        "tasks": None if handed.found else _idle_words(handed.plan),
-        "checked": _look_words(handed.plan),
+        **({} if handed.found else _notes(handed.plan)),
         "merge": merge,
         **dict(zip(("queue", "logs", "so far"), facts["follow"], strict=False)),
     }
@@ -223,9 +222,8 @@ def submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSetti
     """Run a source as an array on this machine; exit with its verdict."""
     world = read_world()
     plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False)
-    for words in filter(None, (_idle_words(plan), _look_words(plan))):
-        if not how.json_wanted:
-            remark(words)
+    for words in () if how.json_wanted else _notes(plan).values():
+        remark(words)
     if how.dry_run:
         refuse_here(plan.order.out, again=how.again)
         return _show_scripts(how, script=array_text(plan.order))
@@ -313,19 +311,16 @@ def _say_end(job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Su
     say("\n".join([words, *lines, "", text] if words else [text, *lines]), painted=True)
 
 
-def _idle_words(plan: ArrayPlan) -> str | None:
-    """Return how many tasks have nothing to do; None: all have something."""
-    if not plan.idle:
-        return None
-    idle = f"{plan.idle:,} {'has' if plan.idle == 1 else 'have'} nothing to do"
-    return f"{plan.order.tasks:,} tasks for {count(plan.chunks, 'chunk')}: {idle}; --tasks {plan.chunks} is enough"
-
-
-def _look_words(plan: ArrayPlan) -> str | None:
-    """Return how much of the audio was looked at; None: all, or now none."""
-    if plan.looked_at is None or plan.looked_at >= plan.chunks:
-        return None
-    return f"looked at the audio of {plan.looked_at:,} of {plan.chunks:,} chunks; badcjobs check looks at all"
+def _notes(plan: ArrayPlan) -> dict[str, str]:
+    """Return what there is to say of a plan: tasks that have nothing to do, and audio that was not looked at."""
+    notes = {}
+    if plan.idle:
+        idle = f"{plan.idle:,} {'has' if plan.idle == 1 else 'have'} nothing to do; --tasks {plan.chunks} is enough"
+        notes["tasks"] = f"{plan.order.tasks:,} tasks for {count(plan.chunks, 'chunk')}: {idle}"
+    if plan.looked_at is not None and plan.looked_at < plan.chunks:
+        looked_at = f"{plan.looked_at:,} of {plan.chunks:,} chunks"
+        notes["checked"] = f"looked at the audio of {looked_at}; badcjobs check looks at all"
+    return notes
 
 
 def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
