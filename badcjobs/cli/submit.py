@@ -55,7 +55,7 @@ _NOT_OF_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
 # Of run: what reaches a script, or the emulation; all others are for the badcjobs that the script starts.
 _FOR_SCRIPTS = ("source", "simulate", "simulate_script", "replay")
 _OF_THE_EMULATION = {
-    "--script": ("Slurm takes a script from sbatch", "sbatch SCRIPT"),
+    "--script": ("Slurm takes a script from sbatch", "sbatch {}"),
     "--share-gpus": (
         "which tasks share a GPU is for Slurm to say",
         "the same command without it; --workers-per-gpu auto starts as many engines on each GPU as pay",
@@ -80,9 +80,9 @@ class SubmitFlags:
 
 def refuse_for_slurm(given: Mapping[str, object]) -> None:
     """Refuse options that mean something to the emulation only; without a word they would change nothing."""
-    for option in (option for option, value in given.items() if value is not None):
-        why, fix = _OF_THE_EMULATION[option]
-        raise BadInput(f"{option} goes with --cluster local", why=why, fix=fix)
+    for option, (why, fix) in _OF_THE_EMULATION.items():
+        if given[option] is not None:
+            raise BadInput(f"{option} goes with --cluster local", why=why, fix=fix.format(given[option]))
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------
