@@ -34,11 +34,6 @@ problem, warning, fine = partial(Remark, PROBLEM), partial(Remark, WARNING), par
 Judge = Callable[[Any], Iterator[Remark]]
 
 
-def always(_facts: object) -> bool:
-    """Hold for every case: the last rule about a subject."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Advice:
     """What is said where ``when`` holds; severity and texts are templates with names of facts in them, see ``say``."""
@@ -46,18 +41,13 @@ class Advice:
     severity: str
     says: str
     fix: str | None = None
-    when: Callable[[Any], object] = always
+    when: Callable[[Any], object] = lambda _facts: True
 
 
 problem_if, warning_if, note_if, fine_if = (partial(Advice, one) for one in SEVERITIES)
 
 
-def one_case(_facts: object) -> Cases:
-    """Return the case of rules that need nothing but the facts."""
-    return ({},)
-
-
-def rules(subject: str, cases: Callable[[Any], Cases] = one_case) -> Callable[..., Judge]:
+def rules(subject: str, cases: Callable[[Any], Cases] = lambda _facts: ({},)) -> Callable[..., Judge]:
     """Return what makes a judge about one subject of its rows: for each case the first row that holds is said.
 
     A case is what the rows need besides the facts; its ``details`` go into the remark as they are.

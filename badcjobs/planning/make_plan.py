@@ -258,18 +258,16 @@ def _unsafe_chunks(plan: CampaignPlan) -> Cases:
 
 def _speed(plan: CampaignPlan) -> Cases:
     chunk_s, speed = plan.survey.lengths.mean_ms / 1000, plan.speed
+    ratio = chunk_s / (speed.chunk_s or chunk_s)
     yield {
         "chunk_s": chunk_s,
         "is_below": is_below(speed.curve, chunk_s),
+        "is_other_length": not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH,
+        and not 1 / _OTHER_LENGTH <= chunk_s / (speed.chunk_s or chunk_s) <= _OTHER_LENGTH,
         "shortest_s": speed.curve[0][0] if speed.curve else None,
         "again": "" if speed.remedy is None else f"{speed.remedy} --start-length {chunk_s:.3g} --again",
         "planned_hours": plan.work_gpu_hours,
     }
-
-
-def _is_other_length(facts: Any) -> bool:
-    speed, chunk_s = facts.speed, facts.chunk_s
-    return not speed.curve and speed.chunk_s and not 1 / _OTHER_LENGTH <= chunk_s / speed.chunk_s <= _OTHER_LENGTH
 
 
 _FIT_REMARKS = (
@@ -309,7 +307,7 @@ _FIT_REMARKS = (
         note_if(
             "it was measured with chunks of {speed.chunk_s:,.3g} s on average, and those of this plan have"
             " {chunk_s:,.3g} s: short ones are slower; run one task of this plan first, and plan again --from it",
-            when=_is_other_length,
+            when=lambda f: f.is_other_length,
         ),
     ),
     rules("speed")(
@@ -343,12 +341,26 @@ def _round_down(seconds: float) -> str:
 
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     """Return the document; the same plan gives the same document, byte for byte."""
-    shares = plan.sizing.shares
+    shares, survey, lengths = plan.sizing.shares, plan.survey, plan.survey.lengths
     return {
         "version": PLAN_VERSION,
-        "source": _source(plan),
-        "audio_hours": _hours(plan.survey.lengths.total_ms),
-        "recording_hours": _hours(plan.survey.lengths.total_ms - plan.survey.shared_ms),
+        "source": {
+            "chunks": lengths.rows,
+            "cut": survey.cut,
+            "headers_read": survey.measured,
+            "of_unknown_length": lengths.unknown,
+            "unreadable": survey.unreadable,
+            "empty": survey.empty,
+            "broken_off": survey.broken,
+            "nothing_there": survey.nothing_there,
+            "left_out": survey.left_out,
+            "left_out_folders": survey.left_out_folders,
+            "left_out_sources": survey.left_out_sources,
+            "longest_s": lengths.longest_ms / 1000,
+            "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.rates_hz.items())},
+        },
+        "audio_hours": _hours(lengths.total_ms),
+        "recording_hours": _hours(lengths.total_ms - survey.shared_ms),
         "speed": _rounded(asdict(plan.speed)),
         "gpu_hours": round(plan.work_gpu_hours, 6),
         "start_up_gpu_hours": round(plan.start_up_gpu_hours, 6),
@@ -387,25 +399,6 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             {"severity": r.severity, "subject": r.subject, "text": r.text, "fix": r.fix, "examples": r.details}
             for r in plan.remarks
         ],
-    }
-
-
-def _source(plan: CampaignPlan) -> dict[str, Any]:
-    survey, lengths = plan.survey, plan.survey.lengths
-    return {
-        "chunks": lengths.rows,
-        "cut": survey.cut,
-        "headers_read": survey.measured,
-        "of_unknown_length": lengths.unknown,
-        "unreadable": survey.unreadable,
-        "empty": survey.empty,
-        "broken_off": survey.broken,
-        "nothing_there": survey.nothing_there,
-        "left_out": survey.left_out,
-        "left_out_folders": survey.left_out_folders,
-        "left_out_sources": survey.left_out_sources,
-        "longest_s": lengths.longest_ms / 1000,
-        "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.rates_hz.items())},
     }
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from badcjobs.planning.findings import Advice
+from badcjobs.planning.findings import Cases
+from badcjobs.planning.findings import fine_if
+from badcjobs.planning.findings import problem_if
+from badcjobs.planning.findings import rules
+from badcjobs.planning.findings import warning_if
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM
+from badcjobs.report.rules import WARNING
+
 import posixpath
 from pathlib import PurePosixPath
 
-from badcjobs.planning.findings import Advice, Cases, fine_if, problem_if, rules, warning_if
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.report.rules import PROBLEM, WARNING
 
 FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
 _FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
@@ -90,18 +97,15 @@ def _files(facts: PreflightFacts) -> Cases:
 
 
 def _log(facts: PreflightFacts) -> Cases:
-    """Find where Slurm would write its log."""
+    """Find where the job is submitted from, and where Slurm would write its log."""
     script, site = facts.script, facts.site
-    if script is not None and facts.submit is not None:
-        output = script.options.get("output") or "slurm-%A_%a.out"
-        log = posixpath.normpath(posixpath.join(facts.submit.real, script.options.get("chdir", ""), output))
-        read_only, writable = (below_any(log, some, facts.home) for some in (site.read_only, site.writable))
-        yield {"log": log, "read_only": read_only, "writable": writable}
-
-
-def _submit(facts: PreflightFacts) -> Cases:
     if facts.submit is not None:
-        yield {"refused": below_any(facts.submit.real, facts.site.no_submit, facts.home)}
+        options, here = script.options if script else {}, facts.submit.real
+        output = options.get("output") or "slurm-%A_%a.out"
+        log = posixpath.normpath(posixpath.join(here, options.get("chdir", ""), output))
+        read_only, writable = (below_any(log, some, facts.home) for some in (site.read_only, site.writable))
+        refused = below_any(here, site.no_submit, facts.home)
+        yield {"log": log, "read_only": read_only, "writable": writable, "refused": refused}
 
 
 def _temporary(facts: PreflightFacts) -> Cases:
@@ -117,7 +121,7 @@ PLACES = (
         ),
         fine_if("{said}; {whose} is {limit:,}"),
     ),
-    rules("submit folder", _submit)(
+    rules("submit folder", _log)(
         problem_if(
             "{site.name} refuses jobs from below {refused}; this is {submit.path}",
             "cd {site.example} && sbatch …",
@@ -130,12 +134,12 @@ PLACES = (
             "Slurm would write {log}, below {read_only}, which compute nodes cannot write: the job fails without a"
             " word",
             "#SBATCH --output={site.example}/%x-%A_%a.log",
-            lambda f: f.read_only is not None,
+            lambda f: f.script and f.read_only is not None,
         ),
         warning_if(
             "Slurm would write {log}, which is not below {site.writable:or}: it may be lost",
             "#SBATCH --output={site.example}/%x-%A_%a.log",
-            lambda f: f.site.writable and not f.log.startswith("/dev/") and f.writable is None,
+            lambda f: f.script and f.site.writable and not f.log.startswith("/dev/") and f.writable is None,
         ),
     ),
     rules("log folder", lambda facts: [{"folder": folder} for folder in facts.log_folders])(

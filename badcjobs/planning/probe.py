@@ -5,6 +5,59 @@ trial everything is written down, so that the same command goes on wherever this
 
 from __future__ import annotations
 
+from badcjobs.devices.allocation import requested_memory_bytes
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import FITS
+from badcjobs.model import Allocation
+from badcjobs.model import Device
+from badcjobs.model import Probed
+from badcjobs.model import ProbeKey
+from badcjobs.model import Trial
+from badcjobs.model import WorkerPlan
+from badcjobs.paths import RunFolder
+from badcjobs.planning.probe_search import Bounds
+from badcjobs.planning.probe_search import ProbeStep
+from badcjobs.planning.probe_search import judge
+from badcjobs.planning.probe_search import next_step
+from badcjobs.planning.probe_search import usual_is_over
+from badcjobs.planning.probe_trial import Bench
+from badcjobs.planning.probe_trial import TrialRun
+from badcjobs.planning.probe_trial import Trouble
+from badcjobs.planning.probe_trial import count_rounds
+from badcjobs.planning.probe_trial import is_too_short
+from badcjobs.planning.probe_trial import prepare_sounds
+from badcjobs.processes import end_leftovers
+from badcjobs.seams import Engine
+from badcjobs.settings import AUTO
+from badcjobs.settings import RunSettings
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.wav import NotWav
+from badcjobs.store.live_files import read_memory_peaks
+from badcjobs.task.deadline import find_end
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import Records
+from badcjobs.task.startup import StopRequest
+from badcjobs.task.startup import World
+from badcjobs.task.startup import find_devices
+from badcjobs.task.startup import make_engine
+from badcjobs.task.startup import mark_of
+from badcjobs.task.startup import read_allocation
+from badcjobs.telemetry.usage import UsageReader
+from badcjobs.workers.engines import lanes_of
+from badcjobs.workers.learned import ProbeStore
+from badcjobs.workers.learned import default_store
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.memory_limits import model_of
+from badcjobs.workers.retry import CONFIGURATION
+from badcjobs.workers.retry import GPU_LOST
+from badcjobs.workers.retry import HOST_MEMORY
+from badcjobs.workers.retry import NO_PROGRAM
+from badcjobs.workers.retry import RAN_ON_CPU
+
 import logging
 import shutil
 import signal
@@ -15,28 +68,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from badcjobs.devices.allocation import requested_memory_bytes
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
-from badcjobs.paths import RunFolder
-from badcjobs.planning.probe_search import Bounds, ProbeStep, is_over, judge, next_step, usual_is_over
-from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
-from badcjobs.processes import end_leftovers
-from badcjobs.seams import Engine
-from badcjobs.settings import AUTO, RunSettings
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.wav import NotWav
-from badcjobs.store.live_files import read_memory_peaks
-from badcjobs.task.deadline import find_end
-from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, mark_of, read_allocation
-from badcjobs.telemetry.cost import HostReader
-from badcjobs.telemetry.usage import UsageReader
-from badcjobs.workers.engines import lanes_of
-from badcjobs.workers.learned import ProbeStore, default_store, subject_of
-from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
+import psutil
+
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +303,7 @@ class ModelSearch:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to try."""
-        return is_over(self.trials, self._bounds)
+        return next_step(self.trials, self._bounds) is None
 
     @property
     def probed(self) -> Probed:
@@ -285,7 +318,7 @@ class ModelSearch:
         self._store.put(self.probed)
         return self.probed
 
-    def next_step(self, host_bytes: int | None) -> ProbeStep | None:
+    def next_step(self, host_bytes: int) -> ProbeStep | None:
         """Return what to try next; never what would fill the memory of the node."""
         if self.problem is not None:
             return None
@@ -328,10 +361,10 @@ class ModelSearch:
             self.keep()
         return False
 
-    def _bounds_by_host(self, host_bytes: int | None) -> Bounds:
+    def _bounds_by_host(self, host_bytes: int) -> Bounds:
         """Return the bounds, narrower where longer audio would need more memory of the node than there is."""
         greedy = [t for t in self.trials if t.outcome == FITS and t.host_peak_bytes]
-        if host_bytes is None or not greedy:
+        if not greedy:
             return self._bounds
         longest = max(greedy, key=lambda trial: trial.length_s)
         room = _HOST_SHARE * host_bytes / (longest.host_peak_bytes or 1)
@@ -377,7 +410,8 @@ class Round:
         self._slots = 0
         self._usage = UsageReader(world.pid)
         self._next_usage_s = 0.0
-        self._host_bytes = _room_on_the_node(world)
+        # How much memory of the node is ours: what was asked for, else what is not in use now.
+        self._host_bytes = requested_memory_bytes(world.environ) or psutil.virtual_memory().available
 
     def go_on(self, *, until_s: float) -> None:
         """Try and try again, until nothing is left to try or the time is over."""
@@ -436,24 +470,9 @@ class Round:
         if now_s < self._next_usage_s:
             return
         self._next_usage_s = now_s + _HOST_EVERY_S
-        try:
-            reading = self._usage.read(now_s)
-        except OSError:
-            return
-        if reading is not None and reading.memory_bytes is not None:
+        if (reading := self._usage.read(now_s)) is not None and reading.memory_bytes is not None:
             for _, run in self._running:
                 run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
-
-
-def _room_on_the_node(world: World) -> int | None:
-    """Return how much memory of the node is ours: what was asked for, else what nobody uses now."""
-    asked_bytes = requested_memory_bytes(world.environ)
-    if asked_bytes is not None:
-        return asked_bytes
-    host = HostReader().read()
-    if host is None or host.memory_total_bytes is None or host.memory_used_bytes is None:
-        return None
-    return host.memory_total_bytes - host.memory_used_bytes
 
 
 def _words(step: ProbeStep, told: Trial | Trouble) -> str:

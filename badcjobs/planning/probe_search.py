@@ -32,19 +32,15 @@ class ProbeStep(NamedTuple):
     length_s: float
 
 
-class Bracket(NamedTuple):
-    """The longest that fits, and the shortest that does not; None: not known."""
+def bracket(trials: Sequence[Trial], *, lean: bool) -> tuple[float | None, float | None]:
+    """Return the longest that fits, and the shortest that does not; None: not known.
 
-    fits_s: float | None
-    too_long_s: float | None
-
-
-def bracket(trials: Sequence[Trial], *, lean: bool) -> Bracket:
-    """Return what is known of one way; where trials contradict each other, what did not fit counts."""
+    Where trials contradict each other, what did not fit counts.
+    """
     failed = [trial.length_s for trial in trials if trial.outcome == TOO_LONG and trial.lean >= lean]
     too_long_s = min(failed, default=None)
     fitting = [trial.length_s for trial in trials if trial.outcome == FITS and trial.lean <= lean]
-    return Bracket(max((s for s in fitting if too_long_s is None or s < too_long_s), default=None), too_long_s)
+    return max((s for s in fitting if too_long_s is None or s < too_long_s), default=None), too_long_s
 
 
 def cannot_start(trials: Sequence[Trial], *, lean: bool) -> bool:
@@ -61,15 +57,10 @@ def next_step(trials: Sequence[Trial], bounds: Bounds, in_flight: Collection[Pro
     length_s = _next_length(trials, False, bounds, usual_s)
     if length_s is not None:
         return ProbeStep(False, length_s)
-    if usual_s or not (cannot_start(trials, lean=False) or bracket(trials, lean=False).too_long_s is not None):
+    if usual_s or not (cannot_start(trials, lean=False) or bracket(trials, lean=False)[1] is not None):
         return None
     length_s = _next_length(trials, True, bounds, [step.length_s for step in in_flight if step.lean])
     return None if length_s is None else ProbeStep(True, length_s)
-
-
-def is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:
-    """Say whether there is nothing left to try."""
-    return next_step(trials, bounds) is None
 
 
 def usual_is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:
@@ -92,7 +83,7 @@ def _next_length(trials: Sequence[Trial], lean: bool, bounds: Bounds, busy_s: Se
 def _longer(trials: Sequence[Trial], lean: bool, bounds: Bounds, top_s: float) -> float | None:
     if top_s >= bounds.longest_s:
         return None
-    usual_limit_s = bracket(trials, lean=False).too_long_s
+    usual_limit_s = bracket(trials, lean=False)[1]
     if lean and usual_limit_s is not None and top_s < usual_limit_s:  # whether one thread helps at all
         return min(usual_limit_s, bounds.longest_s)
     return min(2 * top_s or bounds.start_s, bounds.longest_s)
@@ -119,20 +110,20 @@ ABOUT_AS_FAST = 0.98  # of the fastest: less of a difference is the machine's mo
 
 def judge(trials: Sequence[Trial], margin_percent: float, *, finished: bool = True) -> ProbeResult:
     """Return what follows from all trials; of the lean way only when it is ``finished``."""
-    usual, lean = bracket(trials, lean=False), bracket(trials, lean=True)
-    safe_s = _safe(usual.fits_s, usual.too_long_s, margin_percent)
+    (fits_s, too_long_s), lean = bracket(trials, lean=False), bracket(trials, lean=True)
+    safe_s = _safe(fits_s, too_long_s, margin_percent)
     best = choose_best(trials, safe_s)
     searched = finished and any(trial.lean for trial in trials)
     return ProbeResult(
-        longest_s=usual.fits_s,
-        too_long_s=usual.too_long_s,
+        longest_s=fits_s,
+        too_long_s=too_long_s,
         safe_s=safe_s,
         best_s=None if best is None or safe_s is None else min(best.length_s, safe_s),
         times_real_time=None if best is None else best.times_real_time,
         peak_bytes=None if best is None else best.peak_bytes,
-        lean_longest_s=lean.fits_s if searched else None,
-        lean_too_long_s=lean.too_long_s if searched else None,
-        lean_safe_s=_safe(lean.fits_s, lean.too_long_s, margin_percent) if searched else None,
+        lean_longest_s=lean[0] if searched else None,
+        lean_too_long_s=lean[1] if searched else None,
+        lean_safe_s=_safe(*lean, margin_percent) if searched else None,
         margin_percent=margin_percent,
     )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, Trial
-from badcjobs.planning.probe_search import Bounds, ProbeStep, bracket, is_over, next_step, usual_is_over
+from badcjobs.planning.probe_search import Bounds, ProbeStep, bracket, next_step, usual_is_over
 
 LIMITS = st.floats(3.1, 20_000)
 
@@ -32,7 +32,7 @@ def search(holds: Callable[[ProbeStep], bool], bounds: Bounds, devices: int = 1)
             assert step not in running
             running.append(step)
         if not running:
-            assert is_over(trials, bounds)
+            assert next_step(trials, bounds) is None
             return trials
         step = running.pop(0)
         trials.append(Trial(step.length_s, step.lean, FITS if holds(step) else TOO_LONG))
@@ -70,13 +70,13 @@ def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(
 def test_the_lean_limit_is_found_too_and_begins_where_the_usual_one_ends(limit_s: float, helps: float) -> None:
     bounds = Bounds()
     trials = search(lambda step: step.length_s <= (limit_s * helps if step.lean else limit_s), bounds)
-    usual, lean = bracket(trials, lean=False), bracket(trials, lean=True)
-    if usual.too_long_s is None:
+    (usual_s, too_long_s), (lean_s, lean_too_long_s) = bracket(trials, lean=False), bracket(trials, lean=True)
+    if too_long_s is None:
         assert not any(trial.lean for trial in trials)
-    elif lean.fits_s is not None and lean.too_long_s is not None:
-        assert lean.fits_s <= limit_s * helps < lean.too_long_s
-        assert lean.too_long_s <= lean.fits_s * 1.051
-        assert lean.fits_s >= (usual.fits_s or 0)
+    elif lean_s is not None and lean_too_long_s is not None:
+        assert lean_s <= limit_s * helps < lean_too_long_s
+        assert lean_too_long_s <= lean_s * 1.051
+        assert lean_s >= (usual_s or 0)
 
 
 def test_it_doubles_then_halves_what_is_in_between() -> None:
@@ -107,7 +107,7 @@ def test_nothing_is_tried_beyond_the_longest_that_was_asked_for() -> None:
 
 def test_a_longer_end_goes_on_where_a_shorter_one_stopped() -> None:
     trials = [fits(60), fits(120)]
-    assert is_over(trials, Bounds(60, 120))
+    assert next_step(trials, Bounds(60, 120)) is None
     assert next_step(trials, Bounds(60, 1000)) == ProbeStep(False, 240)
 
 
