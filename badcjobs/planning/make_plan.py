@@ -263,7 +263,6 @@ def _speed(plan: CampaignPlan) -> Cases:
         "chunk_s": chunk_s,
         "is_below": is_below(speed.curve, chunk_s),
         "is_other_length": not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH,
-        and not 1 / _OTHER_LENGTH <= chunk_s / (speed.chunk_s or chunk_s) <= _OTHER_LENGTH,
         "shortest_s": speed.curve[0][0] if speed.curve else None,
         "again": "" if speed.remedy is None else f"{speed.remedy} --start-length {chunk_s:.3g} --again",
         "planned_hours": plan.work_gpu_hours,

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from badcjobs.planning.findings import Advice
-from badcjobs.planning.findings import Cases
-from badcjobs.planning.findings import fine_if
-from badcjobs.planning.findings import problem_if
-from badcjobs.planning.findings import rules
-from badcjobs.planning.findings import warning_if
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.report.rules import PROBLEM
-from badcjobs.report.rules import WARNING
-
 import posixpath
 from pathlib import PurePosixPath
 
+from badcjobs.planning.findings import Advice, Cases, fine_if, problem_if, rules, warning_if
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM, WARNING
 
 FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
 _FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
