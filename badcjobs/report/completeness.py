@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,30 @@ from badcjobs.report.headlines import news_words
 from badcjobs.report.words import index_ranges
 from badcjobs.settings import FrozenRun
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.store.read_job import NOT_LISTED, known_lengths, read_freshness, scratch_rows
+from badcjobs.store.connect import published_uri
+from badcjobs.store.read_job import known_lengths, read_freshness
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
 Progress = Callable[[int], None]
 Indices = set[int | None]  # of an array; None: a row that no array task would take
 
+NOT_LISTED = "not listed"  # the state of a row that is in no task
 _BATCH = 10_000  # rows between two words of progress
+_EXAMPLES = 5
 _LEFT = ("pending", "skipped", NOT_LISTED)
-_NO_INDEX = -1
+_SCRATCH = """
+    PRAGMA journal_mode = OFF;
+    PRAGMA synchronous = OFF;
+    PRAGMA cache_size = -65536;
+    CREATE TABLE row (
+        recording_id TEXT, chunk_id TEXT, array_index INTEGER, PRIMARY KEY (recording_id, chunk_id)
+    ) WITHOUT ROWID;
+    BEGIN"""
+_STATES = f"""
+    SELECT r.array_index, coalesce(c.status, '{NOT_LISTED}'), count(*)
+    FROM main.row r LEFT JOIN job.chunk c ON c.recording_id = r.recording_id AND c.chunk_id = r.chunk_id
+    GROUP BY 1, 2"""
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
@@ -172,29 +188,35 @@ def _compare(
     lengths = known_lengths(database) if any(one.cutting.cuts_recordings for one in sources) else {}
     states: Counter[str] = Counter()
     indices: dict[str, Indices] = {}
-    with scratch_rows() as rows:
+    with (
+        tempfile.TemporaryDirectory(prefix="badcjobs-complete-") as folder,
+        closing(sqlite3.connect(Path(folder) / "rows.sqlite", isolation_level=None, uri=True)) as db,
+    ):
+        db.executescript(_SCRATCH)
         seen = 0
 
         def note(row: int, part: int, key: tuple[str, str]) -> None:
             nonlocal seen
             seen += 1
             index = None if index_of is None else index_of(row, part)
-            rows.add(key, _NO_INDEX if index is None else index)
+            # A row that repeats another counts once, as it would be done once.
+            db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index))
             if seen % _BATCH == 0:
                 progress(seen)
 
         for one in sources:
             one.read_identities(note, lengths)
-        rows.compare_with(database)
-        for index, state, many in rows.states():
+        db.execute("COMMIT")
+        db.execute("ATTACH ? AS job", (published_uri(database),))
+        for index, state, many in db.execute(_STATES):
             states[state] += many
-            indices.setdefault(state, set()).add(None if index == _NO_INDEX else index)
+            indices.setdefault(state, set()).add(index)
         unlisted = indices.get(NOT_LISTED, set())
         strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
         missing = tuple(index for index in absent if index in unlisted or (unlisted and index_of is None))
         # Rows of tasks that are missing are told by their index.
-        not_listed_examples = rows.examples(only_in_job=False) if unlisted.difference(missing) else ()
-        strangers_examples = rows.examples(only_in_job=True) if strangers else ()
+        not_listed_examples = _only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else ()
+        strangers_examples = _only_in(db, "job.chunk", "main.row") if strangers else ()
     left, failed = _unfinished(facts, missing)
     if index_of is not None:
         left = Indices().union(*(indices.get(state, ()) for state in _LEFT))
@@ -206,6 +228,16 @@ def _compare(
         strangers_examples=strangers_examples,
     )
     return proof, left, failed
+
+
+def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...]:
+    """Return the first rows that are in one of two tables only."""
+    found = db.execute(
+        f"""SELECT recording_id, chunk_id FROM {here} a WHERE NOT EXISTS (
+                SELECT 1 FROM {not_here} b WHERE b.recording_id = a.recording_id AND b.chunk_id = a.chunk_id)
+            ORDER BY recording_id, chunk_id LIMIT {_EXAMPLES}"""
+    )
+    return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
 
 
 def _unfinished(facts: JobFacts, missing: Sequence[int]) -> tuple[Indices, Indices]:

@@ -7,9 +7,8 @@ import os
 import shlex
 import sqlite3
 import stat
-import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,7 +20,6 @@ from badcjobs.store.connect import (
     grouped,
     is_job_database,
     open_job_database,
-    published_uri,
     read_as,
     reading,
     rows_by_name,
@@ -366,7 +364,7 @@ def read_accounts(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, .
         )
 
 
-# --- a job against the sources of its run, and what a later run need not do again -------------------------------------
+# --- what a later run, or a comparison with the sources, need not read again ------------------------------------------
 
 
 def merged_files(job_database: Path) -> set[str]:
@@ -383,62 +381,6 @@ def merged_files(job_database: Path) -> set[str]:
         return set()
 
 
-NOT_LISTED = "not listed"  # the state of a row that is in no task
-_EXAMPLES = 5
-_BATCH = 10_000
-
-_STATES = f"""
-    SELECT r.position, coalesce(c.status, '{NOT_LISTED}'), count(*)
-    FROM main.row r LEFT JOIN job.chunk c ON c.recording_id = r.recording_id AND c.chunk_id = r.chunk_id
-    GROUP BY 1, 2"""
-_ONLY_IN = """
-    SELECT recording_id, chunk_id FROM {0} a WHERE NOT EXISTS (
-        SELECT 1 FROM {1} b WHERE b.recording_id = a.recording_id AND b.chunk_id = a.chunk_id)
-    ORDER BY recording_id, chunk_id LIMIT ?"""
-
-
-class SourceRows:
-    """The rows so far; memory holds one batch and SQLite's cache."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
-            db.execute(f"PRAGMA {setting}")
-        db.execute(
-            "CREATE TABLE row (recording_id TEXT, chunk_id TEXT, position INTEGER,"
-            " PRIMARY KEY (recording_id, chunk_id)) WITHOUT ROWID"
-        )
-        self._db = db
-        self._batch: list[tuple[str, str, int]] = []
-
-    def add(self, key: tuple[str, str], position: int) -> None:
-        """Take a row and the position in the array that it falls to."""
-        self._batch.append((*key, position))
-        if len(self._batch) == _BATCH:
-            self._flush()
-
-    def compare_with(self, job_database: Path) -> None:
-        """Have the chunks of a job database at hand for the questions below."""
-        self._flush()
-        self._db.execute("ATTACH ? AS job", (published_uri(job_database),))
-
-    def states(self) -> list[tuple[int, str, int]]:
-        """Return position, state and number of the rows."""
-        return self._db.execute(_STATES).fetchall()
-
-    def examples(self, *, only_in_job: bool) -> tuple[str, ...]:
-        """Return the first rows that no task has listed, or the first chunks that are no rows of the source."""
-        here, not_here = ("job.chunk", "main.row") if only_in_job else ("main.row", "job.chunk")
-        found = self._db.execute(_ONLY_IN.format(here, not_here), (_EXAMPLES,)).fetchall()
-        return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
-
-    def _flush(self) -> None:
-        """Write what is still in memory; a row that repeats another counts once, as it would be done once."""
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", self._batch)
-        self._db.execute("COMMIT")
-        self._batch.clear()
-
-
 def known_lengths(job_database: Path) -> dict[str, float]:
     """Return the seconds of the recordings whose headers the tasks have read, by recording_id.
 
@@ -448,13 +390,3 @@ def known_lengths(job_database: Path) -> dict[str, float]:
              GROUP BY recording_id HAVING min(duration_s) = max(duration_s)"""
     with closing(open_job_database(job_database)) as db:
         return dict(db.execute(sql))
-
-
-@contextmanager
-def scratch_rows() -> Iterator[SourceRows]:
-    """Give an empty table, which is gone afterwards."""
-    with (
-        tempfile.TemporaryDirectory(prefix="badcjobs-complete-") as folder,
-        closing(sqlite3.connect(Path(folder) / "rows.sqlite", isolation_level=None, uri=True)) as db,
-    ):
-        yield SourceRows(db)

@@ -64,7 +64,7 @@ _CHUNK = (
 
 _OF_A_CHUNK = "(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)"
 
-TABLES = (
+_OWN = (
     define_table(
         "meta",
         "Facts about this file: versions, the settings of the run, the environment of the task.",
@@ -348,6 +348,10 @@ TABLES = (
         Column("memory_used_bytes", "INTEGER", "device memory it held"),
         Column("sm_percent", "INTEGER", "its share of the multiprocessors"),
     ),
+)
+
+# Made from the rows of the other tables, so never salvaged but made anew.
+_DERIVED = (
     define_table(
         "device_total",
         "The samples of one device, added up at publication.",
@@ -445,18 +449,8 @@ TABLES = (
     ),
 )
 
-# Made from the rows of the other tables, so never salvaged but made anew.
-DERIVED = (
-    "device_total",
-    "metric_summary",
-    "utilization_count",
-    "throttle_count",
-    "device_time",
-    "attempt_cost",
-    "device_stretch",
-    "task_total",
-)
-
+TABLES = (*_OWN, *_DERIVED)
+DERIVED = tuple(table.name for table in _DERIVED)
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 
 
