@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -98,7 +98,10 @@ def replacing(target: Path, temporary: Path, *, lasting: bool = True) -> Iterato
     finally:
         temporary.unlink(missing_ok=True)
     if lasting:
-        sync_folder(target.parent)
+        folder = os.open(target.parent, os.O_RDONLY)
+        with suppress(OSError):  # some shared filesystems refuse to sync a folder; the rename itself is still atomic
+            os.fsync(folder)
+        os.close(folder)
 
 
 def move_into_place(local: Path, target: Path) -> None:
@@ -129,17 +132,6 @@ def remove_unfinished(target: Path) -> None:
             shutil.rmtree(copy, ignore_errors=True)
         else:
             copy.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # some shared filesystems refuse to sync a folder; the rename itself is still atomic
-    finally:
-        os.close(descriptor)
 
 
 def sync_file(path: Path) -> None:

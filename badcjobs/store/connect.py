@@ -192,17 +192,6 @@ def is_job_database(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'source_file'").fetchone() is not None
 
 
-def complain_about(path: Path, connection: sqlite3.Connection) -> str | None:
-    """Return why this file is not a database that we can read; None: it is."""
-    try:
-        if path.stat().st_size == 0:
-            return "the file is empty"
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        return version_complaint(connection) if application == APPLICATION_ID else "not a badcjobs database"
-    except (OSError, sqlite3.DatabaseError) as error:
-        return str(error)
-
-
 def version_complaint(connection: sqlite3.Connection) -> str | None:
     """Return why a file of another schema cannot be read, by name; None: it can."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -223,11 +212,6 @@ def open_job_database(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(_reading_uri(path), uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)
 
 
-def open_published(path: Path) -> sqlite3.Connection:
-    """Open a database of a run folder for reading, a task's or the job's."""
-    return sqlite3.connect(published_uri(path), uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)
-
-
 def published_uri(path: Path) -> str:
     """Return the URI under which a database of a run folder can be attached."""
     with closing(open_sealed(path)) as db:
@@ -241,9 +225,12 @@ def reading(path: Path, way_out: Callable[[str], str | None] = lambda why: None)
     ``way_out`` gives the line to paste for a reason.
     """
     try:
-        with closing(open_published(path)) as db:
-            if trouble := complain_about(path, db):
-                raise sqlite3.DatabaseError(trouble)
+        uri = published_uri(path)
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)) as db:
+            if db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
+                raise sqlite3.DatabaseError("not a badcjobs database" if path.stat().st_size else "the file is empty")
+            if complaint := version_complaint(db):
+                raise sqlite3.DatabaseError(complaint)
             yield db
     except sqlite3.Error as error:
         raise DatabaseProblem(f"{path.name} cannot be read: {error}", fix=way_out(str(error))) from error

@@ -242,7 +242,7 @@ def add_last_heard(
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
     unended = {name: (holders.get(task_id), settings) for name, task_id, settings in db.execute(_UNENDED)}
-    as_of_ms = max((file.published_ms for file in holders.values()), default=None)
+    as_of_ms = max(((file.mtime_ns or 0) // 10**6 for file in holders.values()), default=None)
     known = {path for (path,) in db.execute("SELECT path FROM source_file")}
     there, closed = _list(folder, known)
     new = [key for path in there.keys() - known if (key := _task_of(path)) is not None]
@@ -258,7 +258,7 @@ def add_last_heard(
             continue
         publish_every_s, now = parse_publish_every_s(settings), there.get(file.path)
         after_s = silent_after_s(file.size_bytes or 0, publish_every_s)
-        then = replace(task, heard_at_ms=max(task.last_sign_ms, file.published_ms), silent_after_s=after_s)
+        then = replace(task, heard_at_ms=max(task.last_sign_ms, (file.mtime_ns or 0) // 10**6), silent_after_s=after_s)
         was_silent = is_silent(then.heard_at_ms, after_s, merged_at_ms)
         attempts = {(key.job_id, key.restart) for key in new if key.array_index == task.array_index}
         successors = attempts - {(task.job_id, task.restart)}

@@ -10,7 +10,7 @@ There are no other types for these: report, monitor, live page, completeness and
 fill them, each as far as its users need; what a reader does not ask for stays at its default:
 
     read_tasks.read_tasks      how far tasks are and what their devices do now (a few milliseconds for a file)
-    read_tasks.read_accounts   what their devices have done, used and cost so far
+    read_job.read_accounts     what their devices have done, used and cost so far
     read_job.read_job          everything that a job database says
 
 None: not known, or not asked for. Nothing here judges: what facts mean is said by report/ and live/.

@@ -60,11 +60,6 @@ class SourceFile:
         """Of two files of one task, the one that ranks higher was published later."""
         return self.last_sign_ms or 0, self.rows or 0, self.checksum or ""
 
-    @property
-    def published_ms(self) -> int:
-        """When it was published."""
-        return (self.mtime_ns or 0) // 10**6
-
     def is_same(self, now: os.stat_result) -> bool:
         """Say whether a file has the size and the time that this one had."""
         return (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
