@@ -141,11 +141,11 @@ def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
     db.execute("SAVEPOINT part" if inside else begin)
     try:
         yield
+        db.execute("RELEASE part" if inside else "COMMIT")
     except BaseException:
         if db.in_transaction:  # a full disk has rolled it back already
             db.execute("ROLLBACK TO part" if inside else "ROLLBACK")
         raise
-    db.execute("RELEASE part" if inside else "COMMIT")
 
 
 def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
