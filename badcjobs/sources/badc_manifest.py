@@ -1,4 +1,4 @@
-"""A BADC manifest as a source: its rows, with the audio of our own found on disk."""
+"""A BADC manifest as a source: its rows, and the audio files behind them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import csv
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from badcjobs.model import Chunk
-from badcjobs.sources.audio_files import NoAudio
+from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint, is_beyond, is_longer, is_stretch
+from badcjobs.sources.audio_files import Found, NoAudio, ReadHeader, end_ms_of, look_at, with_header
 from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
-from badcjobs.sources.row_files import FileQuestion, RowFiles, RowLooks, Times
 from badcjobs.sources.walk import Walk
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
@@ -26,6 +24,7 @@ CARRIED = ("overlap_ms", "notes")  # what we do not read, but carry on
 CUT = "badcjobs_cut"
 _AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+Times = tuple[int, int | None]  # begin and end of a row
 _LATEST_MS = 10**15  # thirty thousand years; a database holds no more than 64 bits
 
 
@@ -37,8 +36,8 @@ class Columns:
     recording_id: int
     chunk_id: int
     source_path: int
-    start_ms: int | None
-    end_ms: int | None
+    start_ms: int | None = None
+    end_ms: int | None = None
     sha256: int | None = None
     overlap_ms: int | None = None
     notes: int | None = None
@@ -92,20 +91,15 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
         mistakes.add(0, f"has more than one column {', '.join(twice)}", fix=show_header)
     if missing or twice:
         return None
-    recording_id, chunk_id, source_path = (names.index(name) for name in REQUIRED)
-    start_ms, end_ms = (names.index(name) if name in names else None for name in TIMES)
-    # Where two columns have that name nobody knows which of them is true.
-    sha256 = names.index("sha256") if names.count("sha256") == 1 else None
-    overlap_ms, notes, cut = (names.index(name) if name in names else None for name in (*CARRIED, CUT))
-    known = {recording_id, chunk_id, source_path, start_ms, end_ms, sha256, overlap_ms, notes, cut}
-    further = tuple(place for place in range(len(names)) if place not in known)
+    places: dict[str, int] = {name: names.index(name) for name in (*REQUIRED, *TIMES, *CARRIED, CUT) if name in names}
+    if names.count("sha256") == 1:  # of two columns it is not known which one is right
+        places["sha256"] = names.index("sha256")
+    further = tuple(place for place in range(len(names)) if place not in places.values())
     # A second sha256 is not to make those of another manifest doubtful, where the rows of both come together.
     ours = HEADER.split(",")
     further_names = tuple(f"{name} (column {at + 1})" if (name := names[at]) in ours else name for at in further)
-    return Columns(
-        len(names), recording_id, chunk_id, source_path, start_ms, end_ms, sha256,
-        overlap_ms, notes, cut, further, further_names,
-    )  # fmt: skip
+    known = {"cut" if name == CUT else name: place for name, place in places.items()}
+    return Columns(len(names), further=further, further_names=further_names, **known)
 
 
 def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
@@ -119,10 +113,6 @@ def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Se
             return start_ms, end_ms, ()
     except ValueError:
         pass
-    return _check_slowly(ids, start_text, end_text)
-
-
-def _check_slowly(ids: Sequence[str], start_text: str, end_text: str) -> tuple[int, int | None, Sequence[str]]:
     wrong = [f"{name} is empty" for name, value in zip(REQUIRED, ids, strict=True) if not value.strip()]
     times: dict[str, int | None] = {}
     for name, text in zip(TIMES, (start_text, end_text), strict=True):
@@ -130,10 +120,25 @@ def _check_slowly(ids: Sequence[str], start_text: str, end_text: str) -> tuple[i
             times[name] = parse_ms(text)
         except ValueError as error:
             wrong.append(f"{name} {error}")
-    start_ms, end_ms = times.get("start_ms") or 0, times.get("end_ms")
-    if len(times) == 2 and end_ms is not None and end_ms <= start_ms:
-        wrong.append(f"end_ms {end_ms} is not after start_ms {start_ms}")
-    return start_ms, end_ms, wrong
+    start, end = times.get("start_ms") or 0, times.get("end_ms")
+    if len(times) == 2 and end is not None and end <= start:
+        wrong.append(f"end_ms {end} is not after start_ms {start}")
+    return start, end, wrong
+
+
+def parse_ms(text: str) -> int | None:
+    """Read whole milliseconds; ``1000.0`` counts, because pandas writes that next to an empty cell."""
+    if not text.strip():
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value.is_integer():
+        raise ValueError(f"{quoted(text)} is not a whole number")
+    if not 0 <= value <= _LATEST_MS:
+        raise ValueError(f"{text.strip()} is {'negative' if value < 0 else 'too large'}")
+    return int(value)
 
 
 def sha256_of(row: Sequence[str], columns: Columns) -> str | None:
@@ -144,65 +149,136 @@ def sha256_of(row: Sequence[str], columns: Columns) -> str | None:
     return text if _SHA256.fullmatch(text) else None
 
 
-def cut_of(text: str) -> tuple[bool, tuple[int, int] | None]:
-    """Return whether a row is known to be a stretch of its file, and the times of that file's first row, if told."""
-    if not text or text == "yes":
-        return text == "yes", None
-    if found := _AS.fullmatch(text):
-        return False, (int(found[1]), int(found[2]))
-    raise ValueError(f'{CUT} {quoted(text)} is neither "yes" nor "as START-END"')
-
-
-def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Sequence[str]]:
-    """Return what the column CUT of a row holds, and what is wrong with that."""
+def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
+    """Return what the column CUT of a row holds, the times of its file's first row if told, and what is wrong."""
     text = "" if columns.cut is None else row[columns.cut].strip()
-    try:
-        cut_of(text)
-    except ValueError as error:
-        return "", (str(error),)
-    return text, ()
-
-
-def parse_ms(text: str) -> int | None:
-    """Read whole milliseconds; ``1000.0`` counts, because pandas writes that next to an empty cell."""
-    try:
-        value = int(text)
-    except ValueError:
-        if not text.strip():
-            return None
-        value = _whole(text)
-    if not 0 <= value <= _LATEST_MS:
-        raise ValueError(f"{value} is {'negative' if value < 0 else 'too large'}")
-    return value
-
-
-def _whole(text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not value.is_integer():
-        raise ValueError(f"{quoted(text)} is not a whole number")
-    return int(value)
+    if text in ("", "yes"):
+        return text, None, ()
+    if found := _AS.fullmatch(text):
+        return text, (int(found[1]), int(found[2])), ()
+    return "", None, (f'{CUT} {quoted(text)} is neither "yes" nor "as START-END"',)
 
 
 def _names(fields: Sequence[str]) -> list[str]:
     return [field.strip().strip('"') for field in fields]
 
 
+# --- the files behind the rows ----------------------------------------------------------------------------------------
+
+Question = tuple[str, bool]  # a file that is to be looked at, and whether its header is to be read, too
+Look = tuple[Found | NoAudio, bool]  # what was found, and whether the header was read
+
+
+class RowLooks:
+    """Asks for a look at a file only as far as a row needs it, and only once for neighbouring rows."""
+
+    def __init__(self, cutting: Cutting) -> None:
+        self._always_measure = cutting.rows is not False
+        self._path = ""
+        self._first: Times = 0, None
+        self._asked = False
+
+    def ask(self, path: str, times: Times, *, ours: bool) -> tuple[Times, Question | None]:
+        """Return the first row of this file, whichever task has it, and what is to be asked for the next row of it."""
+        if path != self._path:
+            self._path, self._first, self._asked = path, times, False
+        if not ours or self._asked:
+            return self._first, None
+        self._asked = True
+        return self._first, (path, self._always_measure or times[1] is None)
+
+
+class RowFiles:
+    """The file of one row after another: whether a row is its file, or a stretch of it that is cut out before use.
+
+    Rows of one recording follow each other, so what was found out about the last file serves for many of them.
+    """
+
+    def __init__(self, folders: Sequence[str], cutting: Cutting, read_header: ReadHeader) -> None:
+        self._folders = folders
+        self._read_header = read_header
+        self._cuts = cutting.rows
+        self._found: Found = "", Fingerprint()
+        self._problem: NoAudio | None = None
+        self._measured = False
+
+    @property
+    def header(self) -> AudioHeader:
+        """What the header of the current file says, as far as it was read."""
+        return self._found[1].header
+
+    def look(self, question: Question) -> Look:
+        """Look at a file; any thread may do that."""
+        path, measure = question
+        return look_at(path, self._folders, self._read_header if measure else None), measure
+
+    def resolve(
+        self, path: str, first: Times, look: Look | None, times: Times, *, known_cut: bool = False
+    ) -> tuple[str, Fingerprint, int | None, bool]:
+        """Return where a row's audio is, its fingerprint, its end, and whether it is to be cut out; or raise NoAudio.
+
+        ``first``: the times of the first row of its file. ``look``: None where that of the row before serves.
+        ``known_cut``: the plan, which saw the whole source, says that it is to be cut, unless the user says otherwise.
+        """
+        if look is not None:
+            found, self._measured = look
+            self._problem = found if isinstance(found, NoAudio) else None
+            self._found = self._found if isinstance(found, NoAudio) else found
+        if self._problem is not None:
+            raise self._problem.with_traceback(None)
+        start_ms, end_ms = times
+        if end_ms is None:
+            end_ms = self._length_ms()
+            # From the start, audio of no length is the engine's to judge; a start behind its end is a mistake.
+            if end_ms is not None and 0 < start_ms >= end_ms:
+                raise NoAudio(f"start_ms {start_ms} is not before the end of the audio at {end_ms} ms")
+        is_cut = (known_cut and self._cuts is None) or self._is_cut(path, first, start_ms, end_ms)
+        audio_path, fingerprint = self._found
+        if self._measured and not is_cut:  # a file that is one chunk of several does not tell how long its recording is
+            fingerprint = replace(fingerprint, header=replace(fingerprint.header, duration_s=None))
+        return audio_path, fingerprint, end_ms, is_cut
+
+    def _is_cut(self, path: str, first: Times, start_ms: int, end_ms: int | None) -> bool:
+        if self._cuts is False and not self._measured:
+            return False
+        audio_ms = self._length_ms()
+        if audio_ms == 0:
+            return True  # of no audio nothing can be cut, and that is how it fails
+        unfinished = self.header.unfinished or self.header.there_s is not None
+        if (
+            unfinished
+            and audio_ms is not None
+            and start_ms == 0
+            and (end_ms is None or not is_beyond(end_ms, audio_ms))
+        ):
+            return True  # engines may not be able to read it as it is; a cut of it is a sound file
+        if self._cuts is False:
+            return False
+        if audio_ms is None or end_ms is None:
+            return self._cuts is True  # it cannot be known; what cannot be cut fails then, alone
+        if self._cuts is True:
+            if is_beyond(end_ms, audio_ms):
+                what = f"end_ms {end_ms} lies beyond the end of {path} at {audio_ms} ms, so it cannot be cut out"
+                raise NoAudio(
+                    what, "the same command without --cut: then such rows fail alone, and the others are done"
+                )
+            return start_ms > 0 or audio_ms > end_ms
+        if is_stretch(start_ms, end_ms, audio_ms):
+            return True
+        # Where the first rows of a file are stretches of it, one behind its end is no file either: it is not there.
+        first_is_stretch = first[1] is not None and is_stretch(first[0], first[1], audio_ms)
+        return first_is_stretch and is_longer(start_ms, end_ms, audio_ms)
+
+    def _length_ms(self) -> int | None:
+        if not self._measured:
+            self._found, self._measured = with_header(self._found, self._read_header), True
+        return end_ms_of(self.header)
+
+
 # --- the source -------------------------------------------------------------------------------------------------------
 
-
-class _OurRow(NamedTuple):
-    line: int
-    recording_id: str
-    chunk_id: str
-    source_path: str
-    start_ms: int
-    end_ms: int | None
-    sha256: str | None
-    first: Times  # of the first row of its file, whoever has it
-    is_cut: bool  # that is known already
+# Line, recording_id, chunk_id, source_path, times, sha256, times of the first row of its file, known to be cut.
+_OurRow = tuple[int, str, str, str, Times, str | None, Times, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,38 +301,36 @@ class Manifest:
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
         files = RowFiles(self.folders, walk.cutting, walk.read_header)
         for row, look in look_ahead(self._our_rows(walk), files.look, while_waiting=walk.while_waiting):
-            line, recording_id, chunk_id, source_path, start_ms, end_ms, sha256, first, known_cut = row
-            files.turn_to(source_path, first, look)
+            line, recording_id, chunk_id, path, times, sha256, first, known_cut = row
             try:
-                audio_path, fingerprint = files.find(sha256)
-                end_ms, is_cut = files.place(start_ms, end_ms, known_cut=known_cut)
-                fingerprint = files.told(fingerprint, is_cut=is_cut)
+                found = files.resolve(path, first, look, times, known_cut=known_cut)
             except NoAudio as problem:
-                row_alone = Chunk(recording_id, chunk_id, source_path, "", start_ms, end_ms)
+                row_alone = Chunk(recording_id, chunk_id, path, "", *times)
                 where = "(DIR: the folder its source_paths start from)"
                 fix = f"badcjobs run {shlex.quote(self.name)} --root DIR …   {where}" if problem.nowhere else None
                 yield from walk.miss(line, str(problem), problem, row_alone, fix)
-            else:
-                yield Chunk(
-                    recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, fingerprint, is_cut=is_cut
-                )
+                continue
+            audio_path, fingerprint, end_ms, is_cut = found
+            if sha256 is not None:
+                fingerprint = replace(fingerprint, audio_sha256=sha256)
+            yield Chunk(recording_id, chunk_id, path, audio_path, times[0], end_ms, fingerprint, is_cut=is_cut)
 
-    def _our_rows(self, walk: Walk) -> Iterator[tuple[_OurRow, FileQuestion | None]]:
+    def _our_rows(self, walk: Walk) -> Iterator[tuple[_OurRow, Question | None]]:
         """Read every row, and yield our own, each with what is to be asked of its file."""
         looks = RowLooks(walk.cutting)
         for line, row, columns in read_rows(self.path, walk.mistakes):
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
             start_ms, end_ms, wrong = check_row(row, columns)
-            cut, wrong_cut = check_cut(row, columns)
+            cut, told, wrong_cut = check_cut(row, columns)
             for text in (*wrong, *wrong_cut):
                 walk.mistakes.add(line, text)
             ours = ours and not wrong and not wrong_cut
-            first, question = looks.ask(path, (start_ms, end_ms), ours=ours)
+            times = start_ms, end_ms
+            first, question = looks.ask(path, times, ours=ours)
             if ours:
-                is_cut, told = cut_of(cut)
-                times, sha256 = (start_ms, end_ms), sha256_of(row, columns)
-                yield _OurRow(line, recording_id, chunk_id, path, *times, sha256, told or first, is_cut), question
+                sha256 = sha256_of(row, columns)
+                yield (line, recording_id, chunk_id, path, times, sha256, told or first, cut == "yes"), question
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for line, row, columns in read_rows(self.path, Mistakes([self.name])):

@@ -11,11 +11,20 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
-from badcjobs.sources.badc_manifest import CUT, Columns, Manifest, check_cut, check_row, read_rows
+from badcjobs.sources.badc_manifest import (
+    CUT,
+    Columns,
+    Manifest,
+    Question,
+    RowFiles,
+    RowLooks,
+    check_cut,
+    check_row,
+    read_rows,
+)
 from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, is_text
 from badcjobs.sources.open import Sources, note_repeats
-from badcjobs.sources.row_files import FileQuestion, RowFiles, RowLooks
 from badcjobs.sources.walk import WHOLE, AudioSource, Walk
 
 _MOST_LOOKS = 1000
@@ -135,14 +144,13 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
         path, is_cut, header = row[columns.source_path], cut == "yes", _NOT_READ
         if end_ms is None:
             try:
-                files.turn_to(path, (start_ms, None), look)
-                _, fingerprint = files.find(None)
-                end_ms, is_cut = files.place(start_ms, None, known_cut=is_cut)
+                times = start_ms, None
+                _, fingerprint, end_ms, is_cut = files.resolve(path, times, look, times, known_cut=is_cut)
                 cut = "yes" if is_cut else cut
             except NoAudio as problem:
                 walk.mistakes.add(line, str(problem), fix=problem.fix, missing=problem.missing_at is not None)
                 continue
-            end_ms, header = _end_of(start_ms, end_ms, fingerprint), fingerprint.header
+            end_ms, header = _end_of(start_ms, end_ms, fingerprint), files.header
             if look is not None:  # else it is the file of the row before
                 walk.measure(path, header)
         further: Sequence[str] = [row[place] for place in columns.further] if columns.further else ()
@@ -158,7 +166,7 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
         )  # fmt: skip
 
 
-def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, FileQuestion | None]]:
+def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Question | None]]:
     """Yield rows, and what is to be asked of their files: only where a row does not say its end."""
     looks, mistakes, told = RowLooks(walk.cutting), walk.mistakes, 0
     before, as_first, undecided = "", "", walk.cutting.rows is None
@@ -166,7 +174,7 @@ def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, F
         recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
         is_new = walk.takes(recording_id, chunk_id)
         start_ms, end_ms, wrong = check_row(row, columns)
-        cut, wrong_cut = ("", ()) if columns.cut is None else check_cut(row, columns)
+        cut, _, wrong_cut = check_cut(row, columns)
         for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
             mistakes.add(line, text)
         if path != before:  # as RowLooks sees it
