@@ -37,12 +37,6 @@ class ListedRecording(NamedTuple):
     path: str
 
 
-class _Ours(NamedTuple):
-    recording: ListedRecording
-    row: int  # its number in the whole source
-    known_s: float | None  # its length, where nobody needs to look
-
-
 def chunks_of(
     recordings: Iterable[ListedRecording], folders: Sequence[str], walk: Walk, refusal: str = ""
 ) -> Iterator[Chunk]:
@@ -51,34 +45,36 @@ def chunks_of(
     def look(path: str) -> Found | NoAudio:
         return look_at(path, folders, walk.read_header)
 
-    for ours, answer in look_ahead(_ours(recordings, walk), look, while_waiting=walk.while_waiting):
-        walk.row = ours.row
-        line, recording_id, path = ours.recording
+    for (recording, row, known_s), answer in look_ahead(
+        _ours(recordings, walk), look, while_waiting=walk.while_waiting
+    ):
+        walk.row = row
+        line, recording_id, path = recording
         if isinstance(answer, NoAudio):
             whole = Chunk(recording_id, recording_id, path, "")
             yield from walk.miss(line, f"{refusal}{answer}", answer, whole)
             continue
-        audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(ours.known_s)))
+        audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
         header = fingerprint.header
         if walk.cutting.cuts_recordings:
-            whole = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
-            yield from _cut(whole, walk.cutting)
+            yield from _cut(Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint), walk.cutting)
         else:
             end_ms, is_cut = end_ms_of(header), _needs_a_cut(header)
             yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
 
 
-def _ours(recordings: Iterable[ListedRecording], walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
-    """Yield our recordings, each with the path that is to be looked at; None: its length is known."""
-    cuts = walk.cutting.cuts_recordings
+def _ours(
+    recordings: Iterable[ListedRecording], walk: Walk
+) -> Iterator[tuple[tuple[ListedRecording, int, float | None], str | None]]:
+    """Yield our recordings, their number in the whole source, their length if known, and the path to be looked at."""
     for one in recordings:
         row = walk.rows
-        if cuts:
-            if walk.takes_recording(one.recording_id):
-                known_s = walk.known_length_s(one.recording_id)
-                yield _Ours(one, row, known_s), one.path if known_s is None else None
-        elif walk.takes(one.recording_id, one.recording_id):
-            yield _Ours(one, row, None), one.path
+        if not walk.cutting.cuts_recordings:
+            if walk.takes(one.recording_id, one.recording_id):
+                yield (one, row, None), one.path
+        elif walk.takes_recording(one.recording_id):
+            known_s = walk.known_length_s(one.recording_id)
+            yield (one, row, known_s), one.path if known_s is None else None
 
 
 def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
@@ -141,7 +137,7 @@ class Folder:
             look = f"ls -ld {shlex.quote(str(self.path / below))}"
             mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
             return
-        repeated = _repeated_stems(audio)
+        repeated = _repeated(map(without_ending, audio))
         for name in sorted(audio + list(folders)):
             path = f"{below}{name}"
             if name in folders:
@@ -161,26 +157,25 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
     audio, folders = [], set()
     with os.scandir(source / below) as entries:
         for entry in entries:  # names only: a million entries would not fit into the memory we promise
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name.startswith("."):
-                    remarks.hidden.add(f"{below}{entry.name}/")
+            name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
+            if is_folder or is_audio(name):
+                if name.startswith("."):
+                    remarks.pass_over("hidden", f"{below}{name}{'/' if is_folder else ''}")
+                elif is_folder:
+                    folders.add(name)
                 else:
-                    folders.add(entry.name)
-            elif is_audio(entry.name):
-                if entry.name.startswith("."):
-                    remarks.hidden.add(f"{below}{entry.name}")
-                else:
-                    audio.append(entry.name)
+                    audio.append(name)
             elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (says no where a link leads in circles)
-                remarks.linked.add(f"{below}{entry.name}")
+                remarks.pass_over("linked", f"{below}{name}")
     return audio, folders
 
 
-def _repeated_stems(names: list[str]) -> set[int]:
-    stems = SeenKeys()
-    for name in names:
-        stems.add(without_ending(name))
-    return set(stems.repeated())
+def _repeated(stems: Iterable[str]) -> set[int]:
+    """Return the hashes of those that come more than once."""
+    seen = SeenKeys()
+    for stem in stems:
+        seen.add(stem)
+    return set(seen.repeated())
 
 
 # --- a list -----------------------------------------------------------------------------------------------------------
@@ -208,11 +203,8 @@ class AudioList:
 
     def _recordings(self, mistakes: Mistakes) -> Iterator[ListedRecording]:
         """Read the list twice: a recording's id depends on whether another path would get it too."""
-        stems = SeenKeys()
-        for _, path in self.lines(Mistakes([self.name])):
-            if is_audio(path):
-                stems.add(without_ending(path_below(self.root, path)))
-        repeated = set(stems.repeated())
+        paths = (path for _, path in self.lines(Mistakes([self.name])) if is_audio(path))
+        repeated = _repeated(without_ending(path_below(self.root, path)) for path in paths)
         for line, path in self.lines(mistakes):
             if not is_audio(path):
                 mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac) like the first line")

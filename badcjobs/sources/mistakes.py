@@ -6,6 +6,7 @@ import shlex
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AudioHeader, Chunk
@@ -43,34 +44,28 @@ class Mistakes:
         return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix
 
     def raise_any(self) -> None:
-        if self.count:
-            raise self._error()
-
-    def _error(self) -> BadInput:
+        """Raise one BadInput for all of them; without any, do nothing."""
+        if not self.count:
+            return
         source, line, text, why = self._first[0]
+        name = self._names[source]
         if self.count == 1 and line == 0:
-            look = f"ls -l {shlex.quote(self._names[source])}"
-            return BadInput(f"{self._names[source]} {text}", why=why or None, fix=self._fix or look)
+            raise BadInput(f"{name} {text}", why=why or None, fix=self._fix or f"ls -l {shlex.quote(name)}")
         one = len(self._guilty) == 1
-        who = f"{self._names[source]} has" if one else f"{len(self._guilty)} sources have"
         lines = [self._line(*mistake, named=not one) for mistake in self._first]
         if self.count > len(lines):
             lines.append(f"… and {self.count - len(lines):,} more")
+        numbers = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
+        see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shlex.quote(name)}" if numbers else None
+        who = f"{name} has" if one else f"{len(self._guilty)} sources have"
         what = f"{who} {self.count:,} mistake{'s' if self.count > 1 else ''}"
-        return BadInput(what, why="\n".join(lines), fix=self._fix or self._look_at_lines())
+        raise BadInput(what, why="\n".join(lines), fix=self._fix or see_lines)
 
     def _line(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
         told = f"{text} ({why})" if why else text
         if line == 0:
             return f"{self._names[source]} {told}"
         return f"{self._names[source]} line {line}: {told}" if named else f"line {line}: {told}"
-
-    def _look_at_lines(self) -> str | None:
-        source = self._first[0][0]
-        lines = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
-        if not lines:
-            return None
-        return f"sed -n '{';'.join(f'{line}p' for line in lines)}' {shlex.quote(self._names[source])}"
 
 
 def quoted(value: str) -> str:
@@ -89,18 +84,6 @@ EXAMPLES = 3
 _MOST_PATHS = 200_000  # that are remembered, so that a path with two names is noticed
 
 
-class Passed:
-    """Names in folders that are passed over."""
-
-    def __init__(self) -> None:
-        self.many = 0
-        self.first = ""  # in the order of paths; folders are listed in any
-
-    def add(self, name: str) -> None:
-        self.first = min(self.first, name) if self.many else name
-        self.many += 1
-
-
 class Remarks:
     """Files that break off, files that are missing, files that come under two names, and what is passed over.
 
@@ -114,14 +97,20 @@ class Remarks:
         self.broken = 0
         self.broken_examples: list[str] = []
         self.missing = 0
-        self.missing_examples: Sequence[str] = ()
-        self.missing_fix: str | None = None
-        self.twice = 0
-        self.twice_examples: list[str] = []
-        self.hidden = Passed()
-        self.linked = Passed()
+        self._missing_examples: Sequence[str] = ()
+        self._missing_fix: str | None = None
+        self._twice = 0
+        self._twice_examples: list[str] = []
+        self._passed: dict[
+            str, tuple[int, str]
+        ] = {}  # hidden or linked → how many, and the first in the order of paths
         self._before = "", ""
         self._names: dict[int, int] = {}  # hashes: path → recording
+
+    def pass_over(self, kind: Literal["hidden", "linked"], name: str) -> None:
+        """Note a name in a folder that is passed over."""
+        many, first = self._passed.get(kind, (0, name))
+        self._passed[kind] = many + 1, min(first, name)
 
     def note(self, chunk: Chunk, *, several_sources: bool = False) -> None:
         """Look at the next chunk; those of a recording follow each other."""
@@ -131,7 +120,11 @@ class Remarks:
             self.note_broken(chunk.source_path, chunk.fingerprint.header)
         self._before = now
         if several_sources:
-            self._note_name(chunk)
+            path, name = hash(chunk.audio_path), hash(chunk.recording_id)
+            if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
+                self._twice += 1
+                if self._twice <= EXAMPLES:
+                    self._twice_examples.append(shown(chunk.audio_path))
 
     def note_broken(self, path: str, header: AudioHeader) -> None:
         """Note the header of the next file where it says more audio than there is."""
@@ -139,56 +132,58 @@ class Remarks:
             return
         self.broken += 1
         says = "" if header.duration_s is None else f"its header says {header.duration_s:g} s, "
-        _keep(self.broken_examples, f"{shown(path)} ({says}{header.there_s:g} s are there)")
-
-    def _note_name(self, chunk: Chunk) -> None:
-        path, name = hash(chunk.audio_path), hash(chunk.recording_id)
-        if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
-            self.twice += 1
-            _keep(self.twice_examples, shown(chunk.audio_path))
+        if self.broken <= EXAMPLES:
+            self.broken_examples.append(f"{shown(path)} ({says}{header.there_s:g} s are there)")
 
     def forgive(self, mistakes: Mistakes) -> None:
         """Take over what is missing."""
         self.missing = mistakes.missing
-        self.missing_examples, self.missing_fix = mistakes.examples(EXAMPLES)
+        self._missing_examples, self._missing_fix = mistakes.examples(EXAMPLES)
 
     def notes(self) -> list[str]:
-        """Return a line for what nobody looks at because sources are meant so; the guide says it, too."""
+        """Return a line for what is left out because sources are meant so; the guide says it, too."""
         found = []
-        if many := self.hidden.many:
-            verb = "name is" if many == 1 else "names are"
-            found.append(f"{many:,} hidden {verb} passed over (the first: {shown(self.hidden.first)})")
-        if many := self.linked.many:
-            verb = "link to a folder is" if many == 1 else "links to folders are"
-            found.append(f"{many:,} {verb} not followed (the first: {shown(self.linked.first)})")
+        for kind, one, several in (
+            ("hidden", "hidden name is passed over", "hidden names are passed over"),
+            ("linked", "link to a folder is not followed", "links to folders are not followed"),
+        ):
+            if kind in self._passed:
+                many, first = self._passed[kind]
+                found.append(f"{many:,} {one if many == 1 else several} (the first: {shown(first)})")
         return found
 
     def lines(self) -> list[str]:
         """Return a line for each kind of what will fail, or be done twice."""
+        fix = f"; try: {self._missing_fix}" if self._missing_fix else ""
+        lost = "missing or cannot be used"
         found = []
-        if self.broken:
-            what = f"{self.broken:,} file{' breaks' if self.broken == 1 else 's break'} off; what is there is done"
-            found.append(f"{what}: {_listed(self.broken, self.broken_examples)}")
-        if self.missing:
-            rows = f"{self.missing:,} row{'' if self.missing == 1 else 's'}"
-            they = "it" if self.missing == 1 else "they"
-            what = f"the audio of {rows} is missing or cannot be used; {they} will fail, all others are done"
-            fix = f"; try: {self.missing_fix}" if self.missing_fix else ""
-            found.append(f"{what}: {_listed(self.missing, self.missing_examples)}{fix}")
-        if self.twice:
-            what = f"{self.twice:,} file{' comes' if self.twice == 1 else 's come'} from two sources under two names"
-            found.append(f"{what}, and will be done twice: {_listed(self.twice, self.twice_examples)}")
+        for many, one, several, examples, end in (
+            (
+                self.broken,
+                "1 file breaks off; what is there is done",
+                "{many:,} files break off; what is there is done",
+                self.broken_examples,
+                "",
+            ),
+            (
+                self.missing,
+                f"the audio of 1 row is {lost}; it will fail, all others are done",
+                f"the audio of {{many:,}} rows is {lost}; they will fail, all others are done",
+                self._missing_examples,
+                fix,
+            ),
+            (
+                self._twice,
+                "1 file comes from two sources under two names, and will be done twice",
+                "{many:,} files come from two sources under two names, and will be done twice",
+                self._twice_examples,
+                "",
+            ),
+        ):
+            more = f" and {many - len(examples):,} more" if many > len(examples) else ""
+            if many:
+                found.append(f"{one if many == 1 else several.format(many=many)}: {', '.join(examples)}{more}{end}")
         return found
-
-
-def _keep(examples: list[str], one: str) -> None:
-    if len(examples) < EXAMPLES:
-        examples.append(one)
-
-
-def _listed(many: int, examples: Sequence[str]) -> str:
-    more = f" and {many - len(examples):,} more" if many > len(examples) else ""
-    return ", ".join(examples) + more
 
 
 # --- lines of text ----------------------------------------------------------------------------------------------------
@@ -200,10 +195,10 @@ def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for number, line in enumerate(file, 1):
             if not line.isascii() and not is_text(line):
-                mistakes.add(number, "is not UTF-8", fix=_convert(path, "latin1"))
+                mistakes.add(number, "is not UTF-8", fix=_to_copy(path, "iconv -f latin1 -t utf-8"))
                 line = line.encode(errors="surrogateescape").decode(errors="replace")
             if "\0" in line:
-                mistakes.add(number, "has a NUL byte", fix=f"tr -d '\\000' < {_quote(path)} > {_repaired(path)}")
+                mistakes.add(number, "has a NUL byte", fix=_to_copy(path, "tr -d '\\000'", "< "))
                 line = line.replace("\0", "")
             yield line
 
@@ -212,7 +207,7 @@ def note_utf16(path: Path, start: bytes, mistakes: Mistakes) -> bool:
     """Say whether the file is UTF-16 (a spreadsheet's "Unicode text"), where every single line would be a mistake."""
     if start[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         return False
-    mistakes.add(0, "is UTF-16, not UTF-8", fix=_convert(path, "utf-16"))
+    mistakes.add(0, "is UTF-16, not UTF-8", fix=_to_copy(path, "iconv -f utf-16 -t utf-8"))
     return True
 
 
@@ -225,13 +220,7 @@ def is_text(line: str) -> bool:
     return True
 
 
-def _convert(path: Path, encoding: str) -> str:
-    return f"iconv -f {encoding} -t utf-8 {_quote(path)} > {_repaired(path)}"
-
-
-def _repaired(path: Path) -> str:
-    return _quote(path.with_suffix(f".utf8{path.suffix}"))
-
-
-def _quote(path: Path) -> str:
-    return shlex.quote(str(path))
+def _to_copy(path: Path, command: str, redirect: str = "") -> str:
+    """Return the line that writes a repaired copy of a file."""
+    copy = path.with_suffix(f".utf8{path.suffix}")
+    return f"{command} {redirect}{shlex.quote(str(path))} > {shlex.quote(str(copy))}"

@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import AS_IT_COMES
+from badcjobs.model import Chunk
+from badcjobs.model import Cutting
+from badcjobs.sources.audio_files import ReadHeader
+from badcjobs.sources.audio_files import is_audio
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.audio_files import search_folders
+from badcjobs.sources.badc_manifest import Manifest
+from badcjobs.sources.badc_manifest import is_header
+from badcjobs.sources.folder import AudioList
+from badcjobs.sources.folder import Folder
+from badcjobs.sources.folder import audio_list
+from badcjobs.sources.folder import given_audio
+from badcjobs.sources.folder import read_list
+from badcjobs.sources.look_ahead import stay
+from badcjobs.sources.mistakes import Mistakes
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.mistakes import note_utf16
+from badcjobs.sources.mistakes import quoted
+from badcjobs.sources.mistakes import shown
+from badcjobs.sources.walk import WHOLE
+from badcjobs.sources.walk import Shard
+from badcjobs.sources.walk import Walk
+
 import os
 import shlex
 import stat
@@ -11,18 +36,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from badcjobs.errors import BadInput
-from badcjobs.model import AS_IT_COMES, Chunk, Cutting
-from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
-from badcjobs.sources.badc_manifest import Manifest, is_header
-from badcjobs.sources.folder import AudioList, Folder, audio_list, given_audio, read_list
-from badcjobs.sources.look_ahead import stay
-from badcjobs.sources.mistakes import Mistakes, Remarks, note_utf16, quoted, shown
-from badcjobs.sources.walk import WHOLE, AudioSource, Shard, Walk
 
 # The number of what shards are made of, over all sources (a row; of recordings that we cut, the recording with all its
 # chunks) and of the part it is in, both from 0, and (recording_id, chunk_id).
 RowNote = Callable[[int, int, tuple[str, str]], None]
+# Each kind has a name as the user wrote it, a description for logs and, in ``without_rows``, what to say without a row.
+# ``chunks`` yields our rows, and notes the mistakes of all rows and of our rows' audio; ``identities`` yields the line
+# (0: it has none) and identity of every row, where a recording that we cut ourselves is one row. Both read the source
+# from its beginning, in the same order, every time.
+AudioSource = Folder | Manifest | AudioList
 _NO_LENGTHS: Mapping[str, float] = {}
 Row = TypeVar("Row")
 
@@ -60,7 +82,7 @@ class Sources:
         mistakes = Mistakes([part.name for part in self.parts])
         walk = Walk(shard, mistakes, self.cutting, remarks, self.read_header, while_waiting)
         listed, several = 0, len(self.parts) > 1
-        for listed, chunk in enumerate(self._read(walk), 1):  # noqa: B007
+        for listed, chunk in enumerate(self.read_parts(walk, lambda part: part.chunks(walk)), 1):  # noqa: B007
             walk.remarks.note(chunk, several_sources=several)
             yield chunk
         note_repeats(self.parts, walk)
@@ -77,14 +99,11 @@ class Sources:
         to the caller. The remarks are about names, for hardly any file was looked at.
         """
         walk = _Onlooker(self, note, lengths)
-        for chunk in self._read(walk):
+        for chunk in self.read_parts(walk, lambda part: part.chunks(walk)):
             note(walk.row, walk.mistakes.source, chunk.key)
         if walk.mistakes.count > walk.mistakes.missing:
             walk.mistakes.raise_any()
         return walk.remarks
-
-    def _read(self, walk: Walk) -> Iterator[Chunk]:
-        return self.read_parts(walk, lambda part: part.chunks(walk))
 
     def read_parts(self, walk: Walk, rows_of: Callable[[AudioSource], Iterator[Row]]) -> Iterator[Row]:
         """Yield the rows of one source after the other; note a source that cannot be read, or has none."""
@@ -150,8 +169,8 @@ def open_sources(
                 return _with_cutting(_open_listed(source, root, position), cutting)
             if len(paths) > 1:
                 mistakes.add(0, "is a list of manifests, which has to be the only SOURCE")
-        elif isinstance(source, AudioFile):
-            audio_files.append(source.path)
+        elif isinstance(source, Path):
+            audio_files.append(source)
         elif source is not None:
             parts.append(source)
     mistakes.raise_any()
@@ -200,32 +219,28 @@ class ManifestList:
     path: Path
     manifests: tuple[tuple[int, str], ...]
 
-    def pick(self, position: int | None) -> tuple[tuple[int, Path], ...]:
+    def pick(self, position: int | None) -> list[tuple[int, Path]]:
         """Return line and place of the manifest at this position, counted from 0; of all when it is None."""
-        wanted = self.manifests if position is None else (self._at(position),)
-        mistakes = Mistakes([str(self.path)])
-        found = [(line, self._find(line, text, mistakes)) for line, text in wanted]
-        mistakes.raise_any()
-        return tuple(found)
-
-    def _at(self, position: int) -> tuple[int, str]:
         count = len(self.manifests)
-        if not 0 <= position < count:
+        if position is not None and not 0 <= position < count:
             raise BadInput(
                 f"{self.path} has no manifest for position {position}: it lists {count}",
                 why=f"an array task takes the manifest at its position, counted from 0; the last is {count - 1}",
                 fix=f"#SBATCH --array=0-{count - 1}",
             )
-        return self.manifests[position]
-
-    def _find(self, line: int, text: str, mistakes: Mistakes) -> Path:
-        """Return where a manifest is: seen from the working directory, otherwise from the folder of the list."""
-        # Not from --root: that is where the recordings are.
-        for place in (Path(text), self.path.parent / text):
-            if os.path.exists(place):  # noqa: PTH110  (Path.exists raises for a folder we may not enter)
-                return place
-        mistakes.add(line, f"no such manifest: {shown(text)}")
-        return Path(text)
+        mistakes = Mistakes([str(self.path)])
+        found = []
+        for line, text in self.manifests if position is None else self.manifests[position : position + 1]:
+            # Seen from the working directory, otherwise from the folder of the list; not from --root, which is where
+            # the recordings are.
+            for place in (Path(text), self.path.parent / text):
+                if os.path.exists(place):  # noqa: PTH110  (Path.exists raises for a folder we may not enter)
+                    found.append((line, place))
+                    break
+            else:
+                mistakes.add(line, f"no such manifest: {shown(text)}")
+        mistakes.raise_any()
+        return found
 
 
 def read_manifest_list(path: Path, mistakes: Mistakes) -> ManifestList:
@@ -249,14 +264,7 @@ def is_manifest(name: str) -> bool:
 _LOOK_BYTES = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class AudioFile:
-    """A recording named on the command line; all of them become one list."""
-
-    path: Path
-
-
-Recognised = Folder | Manifest | AudioList | AudioFile | ManifestList
+Recognised = AudioSource | ManifestList | Path  # a Path: a recording; all of them become one list
 
 
 def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised | None:
@@ -268,7 +276,7 @@ def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised |
         if not stat.S_ISREG(mode):
             mistakes.add(0, "is neither a file nor a folder", why="it is read more than once, so a pipe will not do")
             return None
-        return AudioFile(path) if is_audio(path.name) else _recognise_text(path, root, mistakes)
+        return path if is_audio(path.name) else _recognise_text(path, root, mistakes)
     except FileNotFoundError:
         mistakes.add(0, "does not exist", fix=f"ls -l {shlex.quote(str(path.parent))}")
     except OSError as error:
@@ -289,10 +297,6 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if b"\0" in start:
         mistakes.add(0, "is neither audio (.wav, .flac) nor text")
         return None
-    return _recognise_list(path, root, mistakes)
-
-
-def _recognise_list(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised | None:
     _, first = next(read_list(path, Mistakes([str(path)])), (0, ""))
     if is_audio(first):
         return audio_list(path, root)

@@ -24,8 +24,8 @@ from badcjobs.sources.badc_manifest import (
 )
 from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, is_text
-from badcjobs.sources.open import Sources, note_repeats
-from badcjobs.sources.walk import WHOLE, AudioSource, Walk
+from badcjobs.sources.open import AudioSource, Sources, note_repeats
+from badcjobs.sources.walk import WHOLE, Walk
 
 _MOST_LOOKS = 1000
 _NOT_READ = AudioHeader()

@@ -7,7 +7,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AS_IT_COMES, Chunk, Cutting
@@ -49,12 +48,9 @@ def parse_shard(text: str) -> Shard:
 
 
 def _refusal(text: str, count: int) -> BadInput:
-    why = "a shard is I/N: I counts from 0 and is below N"
-    if count < 1:
-        return BadInput(f"no such shard: {text!r}", why=why, fix="--shard 0/1")
-    return BadInput(
-        f"no such shard: {text!r}", why=f"{why}; the last of {count} is {count - 1}/{count}", fix=f"--shard 0/{count}"
-    )
+    last = f"; the last of {count} is {count - 1}/{count}" if count else ""
+    why = f"a shard is I/N: I counts from 0 and is below N{last}"
+    return BadInput(f"no such shard: {text!r}", why=why, fix=f"--shard 0/{count or 1}")
 
 
 # --- walk -------------------------------------------------------------------------------------------------------------
@@ -130,28 +126,3 @@ class Walk:
     def known_length_s(self, recording_id: str) -> float | None:
         """Return how long a recording is that nobody needs to look at any more; None: look."""
         return None
-
-
-class AudioSource(Protocol):
-    """One kind of SOURCE. Both methods read it from its beginning, in the same order, every time."""
-
-    @property
-    def name(self) -> str:
-        """Return it as the user wrote it, for messages."""
-
-    @property
-    def description(self) -> str:
-        """Return what it is, for logs."""
-
-    @property
-    def without_rows(self) -> str:
-        """Return what to say when no row came: a phrase that goes on after the name."""
-
-    def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        """Yield our rows; note the mistakes of all rows, and of our rows' audio."""
-
-    def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the line (0: it has none) and identity of every row, looking at nothing else.
-
-        A recording that we cut ourselves is one row here: its chunks differ whenever recordings do.
-        """
