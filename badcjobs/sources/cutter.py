@@ -1,4 +1,4 @@
-"""Cuts a stretch out of an audio file: WAV by copying frames, every other format by whoever here can decode it."""
+"""Cuts a stretch out of an audio file: WAV by copying frames, every other format by soundfile or ffmpeg."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import shutil
 import stat
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
 from badcjobs.sources.flac import FlacInfo, begin_with_length, read_flac_info
-from badcjobs.sources.wav import NotWav, WavHeader, copy_frames, make_head, read_header
+from badcjobs.sources.wav import NotWav, WavHeader, copy_bytes, copy_frames, make_head, read_header
 
 _SLACK_S = 1.0  # recorders, and those who round, are not exact
-_COPY_BYTES = 1 << 20
 _GUESS_BYTES_PER_S = 48_000 * 2 * 4  # stereo, decoded to 32 bits a sample
 
 
@@ -43,10 +43,10 @@ class AudioCutter:
     """
 
     def __init__(self, search_path: str | None) -> None:
-        self._ffmpeg = Ffmpeg(search_path or "")
+        self._search_path = search_path or ""
 
     def length_s(self, path: Path) -> float | None:
-        """Return the seconds of audio that are really in the file; None: nobody here can tell."""
+        """Return the seconds of audio that are really in the file; None: no program here can tell."""
         try:
             found = _look(path)
         except OSError:
@@ -55,12 +55,12 @@ class AudioCutter:
             return found.length_s
         if isinstance(found, FlacInfo) and found.frames:
             return found.frames / found.rate_hz
-        return length_with_libsndfile(path) or self._ffmpeg.length_s(path)
+        return _length_with_libsndfile(path) or _length_with_ffprobe(path, self._search_path)
 
     def promised_s(self, path: Path) -> float | None:
         """Return the seconds of audio that a WAV header promises, of which a file that breaks off has less.
 
-        None: it is no WAV; of other formats nobody knows where in the file something is missing.
+        None: it is no WAV; of other formats it is not known where in the file something is missing.
         """
         try:
             found = _look(path)
@@ -87,13 +87,6 @@ class AudioCutter:
         will not have it.
         """
         try:
-            self._cut(source, start_s, end_s, target)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-
-    def _cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
-        try:
             with open_audio(source) as file:
                 header = read_header(file)
                 first, last = _frames(header, start_s, end_s)
@@ -103,21 +96,24 @@ class AudioCutter:
         except NotWav as problem:
             self._decode(source, start_s, end_s, target, problem)
         except EOFError as problem:
+            target.unlink(missing_ok=True)
             raise CannotCut(f"{source}: {problem}") from problem
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
     def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
-        """Ask one after the other; the word of one that can decode counts more than that of one that is not here."""
+        """Ask one decoder after the other; the answer of one that can decode counts more than that of one not here."""
         refusals: list[CannotCut] = []
-        try:
-            return cut_with_libsndfile(source, start_s, end_s, target)
-        except CannotCut as refusal:
-            refusals.append(refusal)
-        found = _look(source)
-        try:
-            flac = found if isinstance(found, FlacInfo) else None
-            return self._ffmpeg.cut(source, start_s, end_s, target, flac)
-        except CannotCut as refusal:
-            refusals.append(refusal)
+        for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self._search_path)):
+            try:
+                return cut(source, start_s, end_s, target)
+            except CannotCut as refusal:
+                refusals.append(refusal)
+                target.unlink(missing_ok=True)
+            except BaseException:
+                target.unlink(missing_ok=True)
+                raise
         if spoken := [refusal for refusal in refusals if not isinstance(refusal, NoDecoder)]:
             raise spoken[-1]
         why = " and ".join(map(str, refusals))
@@ -173,15 +169,10 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
             left = frames * header.frame_bytes
             pad = left & 1
             while left:
-                file.seek(header.data_start)
                 round_bytes = min(left, header.frames * header.frame_bytes)
+                if copy_bytes(file, header.data_start, round_bytes, out):
+                    raise NotWav("it became shorter while it was read")
                 left -= round_bytes
-                while round_bytes:
-                    block = file.read(min(round_bytes, _COPY_BYTES))
-                    if not block:
-                        raise NotWav("it became shorter while it was read")
-                    out.write(block)
-                    round_bytes -= len(block)
             out.write(b"\0" * pad)
     except BaseException:
         target.unlink(missing_ok=True)
@@ -193,59 +184,42 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
 _DECODING_S = 900.0  # a day of audio from a slow file system
 
 
-class Ffmpeg:
-    """The programs ffmpeg and ffprobe, looked for as PATH has it."""
-
-    def __init__(self, search_path: str) -> None:
-        self._search_path = search_path
-
-    def cut(self, source: Path, start_s: float, end_s: float, target: Path, flac: FlacInfo | None) -> None:
-        """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
-        ffmpeg = shutil.which("ffmpeg", path=self._search_path)
-        if ffmpeg is None:
-            raise NoDecoder("there is no ffmpeg on PATH")
-        before, after, codec = _place(start_s, end_s, flac)
-        argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
-        said = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
-        if not _has_audio(target):
-            raise CannotCut(f"{source} cannot be decoded by ffmpeg: {said or 'it wrote nothing'}")
-
-    def length_s(self, path: Path) -> float | None:
-        """Return the seconds of audio in a file; None: nobody can tell."""
-        ffprobe = shutil.which("ffprobe", path=self._search_path)
-        if ffprobe is None:
-            return None
-        argv = [ffprobe, "-v", "error", "-select_streams", "a:0", "-show_entries", "format=duration", "-of", "csv=p=0"]
-        said = _run([*argv, str(path.absolute())])
-        try:
-            length_s = float(said.splitlines()[-1])
-        except (ValueError, IndexError):
-            return None
-        return length_s if length_s > 0 else None
-
-
-def _place(start_s: float, end_s: float, flac: FlacInfo | None) -> tuple[list[str], list[str], str]:
-    """Return what is said before and after the file's name, and how samples are written.
-
-    -ss before it jumps there: to the sample in FLAC, if the moment is that of a sample. After it everything is decoded
-    from the beginning: slower, but right also where an MP3 has no index.
-    """
-    codec = "pcm_f32le"
-    if flac is not None:
+def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: float, target: Path) -> None:
+    """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
+    ffmpeg = shutil.which("ffmpeg", path=search_path)
+    if ffmpeg is None:
+        raise NoDecoder("there is no ffmpeg on PATH")
+    flac, codec = _look(source), "pcm_f32le"
+    if isinstance(flac, FlacInfo):
         codec = "pcm_s16le" if flac.bits <= 16 else "pcm_s24le" if flac.bits <= 24 else codec
         start_s = round(start_s * flac.rate_hz) / flac.rate_hz
         end_s = end_s if end_s == float("inf") else round(end_s * flac.rate_hz) / flac.rate_hz
     begin = ["-ss", f"{start_s:.6f}"]
     length = [] if end_s == float("inf") else ["-t", f"{end_s - start_s:.6f}"]
-    return ([], [*begin, *length], codec) if flac is None else (begin, length, codec)
-
-
-def _has_audio(path: Path) -> bool:
+    # -ss before the file jumps there: to the sample in FLAC, if the moment is that of a sample. After it everything is
+    # decoded from the beginning: slower, but right also where an MP3 has no index.
+    before, after = (begin, length) if isinstance(flac, FlacInfo) else ([], [*begin, *length])
+    argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
+    said = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
     try:
-        with path.open("rb") as file:
-            return read_header(file).frames > 0
+        with target.open("rb") as file:
+            has_audio = read_header(file).frames > 0
     except (OSError, NotWav):
-        return False
+        has_audio = False
+    if not has_audio:
+        raise CannotCut(f"{source} cannot be decoded by ffmpeg: {said or 'it wrote nothing'}")
+
+
+def _length_with_ffprobe(path: Path, search_path: str) -> float | None:
+    ffprobe = shutil.which("ffprobe", path=search_path)
+    if ffprobe is None:
+        return None
+    argv = [ffprobe, "-v", "error", "-select_streams", "a:0", "-show_entries", "format=duration", "-of", "csv=p=0"]
+    try:
+        length_s = float(_run([*argv, str(path.absolute())]).splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return length_s if length_s > 0 else None
 
 
 def _run(argv: Sequence[str]) -> str:
@@ -260,12 +234,11 @@ def _run(argv: Sequence[str]) -> str:
 # --- libsndfile -------------------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 16  # frames
-_FLOAT = 3
 _NO_COUNT = 1 << 62
 _LOADING = Lock()  # a thread that waits for another one's import gets the half of a module where that fails
 
 
-def cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
+def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
     """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
     soundfile = load_soundfile()
     try:
@@ -286,8 +259,7 @@ def cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path
         raise CannotCut(f"{source} cannot be decoded: {error}") from error
 
 
-def length_with_libsndfile(path: Path) -> float | None:
-    """Return the seconds of audio in a file; None: it cannot tell."""
+def _length_with_libsndfile(path: Path) -> float | None:
     try:
         soundfile = load_soundfile()
         with _opened(soundfile, path) as audio:
@@ -339,7 +311,11 @@ def load_soundfile() -> Any:
 
 
 def _write(audio: Any, frames: int, target: Path) -> None:
-    kind, size, how, shape = _layout(audio.subtype)
+    kind, size, decode_to = 3, 4, "float32"  # WAV format, bytes a sample
+    if audio.subtype in ("PCM_S8", "PCM_U8", "PCM_16"):
+        kind, size, decode_to = 1, 2, "int16"
+    elif audio.subtype == "PCM_24":
+        kind, size, decode_to = 1, 3, "int32"
     frame_bytes = size * audio.channels
     form = struct.pack(
         "<HHIIHH", kind, audio.channels, audio.samplerate, audio.samplerate * frame_bytes, frame_bytes, 8 * size
@@ -348,28 +324,18 @@ def _write(audio: Any, frames: int, target: Path) -> None:
     written = 0
     with target.open("wb") as out:
         out.write(make_head(header, frames))
-        while written < frames and (block := bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=how))):
-            shaped = shape(block)
-            out.write(shaped)
-            written += len(shaped) // frame_bytes
+        while written < frames:
+            block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=decode_to))
+            if not block:
+                break
+            if size == 3:  # 24-bit samples are the upper bytes of 32-bit ones
+                short = bytearray(len(block) // 4 * 3)
+                for place in range(3):
+                    short[place::3] = block[place + 1 :: 4]
+                block = bytes(short)
+            out.write(block)
+            written += len(block) // frame_bytes
         out.write(b"\0" * (written * frame_bytes & 1))
-        if written < frames:  # the file breaks off; what is missing, others will see
+        if written < frames:  # the file breaks off; what is missing is noticed by the workers
             out.seek(0)
             out.write(make_head(header, written))
-
-
-def _layout(subtype: str) -> tuple[int, int, str, Callable[[bytes], bytes]]:
-    """Return WAV format, bytes a sample, what to decode to, and how that becomes the samples of a file."""
-    if subtype in ("PCM_S8", "PCM_U8", "PCM_16"):
-        return 1, 2, "int16", bytes
-    if subtype == "PCM_24":
-        return 1, 3, "int32", _without_lowest_byte
-    return _FLOAT, 4, "float32", bytes
-
-
-def _without_lowest_byte(block: bytes) -> bytes:
-    """Return 24-bit samples from 32-bit ones, which have them at their upper end."""
-    short = bytearray(len(block) // 4 * 3)
-    for place in range(3):
-        short[place::3] = block[place + 1 :: 4]
-    return bytes(short)

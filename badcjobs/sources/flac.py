@@ -4,13 +4,14 @@ Whoever encodes into a pipe, or loses power, leaves a header without a length; t
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 _TAIL_BYTES, _TAIL_FRAMES = 1 << 16, 4  # what is read of the end: so much, or as much as so many frames can take
 _MOST_FRAMES = 0xF_FFFF_FFFF
-_SYNC = (b"\xff\xf8", b"\xff\xf9")  # frames that are counted, and frames whose samples are
+_SYNC = re.compile(rb"(?=\xff[\xf8\xf9])")  # frames that are counted, and frames whose samples are
 _BLOCK_SIZES = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}
 _MORE_BYTES = {12: 1, 13: 2, 14: 2}  # of a sample rate that is none of the usual ones
 
@@ -24,13 +25,6 @@ class FlacInfo:
     bits: int
     frames: int  # 0: neither its header nor its end tells
     is_told: bool = True  # by its header, without which many programs cannot read it
-
-
-class _FlacFrame(NamedTuple):
-    """Which samples a frame holds."""
-
-    start: int
-    samples: int
 
 
 def read_flac_info(file: BinaryIO) -> FlacInfo | None:
@@ -75,28 +69,18 @@ def _frames_by_the_end(file: BinaryIO, block_size: int, *, largest: int) -> int:
     file.seek(max(begin, end - max(_TAIL_BYTES, _TAIL_FRAMES * largest)))
     tail = file.read()
     ends, last, begun = {0}, 0, (0, 0)  # audio may look like a frame by chance, but not like one that follows another
-    for place in sorted(place for sync in _SYNC for place in _places(tail, sync)):
-        frame = _frame_at(tail[place : place + 16], block_size)
-        if frame is None:
-            continue
-        if frame.start in ends:
-            last, begun = frame.start + frame.samples, (frame.start, place)
-        ends.add(frame.start + frame.samples)
-    if last and _crc16(tail[begun[1] :]):  # whoever wrote it was interrupted in the middle of its last frame
+    for place in (match.start() for match in _SYNC.finditer(tail)):
+        start, samples = _frame_at(tail[place : place + 16], block_size) or (0, 0)
+        if samples and start in ends:
+            last, begun = start + samples, (start, place)
+        ends.add(start + samples)
+    if last and _crc(tail[begun[1] :], 16, 0x8005):  # whoever wrote it was interrupted in the middle of its last frame
         return begun[0]
     return last
 
 
-def _places(tail: bytes, sync: bytes) -> list[int]:
-    places, place = [], tail.find(sync)
-    while place >= 0:
-        places.append(place)
-        place = tail.find(sync, place + 1)
-    return places
-
-
-def _frame_at(head: bytes, block_size: int) -> _FlacFrame | None:
-    """Return the frame that begins with these bytes; None: they are no frame."""
+def _frame_at(head: bytes, block_size: int) -> tuple[int, int] | None:
+    """Return the first sample and the samples of the frame that begins with these bytes; None: they are no frame."""
     if len(head) < 16 or head[3] & 1:
         return None
     number, place = _number(head[4:11])
@@ -106,9 +90,14 @@ def _frame_at(head: bytes, block_size: int) -> _FlacFrame | None:
         more = size_code - 5
         samples, place = int.from_bytes(head[4 + place : 4 + place + more], "big") + 1, place + more
     place += 4 + _MORE_BYTES.get(rate_code, 0)
-    if number is None or not samples or rate_code == 15 or head[place : place + 1] != bytes([_crc8(head[:place])]):
+    if (
+        number is None
+        or not samples
+        or rate_code == 15
+        or head[place : place + 1] != bytes([_crc(head[:place], 8, 0x07)])
+    ):
         return None
-    return _FlacFrame(number if head[1] & 1 else number * block_size, samples)
+    return number if head[1] & 1 else number * block_size, samples
 
 
 def _number(coded: bytes) -> tuple[int | None, int]:
@@ -124,21 +113,11 @@ def _number(coded: bytes) -> tuple[int | None, int]:
     return number, ones
 
 
-def _crc16(data: bytes) -> int:
-    """Return 0 if the data end with the check sum of a frame."""
-    crc = 0
+def _crc(data: bytes, bits: int, polynomial: int) -> int:
+    """Return the check sum of data; 0 if they end with their own."""
+    crc, top, mask = 0, 1 << bits - 1, (1 << bits) - 1
     for byte in data:
-        crc ^= byte << 8
+        crc ^= byte << bits - 8
         for _ in range(8):
-            crc = (crc << 1 ^ 0x8005 if crc & 0x8000 else crc << 1) & 0xFFFF
-    return crc
-
-
-def _crc8(data: bytes) -> int:
-    """Return the check sum that ends the head of a frame."""
-    crc = 0
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc << 1 ^ 0x07 if crc & 0x80 else crc << 1) & 0xFF
+            crc = (crc << 1 ^ polynomial if crc & top else crc << 1) & mask
     return crc

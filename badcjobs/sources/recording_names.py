@@ -113,22 +113,19 @@ def name_reader(settings: RunSettings, cwd: Path) -> NameReader:
 def gap_lines(gaps: NameGaps, patterns: Sequence[object]) -> Iterator[str]:
     """Yield a line for each kind of thing that paths do not tell: dates, and where they fit no pattern."""
     if gaps.undated:
-        verb, whose = ("has", "its") if gaps.undated == 1 else ("have", "their")
-        where = f"e.g. {gaps.undated_example} (badcjobs guide recordings)"
-        yield f"{_of(gaps.undated, gaps)} {verb} no date in {whose} name, {where}"
+        what = "has no date in its name" if gaps.undated == 1 else "have no date in their name"
+        yield f"{_of(gaps.undated, gaps)} {what}, e.g. {gaps.undated_example} (badcjobs guide recordings)"
     if patterns and gaps.no_pattern:
-        verb = "fits" if gaps.no_pattern == 1 else "fit"
-        where = f"e.g. {gaps.no_pattern_example}; there the built-in rule was used"
-        yield f"{_of(gaps.no_pattern, gaps)} {verb} no pattern of [recordings], {where}"
+        what = f"fit{'s' if gaps.no_pattern == 1 else ''} no pattern of [recordings], e.g. {gaps.no_pattern_example}"
+        yield f"{_of(gaps.no_pattern, gaps)} {what}; there the built-in rule was used"
 
 
 def area_line(gaps: NameGaps) -> str | None:
     """Return what to say of recordings without a study area; None: each has one."""
     if not gaps.no_study_area:
         return None
-    verb, whose = ("has", "its") if gaps.no_study_area == 1 else ("have", "their")
-    where = f"e.g. {gaps.no_study_area_example} (badcjobs guide recordings)"
-    return f"{_of(gaps.no_study_area, gaps)} {verb} no study area in {whose} path, {where}"
+    what = "has no study area in its path" if gaps.no_study_area == 1 else "have no study area in their path"
+    return f"{_of(gaps.no_study_area, gaps)} {what}, e.g. {gaps.no_study_area_example} (badcjobs guide recordings)"
 
 
 def _of(many: int, gaps: NameGaps) -> str:

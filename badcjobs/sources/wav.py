@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,28 +143,19 @@ def _data_head(data_bytes: int) -> bytes:
 
 def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
     """Write the frames from ``first`` up to ``last`` as a new file; never more than a block of them is in memory."""
-    count, start = (last - first) * header.frame_bytes, header.data_start + first * header.frame_bytes
+    count = (last - first) * header.frame_bytes
     with target.open("wb") as out:
         out.write(make_head(header, last - first))
-        left = count - _send(source, start, count, out)
-        source.seek(start + count - left)
-        while left and (block := source.read(min(left, _BLOCK))):
-            out.write(block)
-            left -= len(block)
+        left = copy_bytes(source, header.data_start + first * header.frame_bytes, count, out)
         out.write(b"\0" * (count & 1))
     if left:
         raise EOFError(f"the audio became {left} bytes shorter while it was read")
 
 
-def _send(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:
-    """Let the kernel copy as much as it will, which spares a way through our memory; return how much that was."""
-    out.flush()
-    sent = 0
-    try:
-        while sent < count and (more := os.sendfile(out.fileno(), source.fileno(), start + sent, count - sent)):
-            sent += more
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
-        # Some filesystems cannot; they are read in the ordinary way.
-    return sent
+def copy_bytes(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:
+    """Copy bytes from one file to another; return how many are missing at the end."""
+    source.seek(start)
+    while count and (block := source.read(min(count, _BLOCK))):
+        out.write(block)
+        count -= len(block)
+    return count
