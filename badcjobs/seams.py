@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from badcjobs.model import ArrayOrder
+from badcjobs.model import Chunk
+from badcjobs.model import ChunkResult
+from badcjobs.model import ChunkStarted
+from badcjobs.model import InventoryDevice
+from badcjobs.model import JobStates
+from badcjobs.model import Reading
+from badcjobs.model import Submitted
+from badcjobs.model import WorkerPlan
+
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from badcjobs.model import (
-    ArrayOrder,
-    Chunk,
-    ChunkResult,
-    ChunkStarted,
-    InventoryDevice,
-    JobStates,
-    Reading,
-    Submitted,
-    WorkerPlan,
-)
 
 
 class Clock(Protocol):
@@ -46,11 +45,7 @@ class GpuReader(Protocol):
     """
 
     backend: str
-
-    @property
-    def why(self) -> str:
-        """Why this one reads the devices, in words."""
-        ...
+    why: str  # why this one reads the devices, in words
 
     def inventory(self) -> Sequence[InventoryDevice]: ...
 
@@ -58,9 +53,11 @@ class GpuReader(Protocol):
 
     def force_full_read(self) -> None:
         """Let the next reading of each device leave nothing out: it is the last of a recording."""
-        ...
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what the reader holds."""
+        return
 
 
 class Process(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 
 from badcjobs.devices.plausible import Absurd, NoAnswer, check_range, or_none
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
-from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class AmdDevice:
 # --- the reader ------------------------------------------------------------------------------------------------------
 
 
-class AmdReader:
+class AmdReader(GpuReader):
     """Reads every AMD GPU that this process may see; ``machine`` is where /sys lies."""
 
     backend = "amd"
@@ -220,9 +220,6 @@ class AmdReader:
             raise
         except Exception as error:  # broad: the recorder relies on no other exception coming out of here
             raise DeviceUnreadable(reason_of(error)) from error
-
-    def force_full_read(self) -> None:
-        """Do nothing: every reading is a whole one."""
 
     def close(self) -> None:
         smi, self._smi = self._smi, None

@@ -16,7 +16,7 @@ from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
-class NothingReader:
+class NothingReader(GpuReader):
     """Reads nothing; ``why`` tells what was tried."""
 
     backend = "none"
@@ -29,12 +29,6 @@ class NothingReader:
 
     def read(self, uuid: str) -> NoReturn:
         raise DeviceUnreadable(self.why)
-
-    def force_full_read(self) -> None:
-        """Do nothing: every reading is a whole one."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
 
 # Readers are imported where they are chosen: the recorder lives beside other people's work and shall be small.

@@ -63,6 +63,7 @@ class DcgmReader:
 
     def __init__(self, inner: GpuReader, program: str | None, clock: Clock) -> None:
         self.backend = inner.backend
+        self.why = inner.why
         self._inner = inner
         self._program = program
         self._clock = clock
@@ -72,12 +73,10 @@ class DcgmReader:
         self._heard: dict[str, tuple[float, Shares]] = {}  # by UUID
         self._first_reasons: dict[tuple[str, str], str] = {}  # (UUID, metric) → why there was no share at first
 
-    @property
-    def why(self) -> str:
-        return self._inner.why
-
     def inventory(self) -> Sequence[InventoryDevice]:
-        return self._inner.inventory()
+        found = self._inner.inventory()
+        self.why = self._inner.why
+        return found
 
     def read(self, uuid: str) -> Reading:
         """Read the device; fill in what it called missing and dcgmi knows."""

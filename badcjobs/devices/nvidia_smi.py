@@ -13,7 +13,7 @@ from typing import Any
 from badcjobs.devices.plausible import Absurd, check_range
 from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
 from badcjobs.model import InventoryDevice, Reading
-from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _UUID = re.compile(r"GPU-[0-9a-f-]+")
@@ -129,7 +129,7 @@ _LONGEST_QUOTE = 80
 _PATIENCE_S = 5.0  # without persistence mode the driver wakes every card first
 
 
-class NvidiaSmiReader:
+class NvidiaSmiReader(GpuReader):
     """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is where it lies.
 
     The list of devices is waited for once, and the first lines of all of them together once.
@@ -157,8 +157,7 @@ class NvidiaSmiReader:
         self._stream: Stream | None = None
         self._may_start_s = 0.0
         self._trouble = ""  # what an earlier process said before it ended
-        self._patient_until_s: float | None = None  # until when first lines are waited for; None: nothing asked yet
-        self._met: set[str] = set()  # devices whose first line was waited for
+        self._has_waited = False  # for the first lines
         self._lines: dict[str, tuple[float, dict[str, Any], dict[str, str]]] = {}  # heard at, values, reasons
         self._round_is_over = False  # a device has spoken twice, so every one that speaks has spoken
 
@@ -179,8 +178,8 @@ class NvidiaSmiReader:
         if not known:
             raise DeviceUnreadable(f"nvidia-smi lists no device {uuid!r}")
         self._keep_listening()
-        if uuid not in self._met:
-            self._wait_for_a_line(uuid)
+        if not self._has_waited:
+            self._wait_for_a_round()
         line = self._lines.get(uuid)
         if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
             return make_reading(line[1], line[2])
@@ -192,31 +191,24 @@ class NvidiaSmiReader:
         # No running number of seconds in the reason: each new text would be a gap of its own.
         raise DeviceUnreadable(f"nvidia-smi has said nothing for {self._silence_s:g} s")
 
-    def force_full_read(self) -> None:
-        """Do nothing: every reading is a whole one."""
-
     def close(self) -> None:
         """End the process; a later reading would start another one."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
         self._lines.clear()
-        self._met.clear()
-        self._round_is_over = False
-        self._patient_until_s = None
+        self._round_is_over = self._has_waited = False
 
-    def _wait_for_a_line(self, uuid: str) -> None:
-        """Wait for the first line about a device, unless the others show that there is none in a whole round."""
-        if self._patient_until_s is None:
-            self._patient_until_s = self._clock.monotonic_s() + self._patience_s
-        self._met.add(uuid)
-        stream = self._stream
-        while stream is not None and (left_s := self._patient_until_s - self._clock.monotonic_s()) > 0:
-            told = stream.wait(lambda: uuid in self._lines or self._round_is_over, left_s)
-            self._keep_listening()  # at once again without a field that is not known
-            if uuid in self._lines or not told or self._stream is stream:
-                break
+    def _wait_for_a_round(self) -> None:
+        """Wait once until every device has spoken that speaks at all."""
+        self._has_waited = True
+        until_s = self._clock.monotonic_s() + self._patience_s
+        stream = None
+        while self._stream is not stream and not self._round_is_over:
             stream = self._stream
+            if stream is not None:
+                stream.wait(lambda: self._round_is_over, max(0.0, until_s - self._clock.monotonic_s()))
+            self._keep_listening()  # at once again without a field that is not known
 
     def _keep_listening(self) -> None:
         """Start nvidia-smi where it does not run: at once without a field it does not know, else every 10 s."""

@@ -115,6 +115,10 @@ class Question:
         self._why = ""
         self._invalid_is_for_good = to_slice  # what slices answer to calls that are meant for whole cards
 
+    def put_to(self, to_slice: bool) -> Question:
+        """Return the same question for one more device, which has refused nothing yet."""
+        return Question(self.metrics, *self.ways, divisor=self._divisor, to_slice=to_slice)
+
     def ask(self, nvml: Any, handle: Any) -> Any:
         """Return the answer; raise NoAnswer, or NVML's own error when the device is gone."""
         while self.ways:
@@ -203,54 +207,40 @@ def _utilization(nvml: Any, handle: Any) -> tuple[int, int]:
     return rates.gpu, rates.memory
 
 
-# Each: the metrics, the divisor, and the ways to ask; the first one that this device, driver and binding know is used.
-_Row = tuple[tuple[str, ...], int | None, tuple[Way, ...]]
-_HOT: tuple[_Row, ...] = (
-    (("utilization_percent", "memory_utilization_percent"), None, (_utilization,)),
-    (
+_HOT = (
+    Question(("utilization_percent", "memory_utilization_percent"), _utilization),
+    Question(
         ("memory_used_bytes",),
-        None,
-        (
-            lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used,
-            # Drivers before 510; this one calls used what the driver keeps for itself.
-            lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-        ),
+        lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used,
+        # Drivers before 510; this one calls used what the driver keeps for itself.
+        lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
     ),
-    (
+    Question(
         ("temperature_c",),
-        None,
-        (
-            lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            # The binding says that CUDA 14 drops the call above; older drivers and bindings lack this one.
-            lambda nvml, handle: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
-        ),
+        lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        # The binding says that CUDA 14 drops the call above; older drivers and bindings lack this one.
+        lambda nvml, handle: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
     ),
-    (("power_w",), 1000, (lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle),)),
-    (("sm_clock_mhz",), None, (lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),)),
-    (("memory_clock_mhz",), None, (lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),)),
-    (
+    Question(("power_w",), lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle), divisor=1000),
+    Question(("sm_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+    Question(("memory_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+    Question(
         ("throttle_reasons",),
-        None,
-        (
-            lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-            lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),  # drivers before 535
-        ),
+        lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),  # drivers before 535
     ),
 )
-_EXPENSIVE: tuple[_Row, ...] = (  # 4 ms of the processor on an H200, a hundred times all of the hot ones
-    (("energy_j",), 1000, (lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle),)),
+_EXPENSIVE = (  # 4 ms of the processor on an H200, a hundred times all of the hot ones
+    Question(("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle), divisor=1000),
 )
-_WARM: tuple[_Row, ...] = (
-    (("fan_percent",), None, (lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle),)),
-    (("encoder_percent",), None, (lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0],)),
-    (("decoder_percent",), None, (lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0],)),
-    (
+_WARM = (
+    Question(("fan_percent",), lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle)),
+    Question(("encoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
+    Question(("decoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0]),
+    Question(
         ("ecc_errors",),
-        None,
-        (
-            lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
-                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-            ),
+        lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
     ),
 )
@@ -265,8 +255,8 @@ class NvmlDevice:
         refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG") if self.is_slice else {}
         self._builder = ReadingBuilder(refused)
         self._hot, self._warm, self._expensive = (
-            [Question(m, *ways, divisor=d, to_slice=self.is_slice) for m, d, ways in rows if m[0] not in refused]
-            for rows in (_HOT, _WARM, _EXPENSIVE)
+            [question.put_to(self.is_slice) for question in questions if question.metrics[0] not in refused]
+            for questions in (_HOT, _WARM, _EXPENSIVE)
         )
         self._budget = NvmlCallBudget()
         self._activity = Activity(to_slice=self.is_slice)

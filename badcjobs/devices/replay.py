@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from badcjobs.errors import BadInput
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
-from badcjobs.seams import Clock, DeviceUnreadable
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 _TABLES = ("device", "sample", "gap")  # a file without them is no recording
 _DEVICE = ("name", "memory_total_bytes", "power_limit_w", "pci_bus_id", "driver", "slowdown_c", "vendor", "parent_uuid")
@@ -47,7 +47,7 @@ WHERE (device_id = ? OR device_id IS NULL) AND from_ms <= ? ORDER BY from_ms
 _SOURCES = "SELECT metric, source FROM metric_source WHERE device_id = ? AND from_ms <= ? ORDER BY from_ms"
 
 
-class ReplayReader:
+class ReplayReader(GpuReader):
     """Reads the devices of a recording; raises BadInput for a file that is none."""
 
     backend = "replay"
@@ -83,9 +83,6 @@ class ReplayReader:
             return self._reading_at(self._ids[uuid], self._begin_ms + elapsed_ms % self._length_ms)
         except sqlite3.Error as error:
             raise DeviceUnreadable(f"the recording cannot be read: {error}") from error
-
-    def force_full_read(self) -> None:
-        """Do nothing: every reading is a whole one."""
 
     def close(self) -> None:
         """Close the recording; its devices are still listed, but no longer read."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
-from badcjobs.seams import Clock, DeviceUnreadable
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ _PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of t
 _GPU_IDLE = 0x1  # NVML's clock event reason of a device with nothing to do
 
 
-class SimulatedReader:
+class SimulatedReader(GpuReader):
     """Reads ``count`` simulated devices; ``script`` tells which of them behave in their own way."""
 
     backend = "simulated"
@@ -212,12 +212,6 @@ class SimulatedReader:
         if self._ledger is None or reading.memory_used_bytes is None:
             return reading
         return replace(reading, memory_used_bytes=pretended_bytes(self._ledger, uuid))
-
-    def force_full_read(self) -> None:
-        """Do nothing: every reading is a whole one."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
     def _now_s(self) -> float:
         return max(0, self._clock.now_ms() - self._started_at_ms) / 1000

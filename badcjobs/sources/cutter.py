@@ -92,12 +92,12 @@ class AudioCutter:
                 first, last = _frames(header, start_s, end_s)
                 if first >= last:
                     raise _nothing_there(source, header, start_s)
-                copy_frames(file, header, first, last, target)
+                try:
+                    copy_frames(file, header, first, last, target)
+                except EOFError as problem:
+                    raise CannotCut(f"{source}: {problem}") from problem
         except NotWav as problem:
             self._decode(source, start_s, end_s, target, problem)
-        except EOFError as problem:
-            target.unlink(missing_ok=True)
-            raise CannotCut(f"{source}: {problem}") from problem
         except BaseException:
             target.unlink(missing_ok=True)
             raise
@@ -108,12 +108,11 @@ class AudioCutter:
         for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self._search_path)):
             try:
                 return cut(source, start_s, end_s, target)
-            except CannotCut as refusal:
+            except BaseException as refusal:
+                target.unlink(missing_ok=True)
+                if not isinstance(refusal, CannotCut):
+                    raise
                 refusals.append(refusal)
-                target.unlink(missing_ok=True)
-            except BaseException:
-                target.unlink(missing_ok=True)
-                raise
         if spoken := [refusal for refusal in refusals if not isinstance(refusal, NoDecoder)]:
             raise spoken[-1]
         why = " and ".join(map(str, refusals))

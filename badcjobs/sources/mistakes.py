@@ -154,36 +154,23 @@ class Remarks:
 
     def lines(self) -> list[str]:
         """Return a line for each kind of what will fail, or be done twice."""
-        fix = f"; try: {self._missing_fix}" if self._missing_fix else ""
-        lost = "missing or cannot be used"
         found = []
-        for many, one, several, examples, end in (
-            (
-                self.broken,
-                "1 file breaks off; what is there is done",
-                "{many:,} files break off; what is there is done",
-                self.broken_examples,
-                "",
-            ),
-            (
-                self.missing,
-                f"the audio of 1 row is {lost}; it will fail, all others are done",
-                f"the audio of {{many:,}} rows is {lost}; they will fail, all others are done",
-                self._missing_examples,
-                fix,
-            ),
-            (
-                self._twice,
-                "1 file comes from two sources under two names, and will be done twice",
-                "{many:,} files come from two sources under two names, and will be done twice",
-                self._twice_examples,
-                "",
-            ),
-        ):
-            more = f" and {many - len(examples):,} more" if many > len(examples) else ""
-            if many:
-                found.append(f"{one if many == 1 else several.format(many=many)}: {', '.join(examples)}{more}{end}")
+        if many := self.broken:
+            what = f"{many:,} file{' breaks' if many == 1 else 's break'} off; what is there is done"
+            found.append(f"{what}: {_listed(many, self.broken_examples)}")
+        if many := self.missing:
+            rows, they = ("row", "it") if many == 1 else ("rows", "they")
+            what = f"the audio of {many:,} {rows} is missing or cannot be used; {they} will fail, all others are done"
+            fix = f"; try: {self._missing_fix}" if self._missing_fix else ""
+            found.append(f"{what}: {_listed(many, self._missing_examples)}{fix}")
+        if many := self._twice:
+            what = f"{many:,} file{' comes' if many == 1 else 's come'} from two sources under two names"
+            found.append(f"{what}, and will be done twice: {_listed(many, self._twice_examples)}")
         return found
+
+
+def _listed(many: int, examples: Sequence[str]) -> str:
+    return ", ".join(examples) + (f" and {many - len(examples):,} more" if many > len(examples) else "")
 
 
 # --- lines of text ----------------------------------------------------------------------------------------------------
