@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from badcjobs.model import ArrayOrder
-from badcjobs.model import Chunk
-from badcjobs.model import ChunkResult
-from badcjobs.model import ChunkStarted
-from badcjobs.model import InventoryDevice
-from badcjobs.model import JobStates
-from badcjobs.model import Reading
-from badcjobs.model import Submitted
-from badcjobs.model import WorkerPlan
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from badcjobs.model import (
+    ArrayOrder,
+    Chunk,
+    ChunkResult,
+    ChunkStarted,
+    InventoryDevice,
+    JobStates,
+    Reading,
+    Submitted,
+    WorkerPlan,
+)
 
 
 class Clock(Protocol):

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.report.words import count
-from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.folder import CLOSED_FOLDER
-from badcjobs.sources.mistakes import SHOWN
-from badcjobs.sources.mistakes import Mistakes
-from badcjobs.sources.open import Sources
-from badcjobs.sources.survey import PlannedRow
-from badcjobs.sources.survey import survey
-from badcjobs.sources.survey import survey_again
-from badcjobs.sources.open import AudioSource
-
 import heapq
 import shlex
 from array import array
@@ -23,6 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from badcjobs.errors import BadInput
+from badcjobs.report.words import count
+from badcjobs.sources.badc_manifest import Manifest
+from badcjobs.sources.folder import CLOSED_FOLDER
+from badcjobs.sources.mistakes import SHOWN, Mistakes
+from badcjobs.sources.open import AudioSource, Sources
+from badcjobs.sources.survey import PlannedRow, survey, survey_again
 
 if TYPE_CHECKING:
     from badcjobs.planning.plan import RowFile

@@ -27,8 +27,8 @@ from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Engine
 from badcjobs.settings import AUTO, RunSettings
+from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.wav import NotWav
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.deadline import find_end
 from badcjobs.task.records import RecordingOptions, Records

@@ -16,8 +16,8 @@ from badcjobs.errors import BadInput
 from badcjobs.model import FITS, NO_START, TOO_LONG, Chunk, ChunkResult, ChunkStarted, Trial, WorkerPlan
 from badcjobs.planning.probe_search import ProbeStep
 from badcjobs.seams import Clock, Engine
+from badcjobs.sources.audio_formats import NotWav, read_header
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
-from badcjobs.sources.wav import NotWav, read_header
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.records import Records
 from badcjobs.workers.retry import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy, classify

@@ -9,24 +9,13 @@ import stat
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from badcjobs.model import AudioHeader, Fingerprint
-from badcjobs.sources.flac import read_flac_info
+from badcjobs.sources.audio_formats import CONSTANT_FRAMES, DataChunk, find_data, is_wav, read_flac_info
 from badcjobs.sources.mistakes import shown
-from badcjobs.sources.wav import CONSTANT_FRAMES, DataChunk, find_data, is_wav
 
 _HEAD_BYTES = 4096  # are read at once; left to itself, Python takes a block, which Lustre says has 4 MiB
 _SLACK_S = 1.0  # so much less than the header says is no loss: recorders write whole blocks
-
-
-def read_duration_s(path: Path | str) -> float | None:
-    """Return the seconds of audio in a WAV or FLAC file, or None when its header does not tell.
-
-    Of a WAV that breaks off, those that are there.
-    """
-    header = read_header(path)
-    return header.duration_s if header.there_s is None else header.there_s
 
 
 def read_header(path: Path | str) -> AudioHeader:
@@ -37,11 +26,15 @@ def read_header(path: Path | str) -> AudioHeader:
             if is_wav(magic):
                 data = find_data(file)
                 return _wav_header(data) if data and data.format_chunk else AudioHeader()
-            return _flac_header(file)
+            flac = read_flac_info(file)
     except OSError as error:
         return AudioHeader(unreadable=error.strerror or str(error))
     except struct.error:
         return AudioHeader()
+    if flac is None:
+        return AudioHeader()
+    length_s = flac.frames / flac.rate_hz if flac.frames else None
+    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=bool(flac.frames) and not flac.is_told)
 
 
 def _wav_header(data: DataChunk) -> AudioHeader:
@@ -56,13 +49,6 @@ def _wav_header(data: DataChunk) -> AudioHeader:
     if data.unfinished or duration_s is None or there_s is None or duration_s - there_s <= _SLACK_S:
         return AudioHeader(there_s, rate or None, channels or None, unfinished=data.unfinished and data.there > 0)
     return AudioHeader(duration_s, rate or None, channels or None, there_s)
-
-
-def _flac_header(file: BinaryIO) -> AudioHeader:
-    if (info := read_flac_info(file)) is None:
-        return AudioHeader()
-    length_s = info.frames / info.rate_hz if info.frames else None
-    return AudioHeader(length_s, info.rate_hz, info.channels, unfinished=bool(info.frames) and not info.is_told)
 
 
 # --- where it lies ----------------------------------------------------------------------------------------------------

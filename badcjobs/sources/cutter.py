@@ -15,8 +15,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from badcjobs.sources.flac import FlacInfo, begin_with_length, read_flac_info
-from badcjobs.sources.wav import NotWav, WavHeader, copy_bytes, copy_frames, make_head, read_header
+from badcjobs.sources.audio_formats import (
+    FlacInfo,
+    NotWav,
+    WavHeader,
+    begin_with_length,
+    copy_bytes,
+    copy_frames,
+    make_head,
+    read_flac_info,
+    read_header,
+)
 
 _SLACK_S = 1.0  # recorders, and those who round, are not exact
 _GUESS_BYTES_PER_S = 48_000 * 2 * 4  # stereo, decoded to 32 bits a sample

@@ -2,31 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import AS_IT_COMES
-from badcjobs.model import Chunk
-from badcjobs.model import Cutting
-from badcjobs.sources.audio_files import ReadHeader
-from badcjobs.sources.audio_files import is_audio
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.audio_files import search_folders
-from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.badc_manifest import is_header
-from badcjobs.sources.folder import AudioList
-from badcjobs.sources.folder import Folder
-from badcjobs.sources.folder import audio_list
-from badcjobs.sources.folder import given_audio
-from badcjobs.sources.folder import read_list
-from badcjobs.sources.look_ahead import stay
-from badcjobs.sources.mistakes import Mistakes
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.mistakes import note_utf16
-from badcjobs.sources.mistakes import quoted
-from badcjobs.sources.mistakes import shown
-from badcjobs.sources.walk import WHOLE
-from badcjobs.sources.walk import Shard
-from badcjobs.sources.walk import Walk
-
 import os
 import shlex
 import stat
@@ -36,6 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from badcjobs.errors import BadInput
+from badcjobs.model import AS_IT_COMES, Chunk, Cutting
+from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
+from badcjobs.sources.badc_manifest import Manifest, is_header
+from badcjobs.sources.folder import AudioList, Folder, audio_list, given_audio, read_list
+from badcjobs.sources.look_ahead import stay
+from badcjobs.sources.mistakes import Mistakes, Remarks, note_utf16, quoted, shown
+from badcjobs.sources.walk import WHOLE, Shard, Walk
 
 # The number of what shards are made of, over all sources (a row; of recordings that we cut, the recording with all its
 # chunks) and of the part it is in, both from 0, and (recording_id, chunk_id).

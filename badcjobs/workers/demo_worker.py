@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from badcjobs.devices.simulated import pretended_bytes
 from badcjobs.errors import BadInput
+from badcjobs.sources.audio_formats import read_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
-from badcjobs.sources.wav import read_header
 from badcjobs.workers.hawkears_worker import OrderPipe
 from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 

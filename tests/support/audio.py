@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from badcjobs.sources.audio_files import read_header
+
 LOUD, QUIET = 16_000, 40  # 16-bit amplitudes: half of full scale, and what is left of a calm night
 
 
@@ -45,3 +47,9 @@ def _tone(frames: int, rate: int, tone_hz: int, amplitude: int, channels: int) -
     interleaved = array("h", (value for value in second for _ in range(channels)))
     whole, rest = divmod(frames, rate)
     return interleaved * whole + interleaved[: rest * channels] if whole else interleaved
+
+
+def read_duration_s(path: Path | str) -> float | None:
+    """Return the seconds of audio that are in a file; None when its header does not tell."""
+    header = read_header(path)
+    return header.duration_s if header.there_s is None else header.there_s

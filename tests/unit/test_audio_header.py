@@ -4,12 +4,12 @@ import struct
 from pathlib import Path
 
 import pytest
-from support.audio import make_wav
+from support.audio import make_wav, read_duration_s
 from support.powerless import powerless_folder
 
 from badcjobs.model import AudioHeader
-from badcjobs.sources.audio_files import read_duration_s, read_header
-from badcjobs.sources.wav import read_header as wav_header
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.audio_formats import read_header as wav_header
 
 RATE = 8000
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from support.audio import make_wav
+from support.audio import make_wav, read_duration_s
 
-from badcjobs.sources.audio_files import read_duration_s, read_header
+from badcjobs.sources.audio_files import read_header
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere, load_soundfile
 
 # Decodes "audio" that says how long it is: FAKE 12.5; both programs take their arguments as the real ones do.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 
+from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import write_repeated
-from badcjobs.sources.wav import NotWav
 
 
 def frames(path: Path) -> bytes:

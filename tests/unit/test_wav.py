@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.audio import make_wav
 
-from badcjobs.sources.wav import NotWav, WavHeader, copy_frames, make_head, read_header
+from badcjobs.sources.audio_formats import NotWav, WavHeader, copy_frames, make_head, read_header
 
 UNTOLD = 0xFFFFFFFF
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE

@@ -1,0 +1,270 @@
+"""WAV and FLAC: what their headers say, also where sizes are made up or missing; WAV is cut without decoding."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+UNTOLD = 0xFFFFFFFF  # a size that did not fit into 32 bits, or was not known when the header was written
+MOST_CHUNKS = 1000  # recorders write a handful; a damaged file could hold millions of empty ones
+_PCM = 1
+CONSTANT_FRAMES = {_PCM, 3, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
+_LONGEST_FORMAT = 1024  # bytes; 40 is the longest that anybody writes
+_BLOCK = 1 << 20
+
+
+class DataChunk(NamedTuple):
+    """Where the frames of a WAV file lie, and how many bytes of them there are."""
+
+    format_chunk: bytes  # as it stands in the file; empty: there is none before the data
+    start: int
+    told: int  # bytes, as the header says
+    there: int
+    unfinished: bool  # whoever wrote it did not know its size yet, or lost power
+
+
+def is_wav(magic: bytes) -> bool:
+    """Say whether a file that begins with these 12 bytes is a WAV file."""
+    return magic[:4] in (b"RIFF", b"RF64", b"BW64") and magic[8:] == b"WAVE"
+
+
+def find_data(file: BinaryIO) -> DataChunk | None:
+    """Read on behind the first 12 bytes, up to the data; None: there is none. A file that ends is a struct.error."""
+    format_chunk, long_bytes = b"", 0
+    for _ in range(MOST_CHUNKS):
+        name, size = struct.unpack("<4sI", file.read(8))
+        start = file.tell()
+        if name == b"ds64":
+            long_bytes = struct.unpack("<8xQ", file.read(16))[0]
+        elif name == b"fmt ":
+            format_chunk = file.read(min(size, _LONGEST_FORMAT))
+        elif name == b"data":
+            told = long_bytes if size == UNTOLD else size
+            rest = file.seek(0, 2) - start  # programs that stream, and recorders that lost power, say 0 or a lot
+            if told == 0 and not _only_chunks(file, start, start + rest):
+                return DataChunk(format_chunk, start, told, rest, unfinished=True)
+            # Nearly 2 or 4 GiB is written by programs that do not know the size yet.
+            made_up = UNTOLD - 0xFFFF <= told <= UNTOLD or 0x7FFF0000 <= told <= 0x80000000
+            return DataChunk(format_chunk, start, told, min(told, rest), told > rest and made_up)
+        file.seek(start + size + (size & 1))  # chunks start at even offsets
+    return None
+
+
+def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
+    """Say whether nothing but further chunks (notes of the recorder) follows up to the end of the file."""
+    file.seek(start)
+    for _ in range(MOST_CHUNKS):
+        if start >= file_bytes:
+            return True
+        head = file.read(8)
+        if len(head) < 8 or not head[:4].strip().isalnum():
+            return False
+        size = struct.unpack("<I", head[4:])[0]
+        if start + 8 + size > file_bytes:
+            return False
+        start = file.seek(start + 8 + size + (size & 1))
+    return False
+
+
+class NotWav(ValueError):
+    """This is no WAV file whose frames can be counted; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WavHeader:
+    """Where the frames of a WAV file lie."""
+
+    format_chunk: bytes  # as it stands in the file
+    rate_hz: int
+    frame_bytes: int
+    data_start: int
+    frames: int  # whole ones that are really there, whatever the header says
+    missing_frames: int = 0  # that the header says and the file has not: it breaks off
+
+    @property
+    def length_s(self) -> float:
+        return self.frames / self.rate_hz
+
+    @property
+    def promised_s(self) -> float:
+        return (self.frames + self.missing_frames) / self.rate_hz
+
+
+def read_header(file: BinaryIO) -> WavHeader:
+    """Read up to the first frame; raise NotWav where there is none to be found."""
+    file.seek(0)
+    magic = file.read(12)
+    if not is_wav(magic):
+        raise NotWav("it does not begin like a WAV file" if magic else "the file is empty")
+    try:
+        data = find_data(file)
+    except struct.error as error:
+        raise NotWav("the file ends within its header") from error
+    if data is None:
+        raise NotWav("it has no end of chunks, and no data among them")
+    if len(data.format_chunk) < 16:
+        raise NotWav("its format is not given before its data")
+    kind, channels, rate_hz, _, frame_bytes = struct.unpack("<HHIIH", data.format_chunk[:14])
+    if kind not in CONSTANT_FRAMES:
+        raise NotWav(f"its frames are packed (format {kind})")
+    if not (channels and rate_hz and frame_bytes):
+        raise NotWav(f"its header says {channels} channels, {rate_hz} Hz, {frame_bytes} bytes a frame")
+    missing_bytes = 0 if data.unfinished else data.told - data.there
+    frames, missing = data.there // frame_bytes, missing_bytes // frame_bytes
+    return WavHeader(data.format_chunk, rate_hz, frame_bytes, data.start, frames, missing)
+
+
+def make_head(header: WavHeader, frames: int) -> bytes:
+    """Return what stands before this many frames in a new file of the same format."""
+    data_bytes = frames * header.frame_bytes
+    format_chunk = struct.pack("<4sI", b"fmt ", len(header.format_chunk)) + header.format_chunk
+    format_chunk += b"\0" * (len(format_chunk) & 1)
+    if struct.unpack("<H", header.format_chunk[:2])[0] != _PCM:
+        format_chunk += struct.pack("<4sII", b"fact", 4, min(frames, UNTOLD))
+    body_bytes = 4 + len(format_chunk) + 8 + data_bytes + (data_bytes & 1)
+    if body_bytes < UNTOLD:
+        head, told = struct.pack("<4sI4s", b"RIFF", body_bytes, b"WAVE"), data_bytes
+    else:
+        head, told = struct.pack("<4sI4s", b"RF64", UNTOLD, b"WAVE"), UNTOLD
+        head += struct.pack("<4sIQQQI", b"ds64", 28, body_bytes + 36, data_bytes, frames, 0)
+    return head + format_chunk + struct.pack("<4sI", b"data", told)
+
+
+def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
+    """Write the frames from ``first`` up to ``last`` as a new file; never more than a block of them is in memory."""
+    count = (last - first) * header.frame_bytes
+    with target.open("wb") as out:
+        out.write(make_head(header, last - first))
+        left = copy_bytes(source, header.data_start + first * header.frame_bytes, count, out)
+        out.write(b"\0" * (count & 1))
+    if left:
+        raise EOFError(f"the audio became {left} bytes shorter while it was read")
+
+
+def copy_bytes(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:
+    """Copy bytes from one file to another; return how many are missing at the end."""
+    source.seek(start)
+    while count and (block := source.read(min(count, _BLOCK))):
+        out.write(block)
+        count -= len(block)
+    return count
+
+
+# --- FLAC: what it says about itself; the audio is for others to decode -----------------------------------------------
+
+# A program that encodes into a pipe, or loses power, leaves a header without a length; then the last frames tell it.
+_TAIL_BYTES, _TAIL_FRAMES = 1 << 16, 4  # what is read of the end: so much, or as much as so many frames can take
+_MOST_FRAMES = 0xF_FFFF_FFFF
+_SYNC = re.compile(rb"(?=\xff[\xf8\xf9])")  # frames that are counted, and frames whose samples are
+_BLOCK_SIZES = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}
+_MORE_BYTES = {12: 1, 13: 2, 14: 2}  # of a sample rate that is none of the usual ones
+
+
+@dataclass(frozen=True, slots=True)
+class FlacInfo:
+    """The STREAMINFO of a FLAC file."""
+
+    rate_hz: int
+    channels: int
+    bits: int
+    frames: int  # 0: neither its header nor its end tells
+    is_told: bool = True  # by its header, without which many programs cannot read it
+
+
+def read_flac_info(file: BinaryIO) -> FlacInfo | None:
+    """Read what the begin of a file says, and if need be its end; None: that is no FLAC."""
+    file.seek(0)
+    file.seek(_id3_bytes(file.read(10)))
+    try:
+        magic, kind, block_size, packed = struct.unpack(">4sB3xH8xQ", file.read(26))
+    except struct.error:
+        return None
+    if magic != b"fLaC" or kind & 0x7F or not packed >> 44:
+        return None
+    # 20 bits rate, 3 channels, 5 depth, 36 frames
+    rate_hz, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
+    if frames := packed & _MOST_FRAMES:
+        return FlacInfo(rate_hz, channels, bits, frames)
+    frames = _frames_by_the_end(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
+    return FlacInfo(rate_hz, channels, bits, frames, is_told=False)
+
+
+def begin_with_length(file: BinaryIO, frames: int) -> bytes:
+    """Return the first bytes of a FLAC file as they would be, had its encoder known the length."""
+    file.seek(0)
+    to_length = _id3_bytes(file.read(10)) + 18
+    file.seek(0)
+    begin = file.read(to_length + 8)
+    (packed,) = struct.unpack(">Q", begin[to_length:])
+    return begin[:to_length] + struct.pack(">Q", packed & ~_MOST_FRAMES | frames & _MOST_FRAMES)
+
+
+def _id3_bytes(start: bytes) -> int:
+    """Return how long the ID3 tags are that some programs put before the stream."""
+    if len(start) < 10 or start[:3] != b"ID3":
+        return 0
+    a, b, c, d = start[6:10]  # seven bits each
+    return 10 + (a << 21 | b << 14 | c << 7 | d)
+
+
+def _frames_by_the_end(file: BinaryIO, block_size: int, *, largest: int) -> int:
+    """Return how many samples of each channel there are up to the end of the last whole frame; 0: there is none."""
+    begin, end = file.tell(), file.seek(0, 2)
+    file.seek(max(begin, end - max(_TAIL_BYTES, _TAIL_FRAMES * largest)))
+    tail = file.read()
+    ends, last, begun = {0}, 0, (0, 0)  # audio may look like a frame by chance, but not like one that follows another
+    for place in (match.start() for match in _SYNC.finditer(tail)):
+        start, samples = _frame_at(tail[place : place + 16], block_size) or (0, 0)
+        if samples and start in ends:
+            last, begun = start + samples, (start, place)
+        ends.add(start + samples)
+    if last and _crc(tail[begun[1] :], 16, 0x8005):  # whoever wrote it was interrupted in the middle of its last frame
+        return begun[0]
+    return last
+
+
+def _frame_at(head: bytes, block_size: int) -> tuple[int, int] | None:
+    """Return the first sample and the samples of the frame that begins with these bytes; None: they are no frame."""
+    if len(head) < 16 or head[3] & 1:
+        return None
+    number, place = _number(head[4:11])
+    size_code, rate_code = head[2] >> 4, head[2] & 15
+    samples = _BLOCK_SIZES.get(size_code, 0)
+    if size_code in (6, 7):
+        more = size_code - 5
+        samples, place = int.from_bytes(head[4 + place : 4 + place + more], "big") + 1, place + more
+    place += 4 + _MORE_BYTES.get(rate_code, 0)
+    if (
+        number is None
+        or not samples
+        or rate_code == 15
+        or head[place : place + 1] != bytes([_crc(head[:place], 8, 0x07)])
+    ):
+        return None
+    return number if head[1] & 1 else number * block_size, samples
+
+
+def _number(coded: bytes) -> tuple[int | None, int]:
+    """Return a number that is coded as UTF-8 codes letters, and how many bytes it takes."""
+    ones = f"{coded[0]:08b}".find("0")
+    if ones == 0:
+        return coded[0], 1
+    if ones in (-1, 1) or any(byte >> 6 != 2 for byte in coded[1:ones]):
+        return None, 1
+    number = coded[0] & (0x7F >> ones)
+    for byte in coded[1:ones]:
+        number = number << 6 | byte & 0x3F
+    return number, ones
+
+
+def _crc(data: bytes, bits: int, polynomial: int) -> int:
+    """Return the check sum of data; 0 if they end with their own."""
+    crc, top, mask = 0, 1 << bits - 1, (1 << bits) - 1
+    for byte in data:
+        crc ^= byte << bits - 8
+        for _ in range(8):
+            crc = (crc << 1 ^ polynomial if crc & top else crc << 1) & mask
+    return crc
