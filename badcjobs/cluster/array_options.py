@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from badcjobs.cluster.sbatch_options import ArraySpec
+from badcjobs.cluster.sbatch_options import parse_array
+from badcjobs.cluster.sbatch_options import parse_memory
+from badcjobs.cluster.sbatch_options import parse_minutes
+from badcjobs.cluster.sbatch_options import range_instead
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import ArrayShape
+from badcjobs.model import usual_cpus
+from badcjobs.model import usual_mem
+from badcjobs.settings import is_config_file
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs.cluster.sbatch_options import ArraySpec, parse_array, parse_memory, parse_minutes, range_instead
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, ArrayShape, usual_cpus, usual_mem
-from badcjobs.settings import is_config_file
 
 _ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # --exclusive is not: srun, by which tasks start, sees none
 _WARNING_S = 180
@@ -135,7 +143,9 @@ def _choose_array(
         if any(shape.position_of(index) is None for index in spec.indices):
             new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {range_instead(spec)}"
             said = f"not in this run's array {shape}" if known.shape else new
-            wrong.append((f"--array={spec}: {said}", None if known.shape else f"--array={range_instead(spec)}"))
+            wrong.append(
+                (f"--array={options.array}: {said}", None if known.shape else f"--array={range_instead(spec)}")
+            )
     if options.tasks is not None and options.tasks < 1:
         wrong.append((f"--tasks {options.tasks} must be at least 1", None))
     elif options.tasks is not None and options.tasks != shape.count:

@@ -6,6 +6,46 @@ the devices out, ``local_task.py`` starts and ends one.
 
 from __future__ import annotations
 
+from badcjobs.cluster.array_options import extra_options
+from badcjobs.cluster.job_script import JobRequest
+from badcjobs.cluster.job_script import find_srun
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.job_script import read_script
+from badcjobs.cluster.local_array import DevicePool
+from badcjobs.cluster.local_array import LocalArray
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.local_array import TaskRow
+from badcjobs.cluster.local_array import open_pool
+from badcjobs.cluster.local_task import COMPLETED
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.cluster.slurm_commands import query_number
+from badcjobs.cluster.slurm_commands import query_states
+from badcjobs.cluster.wait_for_job import has_worked
+from badcjobs.cluster.wait_for_job import nobody_began
+from badcjobs.cluster.wait_for_job import verdict_code
+from badcjobs.cluster.wait_for_job import verdict_of
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import ArrayOrder
+from badcjobs.model import JobStates
+from badcjobs.model import StandIn
+from badcjobs.model import Submitted
+from badcjobs.model import usual_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob
+from badcjobs.report.job import finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import alone_in
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import emulation_in
+from badcjobs.store.run_lock import leaving_nothing
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.task.startup import World
+
 import json
 import re
 import shlex
@@ -17,22 +57,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.array_options import extra_options
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
-from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
-from badcjobs.cluster.local_task import COMPLETED, LocalJob
-from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm_commands import has_ended, query_number, query_states
-from badcjobs.cluster.wait_for_job import TaskOutcome, has_worked, nobody_began, verdict_code, verdict_of
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, usual_mem
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import FinishedJob, finish_job
-from badcjobs.seams import Unanswered
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import alone_in, check_writable, emulation_in, leaving_nothing, refuse_during_emulation
-from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
@@ -64,7 +88,6 @@ class Emulation:
     rows: tuple[TaskRow, ...]
     out: Path | None
     job: FinishedJob | None  # None: nothing was merged
-    ends: tuple[TaskOutcome, ...] = ()  # of its tasks, where something was merged
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document of ``badcjobs submit --cluster local --json``."""
@@ -372,13 +395,9 @@ def conclude(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: Wo
     stop = world.stop
     if stop.cut_short_by is not None:
         return Emulation(128 + stop.cut_short_by, "stopped", job_id, rows, out, None)
-
-    def end_of(row: TaskRow) -> TaskOutcome:
-        worked = row.state != COMPLETED and out is not None and has_worked(RunFolder(out), job_id, row.index)
-        return TaskOutcome(row.index, row.state, row.exit_code, row.log, worked, row.note)
-
-    ends = tuple(map(end_of, rows))
-    verdict = verdict_of(ends)
+    for row in rows:
+        row.worked = row.state != COMPLETED and out is not None and has_worked(RunFolder(out), job_id, row.index)
+    verdict = verdict_of(rows)
     job: FinishedJob | None = None
     if out is None:
         tell("nothing is merged: the script has no OUT that is known here; badcjobs merge DIR does it")
@@ -389,7 +408,7 @@ def conclude(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: Wo
         # What lies there may be done, but not by these tasks.
         verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
     elif verdict != "done" and stop.ended_by is None:
-        raise nobody_began(job_id, ends, then="the same command")
+        raise nobody_began(job_id, rows, then="the same command")
     code = verdict_code(verdict)
     code = 128 + signal.SIGINT if code and stop.ended_by is signal.SIGINT else code
-    return Emulation(code, verdict, job_id, rows, out, job, () if job is None else ends)
+    return Emulation(code, verdict, job_id, rows, out, job)

@@ -17,7 +17,7 @@ from typing import Any
 
 from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
 from badcjobs.cluster.local_watch import MARK, Watcher
-from badcjobs.cluster.wait_for_job import made_progress
+from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
 from badcjobs.devices.allocation import parse_allocation
 from badcjobs.devices.listing import open_devices
 from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
@@ -51,30 +51,18 @@ class LocalSettings:
 
 
 @dataclass(slots=True)
-class TaskRow:
+class TaskRow(TaskOutcome):
     """One array task, from its submission to its end."""
 
-    index: int | None
-    log: Path
-    state: str = PENDING
     restarts: int = 0
-    exit_code: int | None = None  # of its last attempt
-    note: str = ""
     devices: tuple[Device, ...] = ()
     attempt: Attempt | None = field(default=None, repr=False)
     ends: list[dict[str, Any]] = field(default_factory=list)  # of all its attempts that are over
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as ``--json`` shows it."""
-        return {
-            "index": self.index,
-            "state": self.state,
-            "exit_code": self.exit_code,
-            "restarts": self.restarts,
-            "attempts": self.ends,
-            "log": str(self.log),
-            "note": self.note or None,
-        }
+        more = {"restarts": self.restarts, "attempts": self.ends, "note": self.note or None}
+        return {**TaskOutcome.to_dict(self), **more}
 
 
 class DevicePool:
@@ -172,7 +160,7 @@ class LocalArray:
         self, job: LocalJob, pool: DevicePool, settings: LocalSettings, tasks: Path, tell: Callable[[str], None]
     ) -> None:
         self.job = job
-        self.rows = [TaskRow(index, job.log(index, job.request.output)) for index in job.request.indices]
+        self.rows = [TaskRow(one, PENDING, None, job.log(one, job.request.output)) for one in job.request.indices]
         self._pool = pool
         self._settings = settings
         self._tasks = tasks  # the folder of the task databases, by which progress is seen
@@ -328,7 +316,7 @@ class LocalArray:
 
     def _change(self, row: TaskRow, state: str, note: str) -> None:
         row.state, row.note, self._stale = state, note, True
-        counts = Counter(row.state for row in self.rows)
+        counts = Counter(str(row.state) for row in self.rows)
         waiting, running = counts.pop(PENDING, 0), counts.pop(RUNNING, 0)
         ends = ", ".join(f"{many} {state.lower()}" for state, many in sorted(counts.items()))
         ended = f"{sum(counts.values())} of {len(self.rows)} ended{f' ({ends})' if ends else ''}"

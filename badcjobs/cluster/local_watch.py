@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,19 +30,22 @@ _MOST_BYTES, _MOST_FILES = 65_536, 253  # more files than that no message of Lin
 
 def processes_of(mark: str, session: int | None = None) -> list[psutil.Process]:
     """Return the living processes with this mark, or of this session, and whatever they have started."""
-    everybody = {process.pid: process for process in psutil.process_iter(["ppid", "status"])}
-    found = {pid for pid, process in everybody.items() if _belongs(process, mark, session)}
-    for pid in everybody:
-        line = [pid]  # from here to its first ancestor that belongs to the task, or to the last that there is
-        while line[-1] not in found and line[-1] in everybody:
-            parent = everybody[line[-1]].info["ppid"] or 0
-            if parent in line:
-                break
-            line.append(parent)
-        if line[-1] in found:
-            found |= {*line}
-    found.discard(os.getpid())
-    return [everybody[pid] for pid in found if everybody[pid].info["status"] != psutil.STATUS_ZOMBIE]
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # gone meanwhile, or of another user
+            value = process.environ().get(MARK, "")
+            belongs = value == mark or value.startswith(f"{mark}/") or os.getsid(process.pid) == session
+            if belongs and process.pid not in found:
+                found |= {one.pid: one for one in (process, *process.children(recursive=True))}
+    found.pop(os.getpid(), None)
+    return [process for process in found.values() if _lives(process)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
@@ -52,14 +56,6 @@ def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
                 process.send_signal(signum)
             except (psutil.Error, OSError):
                 break  # gone meanwhile
-
-
-def _belongs(process: psutil.Process, mark: str, session: int | None) -> bool:
-    try:
-        value = process.environ().get(MARK, "")
-        return value == mark or value.startswith(f"{mark}/") or os.getsid(process.pid) == session
-    except (psutil.Error, OSError):
-        return False  # gone meanwhile, or of another user
 
 
 # --- the watcher -----------------------------------------------------------------------------------------------------
@@ -118,7 +114,12 @@ def main() -> None:
         for file in kept:
             os.close(file)
         kept = words[1]
-    end_all(mark, grace_s)
+    kill_at_s = time.monotonic() + grace_s
+    send(processes_of(mark), signal.SIGCONT, signal.SIGTERM)
+    while left := processes_of(mark):
+        if time.monotonic() >= kill_at_s:
+            send(left, signal.SIGKILL)
+        time.sleep(_POLL_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -129,16 +130,6 @@ def _receive(line: socket.socket) -> tuple[bytes, list[int]] | None:
     except ConnectionError:
         return None
     return (words, files) if words else None
-
-
-def end_all(mark: str, grace_s: float) -> None:
-    """Send CONT and TERM to everybody with this mark, after a grace KILL, until nobody is left."""
-    kill_at_s = time.monotonic() + grace_s
-    send(processes_of(mark), signal.SIGCONT, signal.SIGTERM)
-    while left := processes_of(mark):
-        if time.monotonic() >= kill_at_s:
-            send(left, signal.SIGKILL)
-        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

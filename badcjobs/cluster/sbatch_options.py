@@ -100,13 +100,6 @@ class ArraySpec:
     step: int = 1  # as Slurm tells it in SLURM_ARRAY_TASK_STEP: that of a range, and 1 for a list
     parallel: int | None = None
 
-    def __str__(self) -> str:
-        first, last = self.indices[0], self.indices[-1]
-        regular = list(self.indices) == list(range(first, last + 1, self.step))
-        text = ",".join(map(str, self.indices)) if not regular or first == last else f"{first}-{last}"
-        text += f":{self.step}" if regular and self.step > 1 else ""
-        return text + (f"%{self.parallel}" if self.parallel else "")
-
 
 def parse_array(text: str) -> ArraySpec:
     """Read an array specification; an index that is named twice counts once, as in Slurm."""

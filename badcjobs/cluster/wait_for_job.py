@@ -11,9 +11,9 @@ import logging
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,17 @@ def follow(handed: Handed, scheduler: Scheduler, clock: Clock, tell: Callable[[s
 
     Returns how all tasks stood that were seen to end, also those that Slurm has forgotten since.
     """
-    names = f"{handed.job.job_id}_*" if handed.plan.anew else "[!.]*"
-    counter = ChunkCounter(RunFolder(handed.plan.order.out).tasks, names)
-    of = handed.plan.chunks
+    # Where it does again what others have done, only its own databases count.
+    names = f"{handed.job.job_id}_*.sqlite" if handed.plan.anew else "[!.]*.sqlite"
+    tasks, of = RunFolder(handed.plan.order.out).tasks, handed.plan.chunks
+    known: dict[Path, tuple[tuple[int, int], int]] = {}
     seen: dict[int, str] = {}
     codes: dict[int, int] = {}
 
     def line(states: JobStates) -> None:
         seen.update(states.array)
         codes.update(states.exit_codes)
-        tell(progress_line(handed.job, states, min(counter.done(), of), of))
+        tell(progress_line(handed.job, states, min(count_done(tasks.glob(names), known), of), of))
 
     last = watch(scheduler, handed.job, clock, line)
     ended = {index: state for index, state in seen.items() if state not in UNFINISHED}
@@ -119,33 +120,22 @@ def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
     return f"{job.job_id} [{bar}] {done:,} of {of:,} chunks; tasks: {', '.join(words)}{merging}"
 
 
-@dataclass(slots=True)
-class ChunkCounter:
-    """Counts in the published task databases; reads each one only when it has changed."""
-
-    tasks: Path
-    names: str = "[!.]*"  # 4821_* for those of one job, where it does again what others have done
-    _known: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
-
-    def done(self) -> int:
-        """Return how many are done by now."""
-        for path in self.tasks.glob(f"{self.names}.sqlite"):
-            try:
-                status = path.stat()
-                mark = (status.st_mtime_ns, status.st_size)
-            except OSError:
-                continue  # just being replaced; the next look will tell
-            if self._known.get(path.name, (None, 0))[0] != mark and (row := read_row(path, _DONE)):
-                self._known[path.name] = mark, row[0]
-        return sum(done for _, done in self._known.values())
+def count_done(files: Iterable[Path], known: dict[Path, tuple[tuple[int, int], int]]) -> int:
+    """Count the done chunks in published task databases; each is read only when it differs from what is ``known``."""
+    for path in files:
+        with suppress(OSError):  # just being replaced; the next look will tell
+            mark = (path.stat().st_mtime_ns, path.stat().st_size)
+            if known.get(path, (None, 0))[0] != mark and (row := read_row(path, _DONE)):
+                known[path] = mark, row[0]
+    return sum(done for _, done in known.values())
 
 
 # --- how the tasks ended ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskOutcome:
-    """One array task, ended."""
+    """One array task and how it has ended."""
 
     index: int | None  # None: the job has no array
     state: str | None  # in Slurm's words, else in ours; None: nobody knows

@@ -281,10 +281,9 @@ def is_beyond(end_ms: int, audio_ms: int) -> bool:
 
 
 _FIELDS = {"study_area": "[^/]+?", "location": "[^/]+?", "date": "[0-9]{8}", "time": "[0-9]{6}"}
-_TOKEN = re.compile(r"\{(?P<field>[^{}/]*)\}|(?P<any>\*)|(?P<one>\?)|(?P<text>[^{}*?]+)|(?P<stray>[{}])")
-_OF_DIGITS = ("date", "time")
-_ANY_FOLDERS = "(?:[^/]+/)*?"
 _KNOWN = ", ".join(f"{{{field}}}" for field in _FIELDS)
+_TOKEN = re.compile(r"\{(?P<field>[^{}/]*)\}|(?P<folders>\*\*/)|(?P<any>\*)|(?P<one>\?)|[^{}*?]+")
+_OF_DIGITS = ("{date}", "{time}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,21 +310,41 @@ def parse_pattern(text: str) -> NamePattern:
     A ValueError says, in words that follow the pattern, what is wrong with it.
     """
     is_full = text.startswith(("/", "**/"))
-    folders = normalize("NFC", text).removeprefix("./").removeprefix("/").split("/")
-    if not folders[-1]:
-        raise ValueError("is empty" if not text else "ends with /, but has to end with a file name")
-    if "" in folders:
-        raise ValueError("has // in it")
-    parts = [_ANY_FOLDERS if name == "**" else _name(name) + "/" for name in folders[:-1]]
-    parts.append(_name(folders[-1], is_file=True))
-    fields = re.findall(r"\{([^{}/]*)\}", text)
-    if not fields:
-        raise ValueError(f"reads nothing: it has none of {_KNOWN}")
-    if twice := sorted({field for field in fields if fields.count(field) > 1}):
-        raise ValueError(f"has {{{twice[0]}}} twice")
-    if "time" in fields and "date" not in fields:
-        raise ValueError("has {time} without {date}")
-    return NamePattern(text, re.compile(("/" if is_full else "") + "".join(parts)), is_full)
+    path = normalize("NFC", text).removeprefix("./").removeprefix("/")
+    fields = re.findall(r"\{([^{}/]*)\}", path)
+    unknown = [field for field in fields if field not in _FIELDS]
+    twice = sorted({field for field in fields if fields.count(field) > 1})
+    for wrong, words in (
+        (not text, "is empty"),
+        (not path or path.endswith("/"), "ends with /, but has to end with a file name"),
+        ("//" in path, "has // in it"),
+        (re.search(r"\*\*(?!/)|[^/]\*\*", path), "has ** that is not a folder of its own, as in a/**/b"),
+        (re.search(r"[{}]", re.sub(r"\{[^{}/]*\}", "", path)), "has a { or } that stands alone"),
+        (unknown, f"has {{{''.join(unknown[:1])}}}; what can be read is {_KNOWN}"),
+        (not fields, f"reads nothing: it has none of {_KNOWN}"),
+        (twice, f"has {{{''.join(twice[:1])}}} twice"),
+        ("time" in fields and "date" not in fields, "has {time} without {date}"),
+    ):
+        if wrong:
+            raise ValueError(words)
+    ending = re.search(r"(\.(wav|flac))?$", path, re.IGNORECASE)  # recorders write .WAV as well as .wav
+    name = path.removesuffix(ending[0]) if ending else path
+    regex = _TOKEN.sub(_part, name) + (f"(?i:{re.escape(ending[0])})" if ending else "")
+    return NamePattern(text, re.compile(("/" if is_full else "") + regex), is_full)
+
+
+def _part(token: re.Match[str]) -> str:
+    """Return a part of a pattern as a regular expression."""
+    field = token["field"]
+    if field is None:
+        folders, any_letters = "(?:[^/]+/)*?" if token["folders"] else "", "[^/]*" if token["any"] else ""
+        return folders or any_letters or ("[^/]" if token["one"] else re.escape(token[0]))
+    group = f"(?P<{field}>{_FIELDS[field]})"
+    if token[0] not in _OF_DIGITS:
+        return group
+    before, after = token.string[: token.start()], token.string[token.end() :]  # not part of a serial number
+    group = group if before.endswith(_OF_DIGITS) else f"(?<![0-9]){group}"
+    return group if after.startswith(_OF_DIGITS) else f"{group}(?![0-9])"
 
 
 def parse_patterns(texts: Sequence[str]) -> tuple[tuple[NamePattern, ...], list[str]]:
@@ -337,34 +356,3 @@ def parse_patterns(texts: Sequence[str]) -> tuple[tuple[NamePattern, ...], list[
         except ValueError as error:
             wrong.append(f"{text!r} {error}")
     return tuple(patterns), wrong
-
-
-def _name(name: str, *, is_file: bool = False) -> str:
-    """Return one name of a path as a regular expression."""
-    if "**" in name:
-        raise ValueError("has ** that is not a folder of its own, as in a/**/b")
-    tokens = list(_TOKEN.finditer(name))
-    if any(token["stray"] for token in tokens):
-        raise ValueError("has a { or } that stands alone")
-    ending = re.search(r"\.(wav|flac)$", name, re.IGNORECASE) if is_file else None
-    parts = []
-    for number, token in enumerate(tokens):
-        around = [tokens[i]["field"] if 0 <= i < len(tokens) else None for i in (number - 1, number + 1)]
-        parts.append(_part(token, *around))
-    if ending:  # recorders write .WAV as well as .wav
-        last = tokens[-1]["text"].removesuffix(ending[0])
-        parts[-1] = re.escape(last) + f"(?i:{re.escape(ending[0])})"
-    return "".join(parts)
-
-
-def _part(token: re.Match[str], before: str | None, after: str | None) -> str:
-    field = token["field"]
-    if field is None:
-        return "[^/]*" if token["any"] else "[^/]" if token["one"] else re.escape(token["text"])
-    if field not in _FIELDS:
-        raise ValueError(f"has {{{field}}}; what can be read is {_KNOWN}")
-    group = f"(?P<{field}>{_FIELDS[field]})"
-    if field in _OF_DIGITS:  # not the first eight digits of a serial number
-        group = group if before in _OF_DIGITS else f"(?<![0-9]){group}"
-        group = group if after in _OF_DIGITS else f"{group}(?![0-9])"
-    return group

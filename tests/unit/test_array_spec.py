@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from badcjobs.cluster.sbatch_options import ArraySpec, parse_array
 
@@ -36,17 +34,3 @@ def test_what_slurm_refuses_is_refused_with_the_text_and_an_example(text: str) -
     with pytest.raises(ValueError, match="is no array: ") as refused:
         parse_array(text)
     assert f"--array={text}" in str(refused.value)
-
-
-@given(st.sets(st.integers(0, 500), min_size=1), st.none() | st.integers(1, 20))
-def test_what_a_specification_writes_it_reads_again(indices: set[int], parallel: int | None) -> None:
-    spec = ArraySpec(tuple(sorted(indices)), 1, parallel)
-    assert parse_array(str(spec)).indices == spec.indices
-    assert parse_array(str(spec)).parallel == parallel
-
-
-@given(st.integers(0, 50), st.integers(1, 9), st.integers(2, 40))
-def test_a_range_with_a_step_is_written_as_one(first: int, step: int, count: int) -> None:
-    spec = parse_array(f"{first}-{first + step * (count - 1)}:{step}")
-    assert len(spec.indices) == count
-    assert parse_array(str(spec)) == spec
