@@ -38,7 +38,6 @@ from badcjobs.cluster.wait_for_job import end_lines
 from badcjobs.cluster.wait_for_job import follow
 from badcjobs.cluster.wait_for_job import headline
 from badcjobs.cluster.wait_for_job import judge
-from badcjobs.cluster.wait_for_job import verdict_code
 from badcjobs.errors import BadInput
 from badcjobs.report.summary import Summary
 from badcjobs.report.text import summary_text
@@ -48,6 +47,8 @@ from badcjobs.seams import Clock
 from badcjobs.seams import Unanswered
 from badcjobs.settings import make_settings
 from badcjobs.settings import stand_in
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+
 
 import os
 import shlex
@@ -193,7 +194,7 @@ def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
 def _tell_slurm_end(
     facts: dict[str, Any], summary: Summary, verdict: str, ends: Sequence[TaskOutcome], how: SubmitFlags
 ) -> int:
-    code = verdict_code(verdict)
+    code = int(EXIT_CODES[verdict])
     if how.json_wanted:
         told = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
         print_json({**facts, **told, "summary": summary.to_dict()})

@@ -24,7 +24,6 @@ from badcjobs.cluster.slurm_commands import query_number
 from badcjobs.cluster.slurm_commands import query_states
 from badcjobs.cluster.wait_for_job import has_worked
 from badcjobs.cluster.wait_for_job import nobody_began
-from badcjobs.cluster.wait_for_job import verdict_code
 from badcjobs.cluster.wait_for_job import verdict_of
 from badcjobs.errors import BadInput
 from badcjobs.errors import NotHere
@@ -45,6 +44,8 @@ from badcjobs.store.run_lock import emulation_in
 from badcjobs.store.run_lock import leaving_nothing
 from badcjobs.store.run_lock import refuse_during_emulation
 from badcjobs.task.startup import World
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+
 
 import json
 import re
@@ -409,6 +410,6 @@ def conclude(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: Wo
         verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
     elif verdict != "done" and stop.ended_by is None:
         raise nobody_began(job_id, rows, then="the same command")
-    code = verdict_code(verdict)
+    code = int(EXIT_CODES[verdict])
     code = 128 + signal.SIGINT if code and stop.ended_by is signal.SIGINT else code
     return Emulation(code, verdict, job_id, rows, out, job)

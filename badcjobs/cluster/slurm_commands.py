@@ -119,7 +119,9 @@ def parse_job_id(text: str) -> str | None:
 
 def query_states(job: Submitted) -> JobStates:
     """Ask once; raise Unanswered when Slurm has no answer now."""
-    return parse_states(ask(squeue_question(job)), job)
+    ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))  # one line per array task
+    fields = "JobArrayID:40,State:20,exit_code:20,Reason:80"
+    return parse_states(ask(["squeue", "-h", "-r", "-t", "all", "-j", ids, "-O", fields]), job)
 
 
 def query_number(script: Path) -> str | None:
@@ -154,13 +156,6 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: s
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise Unanswered(done.stderr.strip() or f"{program} ended with {done.returncode}")
     return done.stdout  # invalid: all of it has ended and is forgotten
-
-
-def squeue_question(job: Submitted) -> list[str]:
-    """Return the command that asks for array and merge job at once, one line per array task."""
-    ids = job.job_id if job.merge_job_id is None else f"{job.job_id},{job.merge_job_id}"
-    fields = "JobArrayID:40,State:20,exit_code:20,Reason:80"
-    return ["squeue", "-h", "-r", "-t", "all", "-j", ids, "-O", fields]
 
 
 def parse_states(text: str, job: Submitted) -> JobStates:

@@ -136,10 +136,12 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
             mistakes.append(f"--set {one}: {key} is given twice")
         elif not value or not value.isprintable():
             mistakes.append(f"--set {word}: {value!r} is nothing that a line of a script can hold")
-        elif key == "args" and (said := _unbalanced(value)):
-            mistakes.append(f"--set args={value}: {said}")
         else:
-            values.setdefault(key, []).append(value)
+            try:
+                shlex.split(value if key == "args" else "")
+                values.setdefault(key, []).append(value)
+            except ValueError as error:  # a quotation mark that is not closed
+                mistakes.append(f"--set args={value}: {error}")
     missing = [key.name for key in keys.values() if key.required and key.name not in values]
     if complete and missing:
         mistakes.append(f"missing: {', '.join(missing)}")
@@ -156,14 +158,6 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
             fix=" ".join(["badcjobs template", name, *words]) + ("" if words else "   (shows it, with all its keys)"),
         )
     return values
-
-
-def _unbalanced(value: str) -> str | None:
-    try:
-        shlex.split(value)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:

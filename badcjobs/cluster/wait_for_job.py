@@ -32,7 +32,7 @@ from badcjobs.store.merge import MergeOrder
 log = logging.getLogger(__name__)
 
 _BAR = 20
-_EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
+EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
 _COMPLETED, _FAILED = "COMPLETED", "FAILED"
 _BY_VERDICT = {"done": _COMPLETED, "failed": _FAILED, "stopped": "STOPPED", "killed": "KILLED"}
 _UNDONE = "SELECT (SELECT verdict FROM task), count(*), sum(status NOT IN ('done', 'skipped')) FROM chunk"
@@ -202,11 +202,6 @@ def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
             return row
     except sqlite3.Error:
         return None
-
-
-def verdict_code(verdict: str) -> int:
-    """Return the exit code that says the same as a verdict."""
-    return int(_EXIT_CODES[verdict])
 
 
 def verdict_of(ends: Sequence[TaskOutcome]) -> str:

@@ -21,6 +21,12 @@ from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
 NO_NOTE = "nothing is known of it"
+_NOTES = {  # by state, and whether the emulation goes on; one that was killed has not written how a task ended
+    (PENDING, True): "waits for its turn",
+    (PENDING, False): "never started: the emulation was killed",
+    (RUNNING, True): "has begun",
+    (RUNNING, False): "had begun when the emulation was killed",
+}
 _OUT = "--out="
 
 
@@ -187,20 +193,21 @@ class Trace:
         return shlex.join([*self.command, *more]) if self.command else ""
 
     def log_of(self, index: int) -> str | None:
-        """Return where to read why an array task has left nothing; None: nobody knows, or there is no such file."""
+        """Return where to read why an array task has left nothing; None: it is not known, or cannot be read."""
         log = self.logs.get(index)
-        try:
-            return str(log) if log is not None and log.exists() else None
-        except OSError:  # somebody else's folder
-            return None
+        return str(log) if log is not None and os.access(log, os.R_OK) else None
 
 
 def find_trace(out: Path, job_id: str) -> Trace:
     """Return what there is of a job in a run folder; without a number, of the emulation that has begun no task."""
     try:
         rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
-        logs, goes_on = {row["index"]: _log_here(Path(row["log"]), out) for row in rows}, is_emulated_now(out)
-        notes = {row["index"]: _note(row, goes_on=goes_on) for row in rows}
+        logs, notes, goes_on = {}, {}, is_emulated_now(out)
+        for row in rows:
+            log = Path(row["log"])  # a script may have put it elsewhere, where it stays
+            here = out / "logs" / log.name
+            logs[row["index"]] = here if os.access(here, os.F_OK) else log
+            notes[row["index"]] = _NOTES.get((row["state"], goes_on)) or str(row.get("note") or NO_NOTE)
         return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
     except (OSError, ValueError, TypeError, KeyError):
         pass  # no emulation has written it
@@ -215,10 +222,7 @@ def find_trace(out: Path, job_id: str) -> Trace:
 
 def is_emulation_over(out: Path, job_id: str) -> bool:
     """Say whether an emulation worked on this job and is over; cheaply. Without a job: one that has begun no task."""
-    try:
-        emulated = rows_in(out, job_id).exists() if job_id else bool(emulated_command(out))
-    except (OSError, ValueError):  # somebody else's folder, or a number that is no name for a file
-        return False
+    emulated = os.access(rows_in(out, job_id), os.F_OK) if job_id else bool(emulated_command(out))
     return emulated and not is_emulated_now(out)
 
 
@@ -246,15 +250,6 @@ def rows_in(out: Path, job_id: str) -> Path:
     return out / "logs" / f"{PurePath(job_id).name}.json"
 
 
-def _note(row: Mapping[str, Any], *, goes_on: bool) -> str:
-    """Return how an emulation left an array task; one that was killed has not written how that was."""
-    if row["state"] == PENDING:
-        return "waits for its turn" if goes_on else "never started: the emulation was killed"
-    if row["state"] == RUNNING:
-        return "has begun" if goes_on else "had begun when the emulation was killed"
-    return str(row.get("note") or NO_NOTE)
-
-
 def _record_in(out: Path) -> Record | None:
     try:
         return read_record(out)
@@ -270,8 +265,8 @@ def find_cut_short(out: Path) -> CutShort | None:
     record = _record_in(out)
     what = "a submit was cut short here, or is not over yet; the same command finds its job"
     if record is not None and intent.is_of(record):
-        cut = f"the submit of job {record.job.job_id} was cut short, or is not over yet"
-        what = f"{cut}; the same command does the rest"
+        number = record.job.job_id
+        what = f"the submit of job {number} was cut short, or is not over yet; the same command does the rest"
     return CutShort(what, shlex.join(_command_of(intent.record, out)) or "the same badcjobs submit")
 
 
@@ -295,12 +290,3 @@ def _is_same(recorded: str, out: Path) -> bool:
         return Path(recorded).samefile(out)
     except (OSError, ValueError):  # not there any more, or somebody else's
         return False
-
-
-def _log_here(recorded: Path, out: Path) -> Path:
-    """Return where a log lies now; a script may have put it elsewhere, where it stays."""
-    here = out / "logs" / recorded.name
-    try:
-        return here if here.exists() else recorded
-    except OSError:  # somebody else's folder
-        return recorded
