@@ -96,7 +96,6 @@ def submit(
     from badcjobs.cli.submit import SubmitFlags, refuse_for_slurm, submit_here, submit_script, submit_to_slurm
     from badcjobs.cluster.array_options import ArrayOptions
     from badcjobs.cluster.local_array import LocalSettings
-    from badcjobs.cluster.submit import RunCommand
 
     log_to_stderr(quiet=True)
     options = ArrayOptions(
@@ -114,7 +113,7 @@ def submit(
         return submit_script(script, out, flags if config is None else {**flags, "config": config}, options, local, how)
     if out is None:
         raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
-    command = RunCommand(out, flags, Config.read(config))
+    command = (out, flags, Config.read(config))
     if cluster == "local":
         return submit_here(command, options, local, how)
     return submit_to_slurm(command, options, how)

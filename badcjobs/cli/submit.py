@@ -50,6 +50,7 @@ from badcjobs.settings import stand_in
 from badcjobs.cluster.wait_for_job import EXIT_CODES
 
 
+
 import os
 import shlex
 import sys
@@ -240,7 +241,7 @@ def submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSetti
     if how.dry_run:
         refuse_here(plan.order.out, again=how.again)
         return _show_scripts(how, script=array_text(plan.order))
-    devices = make_settings(command.out, command.flags, command.config).stand_in(world.cwd)
+    devices = make_settings(*command).stand_in(world.cwd)
     done = emulate_order(plan.order, replace(settings, stand_in=devices), world, remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
     return _tell_local_end(done, how, facts)

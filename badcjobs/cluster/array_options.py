@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.sbatch_options import ArraySpec
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.cluster.sbatch_options import parse_memory
-from badcjobs.cluster.sbatch_options import parse_minutes
-from badcjobs.cluster.sbatch_options import range_instead
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import ArrayShape
-from badcjobs.model import usual_cpus
-from badcjobs.model import usual_mem
-from badcjobs.settings import is_config_file
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from badcjobs.cluster.sbatch_options import ArraySpec, parse_array, parse_memory, parse_minutes, range_instead
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, ArrayShape, usual_cpus, usual_mem
+from badcjobs.settings import FrozenRun, is_config_file
 
 _ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # --exclusive is not: srun, by which tasks start, sees none
 _WARNING_S = 180
@@ -51,21 +43,21 @@ class ArrayOptions:
     merge_time: str | None = None  # 1:00:00
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What stands already: the shape in run.toml, and how many manifests a list of manifests has."""
-
-    began: bool = False  # there is a run.toml
-    shape: ArrayShape | None = None
-    listed: int | None = None
-
-
 def make_order(
-    options: ArrayOptions, known: Known, *, out: Path, run_arguments: Sequence[str], mistakes: Sequence[str] = ()
+    options: ArrayOptions,
+    frozen: FrozenRun | None = None,
+    listed: int | None = None,
+    *,
+    out: Path,
+    run_arguments: Sequence[str],
+    mistakes: Sequence[str] = (),
 ) -> ArrayOrder:
-    """Return the order; ``mistakes`` are those that somebody else has found in the same command."""
+    """Return the order; ``mistakes`` were found in the same command before.
+
+    ``frozen``: the run as it has begun; ``listed``: how many manifests a list of manifests has.
+    """
     wrong: Wrong = [(one, None) for one in mistakes]
-    spec, shape, only = _choose_array(options, known, wrong)
+    spec, shape, only = _choose_array(options, frozen, listed, wrong)
     times = {"--time": (options.time, "12:00:00"), "--merge-time": (options.merge_time, "1:00:00")}
     minutes = {}
     for name, (text, usual) in times.items():
@@ -123,10 +115,11 @@ def _memory(text: str | None) -> str | None:
 
 
 def _choose_array(
-    options: ArrayOptions, known: Known, wrong: Wrong
+    options: ArrayOptions, frozen: FrozenRun | None, listed: int | None, wrong: Wrong
 ) -> tuple[ArraySpec | None, ArrayShape, tuple[int, ...]]:
     """Return what --array says, the array's shape and, where only a part of it is wanted, the indices of that part."""
-    shape = known.shape or ArrayShape(0, 1, max(options.tasks or known.listed or 1, 1))
+    begun = None if frozen is None else frozen.array
+    shape = begun or ArrayShape(0, 1, max(options.tasks or listed or 1, 1))
     spec: ArraySpec | None = None
     only: tuple[int, ...] = ()
     try:
@@ -138,24 +131,22 @@ def _choose_array(
     if spec is not None:
         if spec.parallel and options.parallel and spec.parallel != options.parallel:
             wrong.append((f"--array={options.array} and --parallel {options.parallel} differ", None))
-        shape = known.shape or ArrayShape(spec.indices[0], spec.step, len(spec.indices))
+        shape = begun or ArrayShape(spec.indices[0], spec.step, len(spec.indices))
         only = () if len(spec.indices) == shape.count else spec.indices
         if any(shape.position_of(index) is None for index in spec.indices):
             new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {range_instead(spec)}"
-            said = f"not in this run's array {shape}" if known.shape else new
-            wrong.append(
-                (f"--array={options.array}: {said}", None if known.shape else f"--array={range_instead(spec)}")
-            )
+            said = f"not in this run's array {shape}" if begun else new
+            wrong.append((f"--array={options.array}: {said}", None if begun else f"--array={range_instead(spec)}"))
     if options.tasks is not None and options.tasks < 1:
         wrong.append((f"--tasks {options.tasks} must be at least 1", None))
     elif options.tasks is not None and options.tasks != shape.count:
         began = f"this run began as an array of {shape.count} ({shape})"
         wrong.append((f"--tasks {options.tasks}, but {began}", f"--tasks {shape.count}"))
-    if known.began and known.shape is None:
+    if frozen is not None and begun is None:
         wrong.append(("this run began without an array; use another --out, or badcjobs run without Slurm", None))
-    if known.listed is not None and shape.count != known.listed:
-        right = f"--tasks {known.listed}"
-        wrong.append((f"the list names {known.listed} manifests, one for each task: {right}", right))
+    if listed is not None and shape.count != listed:
+        right = f"--tasks {listed}"
+        wrong.append((f"the list names {listed} manifests, one for each task: {right}", right))
     return spec, shape, only
 
 

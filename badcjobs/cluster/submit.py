@@ -11,11 +11,11 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.array_options import ArrayOptions, Known, make_order
+from badcjobs.cluster.array_options import ArrayOptions, make_order
 from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, keep_script
 from badcjobs.cluster.slurm_commands import has_ended
 from badcjobs.errors import BadcjobsError, BadInput
@@ -37,13 +37,8 @@ _LOOKED_AT = 2000  # audio files; a look at each of twenty million would take Lu
 _OF_ONE_TASK = ("shard", "free", "stop_after")
 
 
-@dataclass(frozen=True, slots=True)
-class RunCommand:
-    """What each task is told: the flags of ``badcjobs run`` by TOML name (None: not given), and its --config."""
-
-    out: Path
-    flags: Mapping[str, Any]
-    config: Config = field(default_factory=Config)
+# What each task is called with: --out, the flags of ``badcjobs run`` by TOML name (None: not given), and --config.
+RunCommand = tuple[Path, Mapping[str, Any], Config]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ def make_plan(
     ``find``: the source of a job that is there already was checked when that was submitted.
     ``keep``: what has to be merged to know what is left is merged for good; else the run folder stays as it is.
     """
-    out, flags, config = cwd / command.out, command.flags, command.config
+    out, flags, config = cwd / command[0], *command[1:]
     mistakes: list[str] = []
     try:
         settings = make_settings(out, flags, config)
@@ -101,9 +96,8 @@ def make_plan(
         chunks, looked_at, listed = read_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
     frozen = FrozenRun.read(run_toml)
-    known = Known(frozen is not None, frozen.array if frozen else None, listed)
     arguments = run_arguments(out, flags, config, cwd)
-    order = make_order(options, known, out=out, run_arguments=arguments, mistakes=mistakes)
+    order = make_order(options, frozen, listed, out=out, run_arguments=arguments, mistakes=mistakes)
     if frozen is not None and settings is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
     anew = settings is not None and not settings.resume

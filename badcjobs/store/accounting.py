@@ -24,23 +24,8 @@ OF_CHUNKS = STATES[:3]
 _ALIVE, _STARTING = "alive", "starting"
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One try of a chunk on the device; ``state`` is one of OF_CHUNKS."""
-
-    attempt_id: int
-    from_ms: int
-    to_ms: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLife:
-    """One worker on the device; ``began_ms``: when it began its first chunk; None: never."""
-
-    from_ms: int
-    began_ms: int | None
-    to_ms: int
+Try = tuple[int, int, int, str]  # of a chunk on the device: attempt_id, from and to (ms), one of OF_CHUNKS
+Life = tuple[int, int | None, int]  # of a worker: from, when it began its first chunk (None: never), to (ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +42,14 @@ class Span:
         return (self.to_ms - self.from_ms) / 1000
 
 
-def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[WorkerLife]) -> Iterator[Span]:
+def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[Life]) -> Iterator[Span]:
     """Yield what the device did from one moment to another, without a hole and without an overlap."""
-    stretches: list[tuple[int, int, str, int | None]] = [(t.from_ms, t.to_ms, t.state, t.attempt_id) for t in tries]
-    for life in lives:
-        stretches.append((life.from_ms, life.to_ms, _ALIVE, None))
-        stretches.append((life.from_ms, life.to_ms if life.began_ms is None else life.began_ms, _STARTING, None))
+    stretches: list[tuple[int, int, str, int | None]] = [(begin, end, state, one) for one, begin, end, state in tries]
+    for start_ms, began_ms, end_ms in lives:
+        stretches.append((start_ms, end_ms, _ALIVE, None))
+        stretches.append((start_ms, end_ms if began_ms is None else began_ms, _STARTING, None))
     if lives:
-        stretches.append((from_ms, min(life.from_ms for life in lives), _STARTING, None))
+        stretches.append((from_ms, min(life[0] for life in lives), _STARTING, None))
     events: list[tuple[int, int, str, int | None]] = []  # when, one more or one less, what, which try
     for begin_ms, end_ms, what, attempt_id in stretches:
         begin_ms, end_ms = max(begin_ms, from_ms), min(end_ms, to_ms)
@@ -163,16 +148,10 @@ class Account:
             self.energy_j = (self.energy_j or 0.0) + energy[0] * share
 
 
-@dataclass(frozen=True, slots=True)
-class Books:
-    """The accounts of one device: by state, and by try."""
-
-    states: dict[str, Account]
-    tries: dict[int, Account]
-
-
-def keep_books(spans: Iterable[Span], busy: Cumulated, energy: Cumulated) -> Books:
-    """Share the time, the busy seconds and the joules of a device out; whatever is shared is shared once."""
+def keep_books(
+    spans: Iterable[Span], busy: Cumulated, energy: Cumulated
+) -> tuple[dict[str, Account], dict[int, Account]]:
+    """Share time, busy seconds and joules of a device out, by state and by try; whatever is shared is shared once."""
     states: dict[str, Account] = {}
     tries: dict[int, Account] = {}
     for span in spans:
@@ -181,7 +160,7 @@ def keep_books(spans: Iterable[Span], busy: Cumulated, energy: Cumulated) -> Boo
         for attempt_id in span.attempt_ids:
             share = 1 / len(span.attempt_ids)
             tries.setdefault(attempt_id, Account()).add(span.seconds, added_busy, added_energy, share)
-    return Books(states, tries)
+    return states, tries
 
 
 def state_seconds(spans: Iterable[Span], from_ms: int, width_ms: int) -> dict[int, Counter[str]]:

@@ -13,8 +13,6 @@ from badcjobs.store.accounting import (
     STATES,
     Cumulated,
     Span,
-    Try,
-    WorkerLife,
     busy_steps,
     keep_books,
     make_spans,
@@ -56,17 +54,18 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
         busy, energy = _write_totals(db, task_id, device_id)
         if lived is not None:
             from_ms, to_ms = lived
-            tries = [Try(*row) for row in db.execute(_TRIES, (to_ms, task_id, device_id))]
-            lives = [WorkerLife(*row) for row in db.execute(_LIVES, (to_ms, task_id, device_id))]
+            tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
+            lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
             spans = list(make_spans(from_ms, to_ms, tries, lives))
-            books, states = keep_books(spans, busy, energy), {one.attempt_id: one.state for one in tries}
+            by_state, by_try = keep_books(spans, busy, energy)
+            states = {attempt_id: state for attempt_id, _, _, state in tries}
             times = [
                 (task_id, device_id, state, account.seconds, account.measured_s, account.busy_s, account.energy_j)
-                for state, account in sorted(books.states.items())
+                for state, account in sorted(by_state.items())
             ]
             costs = [
                 (task_id, attempt_id, states[attempt_id], account.seconds, account.busy_s, account.energy_j)
-                for attempt_id, account in sorted(books.tries.items())
+                for attempt_id, account in sorted(by_try.items())
             ]
             db.executemany(insert_sql("device_time"), times)
             db.executemany(insert_sql("attempt_cost"), costs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, namedtuple
 from itertools import pairwise
 
 import pytest
@@ -13,8 +13,6 @@ from badcjobs.store.accounting import (
     OF_CHUNKS,
     Cumulated,
     Span,
-    Try,
-    WorkerLife,
     busy_steps,
     keep_books,
     make_spans,
@@ -22,6 +20,8 @@ from badcjobs.store.accounting import (
     state_seconds,
 )
 
+Try = namedtuple("Try", "attempt_id from_ms to_ms state")
+WorkerLife = namedtuple("WorkerLife", "from_ms began_ms to_ms")
 END_MS = 100_000
 STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000))
 TRIES = st.lists(st.tuples(STRETCH, st.sampled_from(OF_CHUNKS)), max_size=12)
@@ -77,14 +77,14 @@ def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy)
     power, used = list(power_steps(watts, 15_000)), list(busy_steps(busy, 15_000))
     to_ms = max([END_MS, *(at for at, _ in [*watts, *busy])])
     spans = list(make_spans(0, to_ms, make_tries(tries), make_lives(lives)))
-    books = keep_books(spans, Cumulated(used), Cumulated(power))
-    states = books.states.values()
+    by_state, by_try = keep_books(spans, Cumulated(used), Cumulated(power))
+    states = by_state.values()
     assert sum(account.seconds for account in states) == pytest.approx(to_ms / 1000)
     assert sum(account.energy_j or 0.0 for account in states) == pytest.approx(sum(step[2] for step in power))
     assert sum(account.busy_s or 0.0 for account in states) == pytest.approx(sum(step[2] for step in used))
     for what in ("seconds", "energy_j", "busy_s"):
-        by_state = sum(getattr(books.states[state], what) or 0.0 for state in OF_CHUNKS if state in books.states)
-        assert sum(getattr(account, what) or 0.0 for account in books.tries.values()) == pytest.approx(by_state)
+        in_chunks = sum(getattr(by_state[state], what) or 0.0 for state in OF_CHUNKS if state in by_state)
+        assert sum(getattr(account, what) or 0.0 for account in by_try.values()) == pytest.approx(in_chunks)
 
 
 @given(TRIES, LIVES, st.integers(200, 50_000))
@@ -105,20 +105,20 @@ def test_stretches_have_the_same_seconds_as_the_spans(tries, lives, width_ms) ->
 def test_what_was_not_measured_is_unknown_and_not_zero() -> None:
     power = Cumulated(power_steps([(10_000, 100.0), (11_000, 100.0)], 15_000))
     nothing = Cumulated([])
-    books = keep_books([Span(0, 5000, "start_up"), Span(5000, 20_000, "working", (1,))], nothing, power)
-    assert books.states["start_up"].energy_j is None and books.states["start_up"].measured_s == 0
-    assert books.states["working"].energy_j == pytest.approx(100) and books.states["working"].measured_s == 1
-    assert books.states["working"].busy_s is None and books.tries[1].busy_s is None
+    by_state, by_try = keep_books([Span(0, 5000, "start_up"), Span(5000, 20_000, "working", (1,))], nothing, power)
+    assert by_state["start_up"].energy_j is None and by_state["start_up"].measured_s == 0
+    assert by_state["working"].energy_j == pytest.approx(100) and by_state["working"].measured_s == 1
+    assert by_state["working"].busy_s is None and by_try[1].busy_s is None
 
 
 def test_two_tries_at_once_share_the_device_and_a_third_pays_for_itself() -> None:
     tries = [Try(1, 0, 2000, "working"), Try(2, 0, 2000, "failed"), Try(3, 2000, 3000, "working")]
     power = Cumulated(power_steps([(0, 100.0), (3000, 100.0)], 15_000))
-    books = keep_books(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
-    assert {key: (cost.seconds, round(cost.energy_j or 0)) for key, cost in books.tries.items()} == {
+    by_state, by_try = keep_books(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
+    assert {key: (cost.seconds, round(cost.energy_j or 0)) for key, cost in by_try.items()} == {
         1: (1.0, 100), 2: (1.0, 100), 3: (1.0, 100),
     }  # fmt: skip
-    assert books.states.keys() == {"working"}
+    assert by_state.keys() == {"working"}
 
 
 def test_a_hole_in_the_readings_has_no_energy() -> None:

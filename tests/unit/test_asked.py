@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.array_options import ArrayOptions, Known, make_order
+from badcjobs.cluster.array_options import ArrayOptions, make_order
 from badcjobs.model import ArrayOrder
 from badcjobs.store.submission_record import asked_of, differences, submit_words
 
@@ -16,9 +16,7 @@ RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 
 
 def order(**wishes: Any) -> ArrayOrder:
-    return make_order(
-        ArrayOptions(**wishes), Known(), out=Path("/scratch/july"), run_arguments=(*RUN, "--cpu-workers=1")
-    )
+    return make_order(ArrayOptions(**wishes), out=Path("/scratch/july"), run_arguments=(*RUN, "--cpu-workers=1"))
 
 
 def test_the_command_names_only_what_was_wished_for() -> None:

@@ -9,19 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.array_options import ArrayOptions, Known, extra_options, make_order
+from badcjobs.cluster.array_options import ArrayOptions, extra_options, make_order
 from badcjobs.cluster.sbatch_options import parse_array, parse_minutes
 from badcjobs.cluster.submit import ArrayPlan
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, ArrayShape
+from badcjobs.settings import FrozenRun
 
 OUT = Path("/scratch/july")
+
+
+Known = tuple[FrozenRun | None, int | None]  # the run as it has begun, and how many manifests are listed
+
+
+def known_of(began: bool = False, shape: ArrayShape | None = None, listed: int | None = None) -> Known:
+    return FrozenRun({}, shape) if began else None, listed
 
 
 def order(
     known: Known | None = None, run: tuple[str, ...] = ("run", "m.csv"), out: Path = OUT, **wishes: Any
 ) -> ArrayOrder:
-    return make_order(ArrayOptions(**wishes), known or Known(), out=out, run_arguments=run)
+    return make_order(ArrayOptions(**wishes), *(known or ()), out=out, run_arguments=run)
 
 
 def refusal(known: Known | None = None, **wishes: Any) -> str:
@@ -82,7 +90,7 @@ def test_what_is_submitted_names_exactly_the_orders_indices(first: int, step: in
 
 
 def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape() -> None:
-    known = Known(began=True, shape=ArrayShape(1, 2, 10))
+    known = known_of(began=True, shape=ArrayShape(1, 2, 10))
     made = order(known, array="3,7%1")
     assert (made.shape, made.only, made.spec, made.indices) == (ArrayShape(1, 2, 10), (3, 7), "3,7%1", (3, 7))
     assert order(known).spec == order(known, tasks=10).spec == order(known, array="1-19:2").spec == "1-19:2"
@@ -91,24 +99,24 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
 @pytest.mark.parametrize(
     ("wishes", "known", "words"),
     [
-        ({"array": "1,2,5"}, Known(), "so a new run needs a range: 0-2"),
-        ({"array": "4"}, Known(True, ArrayShape(1, 2, 10)), "--array=4: not in this run's array 1-19:2"),
-        ({"tasks": 3}, Known(True, ArrayShape(0, 1, 4)), "began as an array of 4 (0-3)"),
-        ({}, Known(True, None), "began without an array"),
-        ({"tasks": 3}, Known(listed=5), "the list names 5 manifests, one for each task: --tasks 5"),
-        ({"tasks": 0}, Known(), "--tasks 0 must be at least 1"),
-        ({"tasks": 4, "array": "0-3"}, Known(), "say the same thing twice"),
-        ({"array": "0-3%2", "parallel": 3}, Known(), "differ"),
-        ({"array": "3-1"}, Known(), "ends before it begins"),
-        ({"mem": "a lot"}, Known(), "--mem a lot is no amount of memory"),
-        ({"account": "a\nb"}, Known(), "--account 'a\\nb'"),
-        ({"sbatch": ("--signal=USR1",)}, Known(), "--signal is set by badcjobs itself"),
-        ({"sbatch": ("qos=high",)}, Known(), "is no option of sbatch"),
-        ({"sbatch": ("--nodes=2",)}, Known(), "each array task is one badcjobs on one node"),
-        ({"mem": "16GiB"}, Known(), "--mem 16GiB is no amount of memory"),
-        ({"mem": "1.5G"}, Known(), "--mem 1.5G is no amount of memory"),
-        ({"job_name": ""}, Known(), "--job-name '' is nothing"),
-        ({"out": Path("/scratch/a\nb")}, Known(), "--out '/scratch/a\\nb' has a line break in its name"),
+        ({"array": "1,2,5"}, known_of(), "so a new run needs a range: 0-2"),
+        ({"array": "4"}, known_of(True, ArrayShape(1, 2, 10)), "--array=4: not in this run's array 1-19:2"),
+        ({"tasks": 3}, known_of(True, ArrayShape(0, 1, 4)), "began as an array of 4 (0-3)"),
+        ({}, known_of(True, None), "began without an array"),
+        ({"tasks": 3}, known_of(listed=5), "the list names 5 manifests, one for each task: --tasks 5"),
+        ({"tasks": 0}, known_of(), "--tasks 0 must be at least 1"),
+        ({"tasks": 4, "array": "0-3"}, known_of(), "say the same thing twice"),
+        ({"array": "0-3%2", "parallel": 3}, known_of(), "differ"),
+        ({"array": "3-1"}, known_of(), "ends before it begins"),
+        ({"mem": "a lot"}, known_of(), "--mem a lot is no amount of memory"),
+        ({"account": "a\nb"}, known_of(), "--account 'a\\nb'"),
+        ({"sbatch": ("--signal=USR1",)}, known_of(), "--signal is set by badcjobs itself"),
+        ({"sbatch": ("qos=high",)}, known_of(), "is no option of sbatch"),
+        ({"sbatch": ("--nodes=2",)}, known_of(), "each array task is one badcjobs on one node"),
+        ({"mem": "16GiB"}, known_of(), "--mem 16GiB is no amount of memory"),
+        ({"mem": "1.5G"}, known_of(), "--mem 1.5G is no amount of memory"),
+        ({"job_name": ""}, known_of(), "--job-name '' is nothing"),
+        ({"out": Path("/scratch/a\nb")}, known_of(), "--out '/scratch/a\\nb' has a line break in its name"),
     ],
 )
 def test_a_mistake_is_named_with_its_value(wishes: dict[str, Any], known: Known, words: str) -> None:
@@ -151,7 +159,7 @@ def test_tasks_without_gpus_that_could_never_begin_are_refused_at_once(wishes: d
         ({"tasks": 4}, 3, 1),
         ({"array": "0-19:2"}, 1, 9),
         ({"tasks": 4}, 0, 0),  # a source without chunks is refused elsewhere
-        ({"array": "3", "known": Known(began=True, shape=ArrayShape(0, 1, 9))}, 3, 0),  # that was said at first
+        ({"array": "3", "known": known_of(began=True, shape=ArrayShape(0, 1, 9))}, 3, 0),  # that was said at first
     ],
 )
 def test_tasks_that_would_have_nothing_to_do_are_counted(wishes: dict[str, Any], chunks: int, idle: int) -> None:
@@ -159,14 +167,14 @@ def test_tasks_that_would_have_nothing_to_do_are_counted(wishes: dict[str, Any],
 
 
 def test_a_list_of_manifests_has_a_task_for_each() -> None:
-    assert order(Known(listed=5)).spec == "0-4"
+    assert order(known_of(listed=5)).spec == "0-4"
 
 
 def test_all_mistakes_of_one_command_are_told_together() -> None:
     with pytest.raises(BadInput) as refused:
         make_order(
             ArrayOptions(time="soon", mem="much", gpus_per_task=-1, cpus=0, parallel=0, merge_time="x", merge_mem="?"),
-            Known(), out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
+            out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
         )  # fmt: skip
     assert len((refused.value.why or "").splitlines()) == 8
     assert refused.value.exit_code == 2
@@ -179,11 +187,11 @@ def test_more_options_of_sbatch_are_passed_on_by_name() -> None:
 @pytest.mark.parametrize(
     ("wishes", "known", "fix"),
     [
-        ({"tasks": 4}, Known(True, ArrayShape(0, 1, 3)), "the same command with --tasks 3"),
-        ({"tasks": 3}, Known(listed=5), "the same command with --tasks 5"),
-        ({"array": "1,3,5,7%2"}, Known(), "the same command with --array=1-7:2%2"),
-        ({"tasks": 4, "mem": "much"}, Known(True, ArrayShape(0, 1, 3)), "badcjobs submit --help"),
-        ({"array": "4"}, Known(True, ArrayShape(1, 2, 10)), "badcjobs submit --help"),
+        ({"tasks": 4}, known_of(True, ArrayShape(0, 1, 3)), "the same command with --tasks 3"),
+        ({"tasks": 3}, known_of(listed=5), "the same command with --tasks 5"),
+        ({"array": "1,3,5,7%2"}, known_of(), "the same command with --array=1-7:2%2"),
+        ({"tasks": 4, "mem": "much"}, known_of(True, ArrayShape(0, 1, 3)), "badcjobs submit --help"),
+        ({"array": "4"}, known_of(True, ArrayShape(1, 2, 10)), "badcjobs submit --help"),
     ],
 )
 def test_where_the_right_value_is_known_it_is_the_line_to_try(wishes: dict[str, Any], known: Known, fix: str) -> None:
