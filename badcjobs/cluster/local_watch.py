@@ -58,9 +58,6 @@ def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
                 break  # gone meanwhile
 
 
-# --- the watcher -----------------------------------------------------------------------------------------------------
-
-
 class Watcher:
     """The process, seen from the emulation: ``dismiss`` lets it go, the end of the emulation sets it to work."""
 

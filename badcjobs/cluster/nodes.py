@@ -212,20 +212,11 @@ def sum_gpus(nodes: Iterable[Node], kind: str | None = None) -> dict[str, int]:
 # --- where a job would start -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """Where a job would start soonest; ``node`` is None when it has to wait, or to spread over several."""
-
-    partition: str
-    node: str | None
-    free: int  # there, of the kind
-    why: str
-    nodes: int = 1
-    gpus_per_node: int | None = None  # on each of several nodes; None: all on one
-
-
-def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Best | None:
+def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[str, Any] | None:
     """Return where a job of so many GPUs would start; None: it could not, on one node or on several.
+
+    ``node`` is None when it has to wait, or to spread over several; ``free`` is how many are free there, of the kind;
+    ``gpus_per_node`` is what each of several nodes gives, None: all are on one.
 
     A whole job on one node is quickest: on the fullest node where it still fits, so that larger ones keep their room.
     Otherwise it waits in the partition with the most free GPUs among those whose nodes have so many at all, or is
@@ -238,7 +229,8 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Best | 
         node = min(fitting, key=lambda n: (n.free(kind), natural_order(n.name)))
         there = [name for name in node.partitions if name in sums]
         name, free = max(there, key=lambda one: (sums[one]["free"], one in default)), node.free(kind)
-        return Best(name, node.name, free, f"the fullest node with room: {free} of {node.total(kind)} free")
+        why = f"the fullest node with room: {free} of {node.total(kind)} free"
+        return {"partition": name, "node": node.name, "free": free, "why": why, "nodes": 1, "gpus_per_node": None}
     choices = []  # the fewest nodes with the same number of GPUs on each, then the most free ones
     for name in sums:
         totals = sorted((node.total(kind) for node in cluster.nodes if name in node.partitions), reverse=True)
@@ -249,24 +241,14 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Best | 
         return None
     number, _, _, name = min(choices)
     free, total = sums[name]["free"], sums[name]["total"]
-    if number == 1:
-        why = f"no node has {gpus} free now, so the job waits; most are free there: {free} of {total}"
-        return Best(name, None, free, why)
-    why = f"no node has {gpus}, so the job takes {number}; {free} are free there"
-    return Best(name, None, free, why, number, -(-gpus // number))
+    each, why = None, f"no node has {gpus} free now, so the job waits; most are free there: {free} of {total}"
+    if number > 1:
+        each, why = -(-gpus // number), f"no node has {gpus}, so the job takes {number}; {free} are free there"
+    return {"partition": name, "node": None, "free": free, "why": why, "nodes": number, "gpus_per_node": each}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSize:
-    """The most that any of some nodes has, each for itself; None: sinfo does not say."""
-
-    gpus: int
-    cores: int | None
-    memory_mib: int | None
-
-
-def largest_size(cluster: Cluster, partitions: str | None = None) -> NodeSize | None:
-    """Return what a job can ask for on one node, in these partitions (with commas between) or anywhere.
+def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, int | None, int | None] | None:
+    """Return the most GPUs, cores and MiB that a node has, in these partitions (with commas between) or anywhere.
 
     None where there is no such node: sinfo does not show partitions that are hidden.
     """
@@ -276,7 +258,7 @@ def largest_size(cluster: Cluster, partitions: str | None = None) -> NodeSize | 
     # Where one is not known it may be larger than all others.
     cores = [node.cores for node in nodes if node.cores is not None]
     memory_mib = [node.memory_mib for node in nodes if node.memory_mib is not None]
-    return NodeSize(
+    return (
         max(node.total() for node in nodes),
         max(cores) if len(cores) == len(nodes) else None,
         max(memory_mib) if len(memory_mib) == len(nodes) else None,
@@ -310,7 +292,7 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
         "kinds": cluster.kinds,
         "fits": best is not None and gpus <= most_on_a_node,  # a node has so many, be they free or not
         "most_on_a_node": most_on_a_node,
-        "best": None if best is None else asdict(best),
+        "best": best,
         "partitions": [
             {**asdict(one), "nodes": len(members), **sum_gpus(members, kind)}
             for one in cluster.partitions

@@ -181,9 +181,6 @@ def keep_script(script: Path, job_id: str) -> None:
         script.rename(script.with_name(f"{job_id}_submission.sh"))
 
 
-# --- scripts ---------------------------------------------------------------------------------------------------------
-
-
 def array_script(order: ArrayOrder, python: str) -> str:
     """Return the batch script of an array, as submitit writes it."""
     from submitit import SlurmExecutor

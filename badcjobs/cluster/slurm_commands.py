@@ -43,9 +43,6 @@ TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
 CONFIG_QUESTION = ("scontrol", "show", "config")
 
 
-# --- sbatch ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came of a script."""
@@ -108,9 +105,6 @@ def parse_job_id(text: str) -> str | None:
         if found := _NUMBER.fullmatch(line.strip()):
             return found["id"]
     return None
-
-
-# --- squeue ----------------------------------------------------------------------------------------------------------
 
 
 # Many clusters, Sockeye's login nodes among them at times, have no accounting to ask, so states come from squeue. It
@@ -199,9 +193,6 @@ def parse_number(text: str, script: Path) -> str | None:
 def has_ended(states: JobStates) -> bool:
     """Say whether neither a task nor the merge job will change any more."""
     return UNFINISHED.isdisjoint([*states.array.values(), states.merge])
-
-
-# --- sacct and scontrol ----------------------------------------------------------------------------------------------
 
 
 def query_ends(job: Submitted) -> dict[int, str]:

@@ -7,6 +7,38 @@ held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what come
 
 from __future__ import annotations
 
+from badcjobs.cluster.array_options import ArrayOptions
+from badcjobs.cluster.array_options import make_order
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import SlurmSilent
+from badcjobs.cluster.slurm import keep_script
+from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import Submitted
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import AUTO
+from badcjobs.settings import Config
+from badcjobs.settings import FrozenRun
+from badcjobs.settings import RunSettings
+from badcjobs.settings import check_against
+from badcjobs.settings import make_settings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.run_lock import alone_in
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import leaving_nothing
+from badcjobs.store.run_lock import refuse_during_emulation
+
 import shlex
 import shutil
 import tempfile
@@ -15,21 +47,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.array_options import ArrayOptions, make_order
-from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, keep_script
-from badcjobs.cluster.slurm_commands import has_ended
-from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.model import ArrayOrder, Submitted
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, Config, FrozenRun, RunSettings, check_against, make_settings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import alone_in, check_writable, leaving_nothing, refuse_during_emulation
 
 Progress = Callable[[int], None]
 
@@ -225,7 +242,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
 
     def about_to(script: Path) -> None:
         hold()
-        records.write_intent(order.out, records.Intent(script, record))
+        records.write_intent(order.out, script, record)
 
     try:
         record = replace(record, job=scheduler.submit(order, about_to))
@@ -246,13 +263,14 @@ def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
     intent = records.read_intent(out)
     if intent is None:
         return False
+    script, intended = intent
     record = records.last_submission(out, scheduler.find_array)
-    if record is None or not intent.is_of(record):
-        intent.script.unlink(missing_ok=True)
+    if record is None or not record.is_of(intended):
+        script.unlink(missing_ok=True)
         records.forget_intent(out)
         return False
     records.write_record(out, record)
-    keep_script(intent.script, record.job.job_id)
+    keep_script(script, record.job.job_id)
     return True
 
 

@@ -87,9 +87,6 @@ def write_script(path: Path, text: str, *, force: bool) -> None:
         raise cannot_write(path, error) from error
 
 
-# --- keys ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Key:
     """Something that a template wants to know."""
@@ -182,9 +179,6 @@ def _filled(line: str, values: Mapping[str, Sequence[str]]) -> str:
         value = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], values[key][0]).replace("'", '"\'"')
         return f': "${{{variable["name"]}:={value}}}"'
     return line
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
 
 
 def _is_range_of_nodes(text: str) -> bool:

@@ -82,9 +82,6 @@ def judge(
     return summary, verdict, ends
 
 
-# --- how it stands ---------------------------------------------------------------------------------------------------
-
-
 def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[JobStates], None]) -> JobStates:
     """Wait until array and merge job have ended; ``tell`` hears of every change. Returns how they stood at the end."""
     before: JobStates | None = None
@@ -128,9 +125,6 @@ def count_done(files: Iterable[Path], known: dict[Path, tuple[tuple[int, int], i
             if known.get(path, (None, 0))[0] != mark and (row := read_row(path, _DONE)):
                 known[path] = mark, row[0]
     return sum(done for _, done in known.values())
-
-
-# --- how the tasks ended ----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -225,9 +219,6 @@ def _ends_in(job_database: Path, job_id: str) -> dict[int, tuple[str | None, int
     except sqlite3.Error:
         pass  # the summary was read a moment ago; without this, Slurm's word counts alone
     return found
-
-
-# --- what to say of it ------------------------------------------------------------------------------------------------
 
 
 def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | None:

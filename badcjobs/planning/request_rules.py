@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from badcjobs.cluster.nodes import UNTYPED
+from badcjobs.cluster.nodes import Node
+from badcjobs.cluster.nodes import largest_size
+from badcjobs.planning.findings import Advice
+from badcjobs.planning.findings import Cases
+from badcjobs.planning.findings import Remark
+from badcjobs.planning.findings import fine_if
+from badcjobs.planning.findings import judge_all
+from badcjobs.planning.findings import problem_if
+from badcjobs.planning.findings import rules
+from badcjobs.planning.findings import warning_if
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM
+from badcjobs.report.rules import WARNING
+from badcjobs.report.words import count
+from badcjobs.settings import nearest
+
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
-from badcjobs.planning.findings import Advice, Cases, Remark, fine_if, judge_all, problem_if, rules, warning_if
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count
-from badcjobs.settings import nearest
 
 _AGAIN = "   (what is left is done when you submit it again)"
 # Engine processes have to live in it: less would be cheaper, but Slurm would kill them. The same as submit asks for.
@@ -165,7 +176,8 @@ def _node(facts: PreflightFacts) -> Cases:
     """Compare what a task wants of one node with a node of the site; what its file does not say, Slurm may."""
     asked, site = facts.asked, facts.site
     size = None if facts.cluster is None else largest_size(facts.cluster, asked.partition)
-    of_slurm = (size.gpus, size.cores, size.memory_mib and size.memory_mib / 1024) if size else (None, None, None)
+    gpus, cores, memory_mib = size or (None, None, None)
+    of_slurm = (gpus, cores, memory_mib and memory_mib / 1024)
     of_site = (site.node_gpus, site.node_cpus, site.node_memory_gb)
     wanted = (asked.gpus_per_node, asked.cpus_per_node, asked.memory_gb_per_node)
     units = ("GPUs", "cores", "GB of memory")

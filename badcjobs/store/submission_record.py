@@ -43,17 +43,9 @@ class Record:
     listed: int | None = None  # how many manifests its list of manifests names; None: it is none, or nobody has kept it
     left: int | None = None  # how many of the chunks were left when it was submitted; None: all, or nobody has counted
 
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """A submission that is about to be: its record without a number, and the script that sbatch gets."""
-
-    script: Path
-    record: Record
-
-    def is_of(self, record: Record | None) -> bool:
-        """Say whether this record is of the same submission."""
-        return record is not None and record.submitted_at_ms == self.record.submitted_at_ms
+    def is_of(self, other: Record | None) -> bool:
+        """Say whether both are of one submission; only its number, and that of its merge job, may differ."""
+        return other is not None and other.submitted_at_ms == self.submitted_at_ms
 
 
 def file_in(out: Path) -> Path:
@@ -84,16 +76,16 @@ def read_record(out: Path) -> Record | None:
         ) from error
 
 
-def write_intent(out: Path, intent: Intent) -> None:
-    """Write down what is to be submitted now."""
-    _write(intent_in(out), {"script": str(intent.script), "record": asdict(intent.record)})
+def write_intent(out: Path, script: Path, record: Record) -> None:
+    """Write down what is to be submitted now: the script that sbatch gets, and its record without a number."""
+    _write(intent_in(out), {"script": str(script), "record": asdict(record)})
 
 
-def read_intent(out: Path) -> Intent | None:
-    """Return what was being submitted when somebody was killed; None: nothing was."""
+def read_intent(out: Path) -> tuple[Path, Record] | None:
+    """Return script and record of what was being submitted when a submit was killed; None: nothing was."""
     try:
         values = json.loads(intent_in(out).read_text(encoding="utf-8"))
-        return Intent(Path(values["script"]), _record_of(values["record"]))
+        return Path(values["script"]), _record_of(values["record"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # there is none; or its disk was full, and then nothing was submitted
 
@@ -101,9 +93,9 @@ def read_intent(out: Path) -> Intent | None:
 def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | None:
     """Return what was handed in last, also where nobody has written down its number: ``find`` asks for it by script."""
     record, intent = read_record(out), read_intent(out)
-    if intent is None or intent.is_of(record) or (job_id := find(intent.script)) is None:
+    if intent is None or intent[1].is_of(record) or (job_id := find(intent[0])) is None:
         return record
-    return replace(intent.record, job=replace(intent.record.job, job_id=job_id))
+    return replace(intent[1], job=replace(intent[1].job, job_id=job_id))
 
 
 def forget_intent(out: Path) -> None:
@@ -264,10 +256,10 @@ def find_cut_short(out: Path) -> CutShort | None:
         return None
     record = _record_in(out)
     what = "a submit was cut short here, or is not over yet; the same command finds its job"
-    if record is not None and intent.is_of(record):
+    if record is not None and record.is_of(intent[1]):
         number = record.job.job_id
         what = f"the submit of job {number} was cut short, or is not over yet; the same command does the rest"
-    return CutShort(what, shlex.join(_command_of(intent.record, out)) or "the same badcjobs submit")
+    return CutShort(what, shlex.join(_command_of(intent[1], out)) or "the same badcjobs submit")
 
 
 def _command_of(record: Record, out: Path) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from badcjobs.live.snapshot import Snapshot, device_document
 from badcjobs.live.ui_state import DEVICES, TASK, TASKS, UiState, arrange_devices
 from badcjobs.model import Reading, Submitted
 from badcjobs.store.run_lock import emulation_in
-from badcjobs.store.submission_record import Intent, Record, file_in, write_intent, write_record
+from badcjobs.store.submission_record import Record, file_in, write_intent, write_record
 
 ARRAY_OF_FOUR = "[array]\nfirst = 0\nstep = 1\ncount = 4\n"
 SUBMIT = ("badcjobs", "submit", "m.csv")
@@ -162,7 +162,7 @@ def test_array_tasks_that_an_emulation_will_not_start_any_more_are_said_to_be_un
     write_record(tmp_path, record)
     assert states_in(look(tmp_path)) == ["waiting"] * 4, "Slurm has them since"
     file_in(tmp_path).unlink()
-    write_intent(tmp_path, Intent(tmp_path / "job.sh", record))
+    write_intent(tmp_path, tmp_path / "job.sh", record)
     assert states_in(look(tmp_path))[1:] == ["waiting"] * 3, "Slurm may have them"
 
 
@@ -190,7 +190,7 @@ def test_an_emulation_that_was_killed_before_anybody_wrote_what_the_run_is_has_l
 
 def test_where_all_is_done_nobody_is_told_to_repeat_a_submit_that_was_cut_short(tmp_path: Path) -> None:
     task = TaskFile(tmp_path, states=ALL_DONE)
-    write_intent(tmp_path, Intent(tmp_path / "job.sh", Record("slurm", Submitted("", None, (0,)), (), 2, START_MS)))
+    write_intent(tmp_path, tmp_path / "job.sh", Record("slurm", Submitted("", None, (0,)), (), 2, START_MS))
     for states, told in ((HALF_DONE, True), ({"a": "done", "b": "failed"}, True), (ALL_DONE, False)):
         replace(task, states=states, verdict="done" if states == ALL_DONE else "stopped").write()
         frame = look(tmp_path)

@@ -13,7 +13,7 @@ from badcjobs.model import Submitted
 from badcjobs.report.job import find_job_database, finish_job, summarize_database
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.run_lock import emulation_in
-from badcjobs.store.submission_record import Intent, Record, forget_intent, write_intent, write_record
+from badcjobs.store.submission_record import Record, forget_intent, write_intent, write_record
 
 
 def test_the_tasks_of_a_run_stand_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_where_a_submit_was_cut_short_before_any_task_report_and_merge_name_the_
     words = ("run", "/data/m.csv", f"--out={tmp_path}")
     record = Record("slurm", Submitted("4821", None, (0, 1, 2)), words, 6, 1, asked)
     line = f"badcjobs submit /data/m.csv --out={tmp_path} --cluster=slurm --array=0-2"
-    write_intent(tmp_path, Intent(tmp_path / "job.sh", record))
+    write_intent(tmp_path, tmp_path / "job.sh", record)
     why = "a submit was cut short here, or is not over yet; the same command finds its job"
     assert refusals(tmp_path) == {(why, line)}
     write_record(tmp_path, record)

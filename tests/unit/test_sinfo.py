@@ -9,7 +9,6 @@ from badcjobs.cluster.nodes import (
     Cluster,
     GpuCount,
     Node,
-    NodeSize,
     choose_best,
     cluster_text,
     count_gpus,
@@ -180,23 +179,23 @@ def test_a_job_goes_to_the_fullest_node_where_it_fits_whole(
 ) -> None:
     best = choose_best(cluster, gpus, kind)
     assert best is not None
-    assert (best.partition, best.node) == (partition, where)
+    assert (best["partition"], best["node"]) == (partition, where)
 
 
 def test_where_it_fits_nowhere_the_partition_with_the_most_free_ones_is_named_with_numbers() -> None:
     text = node("a1", used=3) + node("a2", used=4) + node("b1", used=2, partition="big")
     best = choose_best(parse_sinfo(text), 3)
     assert best is not None
-    assert (best.partition, best.node, best.free) == ("big", None, 2)
-    assert "2 of 4" in best.why
-    assert "waits" in best.why
+    assert (best["partition"], best["node"], best["free"]) == ("big", None, 2)
+    assert "2 of 4" in best["why"]
+    assert "waits" in best["why"]
 
 
 def test_more_than_any_node_has_is_said_to_take_several() -> None:
     best = choose_best(parse_sinfo(node("a1") + node("a2")), 8)
     assert best is not None
-    assert (best.node, best.free, best.nodes, best.gpus_per_node) == (None, 8, 2, 4)
-    assert "no node has 8, so the job takes 2" in best.why
+    assert (best["node"], best["free"], best["nodes"], best["gpus_per_node"]) == (None, 8, 2, 4)
+    assert "no node has 8, so the job takes 2" in best["why"]
 
 
 @pytest.mark.parametrize(
@@ -292,16 +291,18 @@ def test_a_node_without_a_count_of_cores_is_judged_by_its_state_alone() -> None:
 @pytest.mark.parametrize(
     ("partitions", "size"),
     [
-        (None, NodeSize(8, 24, 380_000)),  # the most of each, of all that a job can reach
-        ("gpu", NodeSize(4, 24, 180_000)),
-        ("gpu,fat", NodeSize(8, 24, 380_000)),
-        ("old", NodeSize(16, 24, 180_000)),  # asked for by its name, though it is closed
-        ("cpu", NodeSize(0, 24, 180_000)),
+        (None, (8, 24, 380_000)),  # the most of each, of all that a job can reach
+        ("gpu", (4, 24, 180_000)),
+        ("gpu,fat", (8, 24, 380_000)),
+        ("old", (16, 24, 180_000)),  # asked for by its name, though it is closed
+        ("cpu", (0, 24, 180_000)),
         ("hidden", None),
         ("gpu,hidden", None),
     ],
 )
-def test_the_most_that_a_job_can_ask_for_on_one_node_is_known(partitions: str | None, size: NodeSize | None) -> None:
+def test_the_most_that_a_job_can_ask_for_on_one_node_is_known(
+    partitions: str | None, size: tuple[int, int | None, int | None] | None
+) -> None:
     fat = node("f1", total=8, partition="fat", memory=380_000)
     old = node("o1", total=16, partition="old", up="down")
     cpu = "c1|cpu|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0|180000|\n"
@@ -310,5 +311,5 @@ def test_the_most_that_a_job_can_ask_for_on_one_node_is_known(partitions: str | 
 
 def test_what_sinfo_does_not_say_about_one_node_is_not_known_of_all() -> None:
     strange = parse_sinfo(node("g1") + node("g2", cores="(null)", memory="(null)"))
-    assert largest_size(strange) == NodeSize(4, None, None)
+    assert largest_size(strange) == (4, None, None)
     assert largest_size(parse_sinfo("")) is None

@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import Submitted
+from badcjobs.report.job import finish_job
+from badcjobs.report.job import summarize_database
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import emulated_command
+from badcjobs.store.run_lock import emulation_in
+from badcjobs.store.run_lock import is_emulated_now
+from badcjobs.store.run_lock import lock_in
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.submission_record import Record
+from badcjobs.store.submission_record import find_cut_short
+from badcjobs.store.submission_record import find_trace
+from badcjobs.store.submission_record import forget_intent
+from badcjobs.store.submission_record import write_intent
+from badcjobs.store.submission_record import write_record
+
 import fcntl
 import json
 from pathlib import Path
@@ -11,20 +28,6 @@ import pytest
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.errors import BadInput
-from badcjobs.model import Submitted
-from badcjobs.report.job import finish_job, summarize_database
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
-from badcjobs.store.submission_record import (
-    Intent,
-    Record,
-    find_cut_short,
-    find_trace,
-    forget_intent,
-    write_intent,
-    write_record,
-)
 
 
 def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
@@ -32,7 +35,7 @@ def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_fol
     TaskFile(run, states={"a": "done", "b": "pending"}).write()
     asked, words = {"--array": "0-2", "--gpus-per-task": 1}, ("run", "/data/m.csv", f"--out={run}")
     record = Record("slurm", Submitted("", None, (0, 1, 2)), words, 6, START_MS, asked)
-    write_intent(run, Intent(run / "logs" / "job.sh", record))
+    write_intent(run, run / "logs" / "job.sh", record)
     clock = HandClock(START_MS)
     for target in (run / "job.sqlite", elsewhere):
         for summary in (finish_job(MergeOrder([run], target), clock).summary, summarize_database(target)):
@@ -113,7 +116,7 @@ def test_the_command_of_a_submit_is_for_the_folder_in_which_it_is_found(
     )
     record = Record("slurm", Submitted("4821", None, (0, 1, 2)), words, 6, START_MS, asked)
     write_record(tmp_path, record)
-    write_intent(tmp_path, Intent(Path("/gone/july/logs/job.sh"), record))
+    write_intent(tmp_path, Path("/gone/july/logs/job.sh"), record)
     monkeypatch.chdir(tmp_path)
     cut_short = find_cut_short(Path())
     assert cut_short is not None
