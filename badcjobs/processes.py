@@ -50,9 +50,9 @@ _BEGIN_WITH_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-def die_with_parent() -> None:
-    """Let this process die when its parent is gone, even by SIGKILL; for ``preexec_fn``."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Let this process get a signal when its parent is gone, even by SIGKILL; for ``preexec_fn``."""
+    _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
 def _obey_the_wrapper(*, hears_term: bool) -> None:

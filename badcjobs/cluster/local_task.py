@@ -6,11 +6,9 @@ grace. What the script leaves running when it ends is ended the same way.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
-import pwd
 import re
 import signal
 import subprocess
@@ -25,6 +23,7 @@ import psutil
 from badcjobs.cluster.job_script import JobRequest
 from badcjobs.cluster.local_watch import MARK, processes_of, send
 from badcjobs.model import Device
+from badcjobs.processes import die_with_parent
 from badcjobs.seams import Clock, Process
 from badcjobs.task.startup import World
 
@@ -35,8 +34,6 @@ _FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC)_|(CUDA|ROCR|HIP)_VISIBLE_DE
 _LOG_LETTERS = re.compile(r"%(\d*)([%AajNux])")
 _NOTES = "BADCJOBS_SLURM_NOTES"  # a badcjobs adds the path of its task database to this file
 _SCAN_EVERY_S = 0.25  # a look at all processes of the machine takes a few milliseconds
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class LocalJob:
         """Return where a task's output goes: Slurm's pattern, filled in."""
         values = {
             "A": str(self.job_id), "a": str(index or 0), "j": str(self.own_id(index)), "N": self.node,
-            "u": _user_name(), "x": self.name, "%": "%",
+            "u": psutil.Process().username(), "x": self.name, "%": "%",
         }  # fmt: skip
         default = "slurm-%j.out" if index is None else "slurm-%A_%a.out"
         return self.workdir / _LOG_LETTERS.sub(
@@ -121,44 +118,38 @@ class LocalJob:
                 stdout=output,
                 stderr=error or subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
 
     def variables(self, index: int | None, restart: int, devices: Sequence[Device]) -> dict[str, str]:
         """Return the environment of one attempt: what it inherits, and what Slurm (22.05, and newer) would set."""
         request, node, now_s = self.request, self.node, self.world.clock.now_ms() // 1000
         inherited = {name: value for name, value in self.world.environ.items() if not _FOREIGN.match(name)}
-        own_id, cores = str(self.own_id(index)), str(self.cores)
-        found = {
+        own_id, cores = self.own_id(index), self.cores
+        found: dict[str, object] = {
             "SLURMD_NODENAME": node, "SLURM_CLUSTER_NAME": "local", "SLURM_JOB_PARTITION": "local",
             "SLURM_JOB_ID": own_id, "SLURM_JOBID": own_id, "SLURM_JOB_NAME": self.name, "SLURM_JOB_NODELIST": node,
-            "SLURM_NODELIST": node, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
-            "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_CPUS_ON_NODE": cores, "SLURM_JOB_CPUS_PER_NODE": cores,
-            "SLURM_TASKS_PER_NODE": str(request.ntasks or 1), "SLURM_JOB_USER": _user_name(),
-            "SLURM_SUBMIT_DIR": str(self.world.cwd), "SLURM_SUBMIT_HOST": node, "SLURM_JOB_START_TIME": str(now_s),
-            "PWD": str(self.workdir),
+            "SLURM_NODELIST": node, "SLURM_JOB_NUM_NODES": 1, "SLURM_NNODES": 1, "SLURM_NODEID": 0,
+            "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_CPUS_ON_NODE": cores, "SLURM_JOB_CPUS_PER_NODE": cores,
+            "SLURM_TASKS_PER_NODE": request.ntasks or 1, "SLURM_JOB_USER": psutil.Process().username(),
+            "SLURM_SUBMIT_DIR": self.world.cwd, "SLURM_SUBMIT_HOST": node, "SLURM_JOB_START_TIME": now_s,
+            "PWD": self.workdir,
+            "SLURM_JOB_END_TIME": request.time_s and now_s + request.time_s, "SLURM_MEM_PER_NODE": request.mem_mib,
+            "SLURM_CPUS_PER_TASK": request.cpus and min(request.cpus, self.world.cores),
+            "SLURM_NTASKS": request.ntasks, "SLURM_NPROCS": request.ntasks, "SLURM_RESTART_COUNT": restart or None,
         }  # fmt: skip
-        if request.time_s is not None:
-            found["SLURM_JOB_END_TIME"] = str(now_s + request.time_s)
-        if request.mem_mib is not None:
-            found["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
-        if request.cpus is not None:
-            found["SLURM_CPUS_PER_TASK"] = str(min(request.cpus, self.world.cores))
-        if request.ntasks is not None:
-            found.update(SLURM_NTASKS=str(request.ntasks), SLURM_NPROCS=str(request.ntasks))
-        if restart:
-            found["SLURM_RESTART_COUNT"] = str(restart)
         if request.array is not None:
             indices = request.array.indices
             found |= {
-                "SLURM_ARRAY_JOB_ID": str(self.job_id), "SLURM_ARRAY_TASK_ID": str(index),
-                "SLURM_ARRAY_TASK_MIN": str(indices[0]), "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
-                "SLURM_ARRAY_TASK_STEP": str(request.array.step), "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+                "SLURM_ARRAY_JOB_ID": self.job_id, "SLURM_ARRAY_TASK_ID": index,
+                "SLURM_ARRAY_TASK_MIN": indices[0], "SLURM_ARRAY_TASK_MAX": indices[-1],
+                "SLURM_ARRAY_TASK_STEP": request.array.step, "SLURM_ARRAY_TASK_COUNT": len(indices),
             }  # fmt: skip
         if devices:
             physical = (device.token if device.index is None else str(device.index) for device in devices)
-            found |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": str(len(devices))}
-        return inherited | dict(request.exports) | found | visible_lists(devices)
+            found |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": len(devices)}
+        set_here = {name: str(value) for name, value in found.items() if value is not None}
+        return inherited | dict(request.exports) | set_here | visible_lists(devices)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -174,14 +165,6 @@ class LocalJob:
                     draft.replace(database.with_suffix(".slurm.json"))
         except (OSError, ValueError):
             pass  # a full disk: the end is not written, and the work goes on
-
-
-def _user_name() -> str:
-    """Return who runs this, as Slurm says it: by the number, not by a variable, which cron and containers leave out."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def visible_lists(devices: Sequence[Device]) -> dict[str, str]:

@@ -7,38 +7,6 @@ held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what come
 
 from __future__ import annotations
 
-from badcjobs.cluster.array_options import ArrayOptions
-from badcjobs.cluster.array_options import make_order
-from badcjobs.cluster.slurm import SlurmRefused
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.cluster.slurm import SlurmSilent
-from badcjobs.cluster.slurm import keep_script
-from badcjobs.cluster.slurm_commands import has_ended
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import Submitted
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.settings import AUTO
-from badcjobs.settings import Config
-from badcjobs.settings import FrozenRun
-from badcjobs.settings import RunSettings
-from badcjobs.settings import check_against
-from badcjobs.settings import make_settings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.run_lock import alone_in
-from badcjobs.store.run_lock import check_writable
-from badcjobs.store.run_lock import leaving_nothing
-from badcjobs.store.run_lock import refuse_during_emulation
-
 import shlex
 import shutil
 import tempfile
@@ -47,6 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster.array_options import ArrayOptions, make_order
+from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, keep_script
+from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.model import ArrayOrder, Submitted
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import AUTO, Config, FrozenRun, RunSettings, check_against, make_settings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.run_lock import alone_in, check_writable, leaving_nothing, refuse_during_emulation
 
 Progress = Callable[[int], None]
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.nodes import UNTYPED
-from badcjobs.cluster.nodes import Node
-from badcjobs.cluster.nodes import largest_size
-from badcjobs.planning.findings import Advice
-from badcjobs.planning.findings import Cases
-from badcjobs.planning.findings import Remark
-from badcjobs.planning.findings import fine_if
-from badcjobs.planning.findings import judge_all
-from badcjobs.planning.findings import problem_if
-from badcjobs.planning.findings import rules
-from badcjobs.planning.findings import warning_if
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.report.rules import PROBLEM
-from badcjobs.report.rules import WARNING
-from badcjobs.report.words import count
-from badcjobs.settings import nearest
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
+from badcjobs.planning.findings import Advice, Cases, Remark, fine_if, judge_all, problem_if, rules, warning_if
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.report.words import count
+from badcjobs.settings import nearest
 
 _AGAIN = "   (what is left is done when you submit it again)"
 # Engine processes have to live in it: less would be cheaper, but Slurm would kill them. The same as submit asks for.

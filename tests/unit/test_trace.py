@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import Submitted
-from badcjobs.report.job import finish_job
-from badcjobs.report.job import summarize_database
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import emulated_command
-from badcjobs.store.run_lock import emulation_in
-from badcjobs.store.run_lock import is_emulated_now
-from badcjobs.store.run_lock import lock_in
-from badcjobs.store.run_lock import refuse_during_emulation
-from badcjobs.store.submission_record import Record
-from badcjobs.store.submission_record import find_cut_short
-from badcjobs.store.submission_record import find_trace
-from badcjobs.store.submission_record import forget_intent
-from badcjobs.store.submission_record import write_intent
-from badcjobs.store.submission_record import write_record
-
 import fcntl
 import json
 from pathlib import Path
@@ -28,6 +11,19 @@ import pytest
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.errors import BadInput
+from badcjobs.model import Submitted
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
+from badcjobs.store.submission_record import (
+    Record,
+    find_cut_short,
+    find_trace,
+    forget_intent,
+    write_intent,
+    write_record,
+)
 
 
 def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
