@@ -327,26 +327,3 @@ class Gaps:
         for (device, metric), (row, _) in self._open.items():
             if device == device_id and metric is not None and last_ms is not None:
                 self._writer.stretch_gap(row, last_ms)
-
-
-class SourceBook(Book):
-    """Writes where each metric of each device is read from, when that changes."""
-
-    def __init__(self, writer: TelemetryWriter) -> None:
-        self._writer = writer
-        self._written: dict[tuple[int, str], str] = {}
-        self._news: dict[tuple[int, str], str] = {}  # what the disk may yet refuse
-
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        """Write what is new in these readings."""
-        self._news.clear()
-        for device_id, reading in readings:
-            for metric, source in reading.sources.items():
-                if self._written.get((device_id, metric)) != source:
-                    self._writer.write_source(device_id, metric, source, at_ms)
-                    self._news[device_id, metric] = source
-
-    def written(self) -> None:
-        """Remember what the disk has taken."""
-        self._written.update(self._news)
-        self._news.clear()

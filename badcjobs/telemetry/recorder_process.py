@@ -26,10 +26,9 @@ from badcjobs.store.connect import create_live
 from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry import pipe_protocol as protocol
 from badcjobs.telemetry.alerts import AlertBook
-from badcjobs.telemetry.cost import CostBook, HostReader
-from badcjobs.telemetry.device_processes import ProcessBook, ProcessLookup
+from badcjobs.telemetry.books import CostBook, HostReader, ProcessBook, ProcessLookup, SourceBook
 from badcjobs.telemetry.pipe_protocol import SidecarOrder
-from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SourceBook, Unwritten
+from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, Unwritten
 
 log = logging.getLogger(__name__)
 

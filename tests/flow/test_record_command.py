@@ -14,7 +14,7 @@ from support.badcjobs_program import Site, assert_refused, rows
 from support.fake_nvml import fake_nvml_folder
 from support.waiting import wait_for
 
-from badcjobs.telemetry.device_processes import RECORDING_MARK, ProcessLookup
+from badcjobs.telemetry.books import RECORDING_MARK, ProcessLookup
 
 OFTEN = ("--interval", 0.05)
 

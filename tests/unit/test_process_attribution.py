@@ -15,7 +15,7 @@ from support.databases import query
 
 from badcjobs.model import ProcessReading, Reading
 from badcjobs.store.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry.device_processes import ProcessBook, ProcessLookup, Who, parse_parent
+from badcjobs.telemetry.books import ProcessBook, ProcessLookup, Who
 
 START_MS = 1_800_000_000_000
 MARK = "BADCJOBS_TASK=4821_7.r0.gpu3-99"
@@ -81,9 +81,8 @@ def test_in_a_container_a_number_may_mean_another_process_so_nobody_is_accused(t
     for name, namespace in (("host", 4026531836), ("container", 4026532811)):
         folder = tmp_path / name
         (folder / "42").mkdir(parents=True)
-        (folder / "42/comm").write_text("python\n")
+        (folder / "42/status").write_text("Name:\tpython\nPPid:\t1\nUid:\t5\t5\t5\t5\n")
         (folder / "42/environ").write_bytes(b"PATH=/bin\0")
-        (folder / "42/stat").write_text("42 (python) S 1 42 42")
         (folder / "self/ns").mkdir(parents=True)
         (folder / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
     assert lookup(proc=tmp_path / "host").look_up(42).ours is False
@@ -99,19 +98,13 @@ def test_where_the_environment_does_not_say_only_another_users_process_is_surely
 ) -> None:
     """A folder like /proc; the environment of process 42 cannot be read, because it is a folder here."""
     (tmp_path / "42").mkdir()
-    (tmp_path / "42/comm").write_text("python\n")
-    (tmp_path / "42/status").write_text(f"Name:\tpython\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-    (tmp_path / "42/stat").write_text("42 (python) S 1 42 42")
+    (tmp_path / "42/status").write_text(f"Name:\tpython\nPPid:\t1\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
     if environ == "closed":
         (tmp_path / "42/environ").mkdir()
     else:
         (tmp_path / "42/environ").touch()
     assert lookup(proc=tmp_path).look_up(42).ours is ours
     assert lookup(wrapper_pid=42, proc=tmp_path).look_up(42).ours is True
-
-
-def test_a_programs_name_may_look_like_the_end_of_its_name() -> None:
-    assert parse_parent("42 (a) S 7 (b) R 17 42 42 0") == 17
 
 
 def name_of(pid: int) -> str:

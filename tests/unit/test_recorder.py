@@ -20,8 +20,16 @@ from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, simulat
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
 from badcjobs.store.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry.cost import CostBook, HostReader, parse_cpu_times, parse_memory, parse_peak_memory, read_own_use
-from badcjobs.telemetry.recorder import Book, Effort, Followed, Gaps, Recorder, Sampler, SourceBook, Unwritten
+from badcjobs.telemetry.books import (
+    CostBook,
+    HostReader,
+    SourceBook,
+    parse_cpu_times,
+    parse_memory,
+    parse_status,
+    read_own_use,
+)
+from badcjobs.telemetry.recorder import Book, Effort, Followed, Gaps, Recorder, Sampler, Unwritten
 from badcjobs.telemetry.sidecar import parse_last_words
 
 TASK = 77
@@ -690,8 +698,7 @@ def test_own_use_is_what_the_system_says() -> None:
     assert cpu_s > 0
     assert memory_bytes is not None
     assert 5 * 2**20 < memory_bytes < 2**33
-    assert parse_peak_memory("VmPeak:\t 9 kB\nVmHWM:\t  24360 kB\n") == 24360 * 1024
-    assert parse_peak_memory("") is None
+    assert parse_status("VmPeak:\t 9 kB\nVmHWM:\t  24360 kB\n")["VmHWM"].split() == ["24360", "kB"]
 
 
 # --- notes beside the samples -----------------------------------------------------------------------------------------

@@ -1,0 +1,267 @@
+"""What the recorder writes beside its samples: processes on the devices, sources of metrics, its own cost.
+
+And what it reads of the machine for that, from /proc: this process stays small, so it imports no psutil."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from badcjobs.model import HostReading, Reading
+from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import Book, Effort
+
+# The inode of the machine's own PID namespace; in any other, the numbers that a driver gives are not those seen here.
+_HOST_NAMESPACE = "pid:[4026531836]"
+_MOST_ANCESTORS = 100
+_GONE_MS = 60_000  # one that comes back after so long is another one with the same number
+# What a command that is only recorded carries. Not the mark of workers: those are ended when their wrapper was killed.
+RECORDING_MARK = "BADCJOBS_RECORDING"
+_COST_EVERY_MS = 10_000
+_WORTH_A_SHARE_S = 10.0  # of a shorter life the start is nearly all
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Who(NamedTuple):
+    """What is known about a process; None: cannot be seen from here."""
+
+    name: str | None = None
+    user: str | None = None
+    ours: bool | None = None
+
+
+class ProcessLookup:
+    """Tells our processes from others: they carry a mark (NAME=VALUE) in their environment, or descend from us."""
+
+    def __init__(self, *, wrapper_pid: int, marks: Sequence[str], proc: Path = Path("/proc")) -> None:
+        self._wrapper_pid = wrapper_pid
+        self._marks = {mark.encode() for mark in marks}
+        self._proc = proc
+
+    def look_up(self, pid: int) -> Who:
+        """Return who this is; a process that does not exist here is unknown, and so is whose it is."""
+        status = self._status(pid)
+        if not status:
+            return Who()
+        name, uid = status["Name"].strip(), int(status["Uid"].split()[0])
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            user = str(uid)
+        marked = self._is_marked(pid)
+        if marked or self._descends(pid, status):
+            return Who(name, user, True)
+        # In a container the number may be that of another process: accuse nobody.
+        if not self._sees_the_host():
+            return Who()
+        return Who(name, user, None if marked is None and uid == os.getuid() else False)
+
+    def _status(self, pid: int) -> Mapping[str, str]:
+        try:
+            return parse_status((self._proc / str(pid) / "status").read_text(errors="replace"))
+        except OSError:
+            return {}
+
+    def _is_marked(self, pid: int) -> bool | None:
+        """Return whether it carries a mark; None: its environment cannot be seen, or was emptied."""
+        try:
+            found = (self._proc / str(pid) / "environ").read_bytes()
+        except OSError:
+            return None
+        return not self._marks.isdisjoint(found.split(b"\0")) if found else None
+
+    def _descends(self, pid: int, status: Mapping[str, str]) -> bool:
+        for _ in range(_MOST_ANCESTORS):
+            if pid == self._wrapper_pid:
+                return True
+            pid = int(status.get("PPid", 0))
+            if pid <= 1:
+                return False
+            status = self._status(pid)
+        return False
+
+    def _sees_the_host(self) -> bool:
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
+        except OSError:
+            return True
+
+
+def parse_status(text: str) -> dict[str, str]:
+    """Return the fields of /proc/PID/status."""
+    return {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+class ProcessBook(Book):
+    """Follows the processes on a task's devices; each is looked up once."""
+
+    def __init__(self, writer: TelemetryWriter, look_up: Callable[[int], Who]) -> None:
+        self._writer = writer
+        self._look_up = look_up
+        self._rows: dict[tuple[int, int], dict[str, Any]] = {}  # by device and pid
+
+    def resume(self) -> None:
+        """Go on with the rows of a recorder that died."""
+        for row in self._writer.last_processes():
+            self._rows[row["device_id"], row["pid"]] = row  # type: ignore[index]
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        """Write the processes of one instant; most instants do not ask for them."""
+        seen = [(device_id, process) for device_id, reading in readings for process in reading.processes or ()]
+        if seen:  # memory stays small where every chunk is a process of its own
+            self._rows = {place: row for place, row in self._rows.items() if at_ms - row["last_at_ms"] <= _GONE_MS}
+        for device_id, process in seen:
+            row = self._rows.get((device_id, process.pid))
+            if row is None:
+                row = {"device_id": device_id, "pid": process.pid, **self._who(process.pid), "first_at_ms": at_ms}
+                self._rows[device_id, process.pid] = row
+            row["last_at_ms"] = at_ms
+            known = [row.get("memory_peak_bytes"), process.memory_used_bytes]
+            row["memory_peak_bytes"] = max((value for value in known if value is not None), default=None)
+            self._writer.write_process(row)
+        self._writer.write_process_samples(
+            [(device_id, at_ms, p.pid, p.memory_used_bytes, p.sm_percent) for device_id, p in seen]
+        )
+
+    def _who(self, pid: int) -> dict[str, object]:
+        """Look a process up once for all devices: it may use several."""
+        for (_, other), row in self._rows.items():
+            if other == pid:
+                return {name: row[name] for name in Who._fields}
+        who = self._look_up(pid)
+        return {**who._asdict(), "ours": None if who.ours is None else int(who.ours)}
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+class SourceBook(Book):
+    """Writes where each metric of each device is read from, when that changes."""
+
+    def __init__(self, writer: TelemetryWriter) -> None:
+        self._writer = writer
+        self._written: dict[tuple[int, str], str] = {}
+        self._news: dict[tuple[int, str], str] = {}  # what the disk may yet refuse
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        """Write what is new in these readings."""
+        self._news.clear()
+        for device_id, reading in readings:
+            for metric, source in reading.sources.items():
+                if self._written.get((device_id, metric)) != source:
+                    self._writer.write_source(device_id, metric, source, at_ms)
+                    self._news[device_id, metric] = source
+
+    def written(self) -> None:
+        """Remember what the disk has taken."""
+        self._written.update(self._news)
+        self._news.clear()
+
+
+# --- the recorder's own cost ------------------------------------------------------------------------------------------
+
+Use = tuple[float, int | None]  # seconds of CPU, and the most bytes of memory so far (None: not known)
+
+
+def read_own_use() -> Use:
+    """Return what this process has used so far.
+
+    Its memory not from getrusage: that remembers the program which started this one, and it may be a large one.
+    """
+    peak = parse_status(Path("/proc/self/status").read_text()).get("VmHWM")
+    return time.process_time(), None if peak is None else int(peak.split()[0]) * 1024
+
+
+class CostBook(Book):
+    """Brings the recorder's row up to date every ten seconds, and at the end."""
+
+    def __init__(
+        self,
+        writer: TelemetryWriter,
+        effort: Effort,
+        *,
+        interval_s: float,
+        started_at_ms: int,
+        backend: Callable[[], tuple[str, str]],  # what reads the devices, and why that
+        use: Callable[[], Use] = read_own_use,
+    ) -> None:
+        self._writer = writer
+        self._effort = effort
+        self._interval_s = interval_s
+        self._started_at_ms = started_at_ms
+        self._backend = backend
+        self._use = use
+        self._at_ms = started_at_ms
+        self._next_ms = started_at_ms
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        """Write the row when it is due."""
+        self._at_ms = at_ms
+        if at_ms >= self._next_ms:
+            self._next_ms = at_ms + _COST_EVERY_MS
+            self.finish()
+
+    def finish(self) -> None:
+        """Write the row now."""
+        effort, (cpu_s, memory_bytes), (backend, why) = self._effort, self._use(), self._backend()
+        self._writer.write_recorder(
+            {
+                "pid": os.getpid(), "backend": backend, "why": why, "interval_s": self._interval_s,
+                "started_at_ms": self._started_at_ms, "last_at_ms": self._at_ms, "ticks": effort.ticks,
+                "cpu_s": cpu_s, "memory_bytes": memory_bytes, "worst_late_s": effort.worst_late_s,
+                "reading_s": effort.reading_s,
+            }
+        )  # fmt: skip
+
+    @property
+    def words(self) -> str:
+        """The cost so far, for the task's log."""
+        effort, (cpu_s, memory_bytes) = self._effort, self._use()
+        lived_s = (self._at_ms - self._started_at_ms) / 1000
+        share = f" ({100 * cpu_s / lived_s:.2f} % of a core)" if lived_s >= _WORTH_A_SHARE_S else ""
+        memory = "?" if memory_bytes is None else f"{memory_bytes / 2**20:.0f}"
+        return (
+            f"{effort.ticks} instants read by {self._backend()[0]} in {lived_s:.0f} s; {cpu_s:.2f} s of CPU"
+            f"{share}, {memory} MiB, at worst {effort.worst_late_s:.3f} s late"
+        )
+
+
+class HostReader:
+    """CPU share of the machine since the last reading, and memory now."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before: tuple[int, int] | None = None
+
+    def read(self) -> HostReading | None:
+        """Return the reading; None where the machine does not say."""
+        try:
+            now = parse_cpu_times((self._proc / "stat").read_text())
+            used_bytes, total_bytes = parse_memory((self._proc / "meminfo").read_text())
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+        before, self._before = self._before, now
+        busy_percent = None  # there was no earlier reading, or no time has passed
+        if before is not None and now[1] > before[1]:
+            busy_percent = min(100.0, max(0.0, round(100 * (now[0] - before[0]) / (now[1] - before[1]), 1)))
+        return HostReading(busy_percent, used_bytes, total_bytes)
+
+
+def parse_cpu_times(stat: str) -> tuple[int, int]:
+    """Return (busy, all) ticks of all cores together, from /proc/stat; waiting for a disk is not busy."""
+    # user nice system idle iowait irq softirq steal; guests are in user already.
+    ticks = [int(word) for word in stat.partition("\n")[0].split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def parse_memory(meminfo: str) -> tuple[int, int]:
+    """Return (used, total) bytes, from /proc/meminfo; what could be given back at once is not used."""
+    found = parse_status(meminfo)
+    total, available = (int(found[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total - available, total
