@@ -21,6 +21,7 @@ from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.store.connect import read_only_uri
 from badcjobs.store.figures import describe
 from badcjobs.store.publish import TEXT_FORMS
+from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.record_command import check_target, start_recording
 from badcjobs.task.records import RecordingOptions
 from badcjobs.task.startup import StopRequest, World
@@ -112,12 +113,14 @@ class Recorder:
         session = self._session
         if session is None:
             log.warning("mark %r is lost: the recorder is not running", name)
-        number = None if session is None else session.begin_mark(str(name))
+            yield
+            return
+        mark = session.write_mark(lambda writer, now_ms: writer.begin_mark(str(name), now_ms))
         try:
             yield
         finally:
-            if session is not None:
-                session.end_mark(number)
+            if mark is not None:
+                session.write_mark(lambda writer, now_ms: writer.end_mark(mark, now_ms))
 
     def stats(self) -> Stats:
         """Return the figures so far, while it records and afterwards; None stands for what is not known.
@@ -197,26 +200,16 @@ class RecordingSession:
         """Whether there is nothing more to write; in a forked process there never is."""
         return self._ended_at_ms is not None or os.getpid() != self._pid
 
-    def begin_mark(self, name: str) -> int | None:
-        """Write the begin of a stretch and return its number; None: it could not be written, or is not ours to."""
+    def write_mark(self, write: Callable[[TaskWriter, int], int | None]) -> int | None:
+        """Write the begin or the end of a stretch; None: it could not be written, or is not ours to."""
         with self._lock:
             if self.over:
                 return None
             try:
-                return self._records.writer.begin_mark(name, self._clock.now_ms())
+                return write(self._records.writer, self._clock.now_ms())
             except sqlite3.Error as error:
-                log.warning("mark %r cannot be written: %s", name, error)
+                log.warning("a mark cannot be written: %s", error)
                 return None
-
-    def end_mark(self, mark: int | None) -> None:
-        """Write the end of a stretch."""
-        with self._lock:
-            if mark is None or self.over:
-                return
-            try:
-                self._records.writer.end_mark(mark, self._clock.now_ms())
-            except sqlite3.Error as error:
-                log.warning("the end of a mark cannot be written: %s", error)
 
     def stats(self) -> Stats:
         """Return the figures so far."""

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from badcjobs import __version__
+from badcjobs.live.run_files import Mark
+from badcjobs.live.run_files import leads_out
+from badcjobs.live.run_files import mark_at
+from badcjobs.live.run_view import RunView
+from badcjobs.live.run_view import View
+from badcjobs.live.run_view import open_run_view
+from badcjobs.live.run_view import summarize_run
+from badcjobs.live.snapshot import Snapshot
+from badcjobs.live.snapshot import alert_document
+from badcjobs.live.snapshot import device_document
+from badcjobs.live.snapshot import task_document
+from badcjobs.report.prometheus import HOST
+from badcjobs.report.prometheus import READING
+from badcjobs.report.prometheus import Sample
+from badcjobs.report.prometheus import device_samples
+from badcjobs.report.prometheus import prometheus_text
+from badcjobs.report.prometheus import run_samples
+from badcjobs.report.prometheus import samples_of
+from badcjobs.report.summary import Summary
+from badcjobs.seams import Clock
+from badcjobs.store.read_model import DeviceFacts
+from badcjobs.store.read_model import ProcessFacts
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.store.read_tasks import read_processes
+
 import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from badcjobs import __version__
-from badcjobs.live.run_files import Mark, leads_out, mark_at
-from badcjobs.live.run_view import RunView, View, open_run_view, summarize_run
-from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
-from badcjobs.report.prometheus import (
-    HOST,
-    READING,
-    Sample,
-    device_samples,
-    prometheus_text,
-    run_samples,
-    samples_of,
-)
-from badcjobs.report.summary import Summary
-from badcjobs.seams import Clock
-from badcjobs.store.read_model import DeviceFacts, ProcessFacts, TaskFacts
-from badcjobs.store.read_tasks import read_processes
 
 Document = Mapping[str, Any]
 _OnDevices = Mapping[tuple[str, str | None, str], Sequence[ProcessFacts]]  # by task, UUID and token
@@ -99,7 +109,7 @@ def open_run(target: Path, clock: Clock) -> LiveSource:
     view = open_run_view(named, clock, confined=True)
     folder = view.files.folder.path.absolute()
     run = folder.parent if folder.name == "tasks" else folder
-    return LiveSource(view, home=run, folders=(run / "tasks", folder))
+    return LiveSource(view, run)
 
 
 @dataclass(slots=True)
@@ -108,7 +118,6 @@ class LiveSource:
 
     view: View
     home: Path | None = None  # the run folder, out of which no link is followed; None: a machine
-    folders: Sequence[Path] = ()  # where the databases and logs of tasks lie; none: a machine
     _documents: Documents = field(default_factory=Documents)
     _processes: dict[str, tuple[Mark | None, _OnDevices]] = field(default_factory=dict)
 
@@ -152,16 +161,13 @@ class LiveSource:
         return said[-lines:], size <= _LOG_BYTES and len(said) <= lines
 
     def _file(self, name: str) -> Path | None:
-        """Return a file of a task: right in one of the folders, and no link that leads elsewhere."""
-        for folder in self.folders:
-            if self.home is None or leads_out(folder, self.home):
-                continue
+        """Return a file of a task: right in the run folder or its tasks folder, and no link that leads elsewhere."""
+        for folder in (self.home / "tasks", self.home) if self.home else ():
             path = folder / name
-            try:
-                if path.parent == folder and path.is_file() and path.resolve().parent == folder.resolve():
+            with suppress(OSError):  # not for us to look at
+                inside = path.parent == folder and not leads_out(folder, self.home or folder)
+                if inside and path.is_file() and path.resolve().parent == folder.resolve():
                     return path
-            except OSError:  # not for us to look at
-                continue
         return None
 
 

@@ -15,38 +15,8 @@ from rich.text import Text
 
 from badcjobs.live import text_fit as fitting
 from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
-from badcjobs.live.text_fit import (
-    GAP,
-    Column,
-    Line,
-    Part,
-    bar,
-    bar_line,
-    described,
-    fit,
-    flowing,
-    joined,
-    rate,
-    shorten,
-    span,
-    sparkline,
-    table_rows,
-    tail,
-    to_text,
-    whole,
-    width_of,
-    wrap,
-)
-from badcjobs.live.ui_state import (
-    DEVICES,
-    HELP,
-    TASK,
-    DevicesOf,
-    UiState,
-    arrange_devices,
-    arrange_tasks,
-    devices_by_task,
-)
+from badcjobs.live.text_fit import GAP, Column, Line, Part, bar_line, described, flowing, rate, span, sparkline, whole
+from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.report.words import UNKNOWN, count, duration
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
@@ -102,7 +72,7 @@ def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = No
     if height is not None:
         empty: list[Line] = [[]] * (height - len(lines) - 1)
         lines = [*[*lines, *empty][: height - 1], _foot(ui, width, more=len(names) > 1)]
-    return Page(tuple(to_text(line, width, ascii_only=ascii_only) for line in lines), tuple(names), rows)
+    return Page(tuple(fitting.to_text(line, width, ascii_only=ascii_only) for line in lines), tuple(names), rows)
 
 
 def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int = 100, ascii_only: bool = False) -> str:
@@ -117,7 +87,10 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
         lines = help_lines(width) if ui.page == HELP else _task_page(snapshot, ui.opened or "", width)
         hidden = 0 if room is None else max(0, len(lines) - room)
         return lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines)
-    by_task, names = devices_by_task(snapshot.devices), list[str | None]()
+    names: list[str | None] = []
+    by_task: dict[str, list[DeviceFacts]] = {}
+    for device in snapshot.devices:
+        by_task.setdefault(device.task, []).append(device)
     if ui.page == DEVICES:
         devices = arrange_devices(snapshot.devices, order=ui.order, wanted=ui.wanted, backwards=ui.backwards)
         names += [device.task or None for device in devices]
@@ -130,10 +103,10 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
     first = 0 if chosen is None else max(0, min(chosen - rows // 2, len(names) - rows))
     if ui.page == DEVICES:
         devices = devices[first : first + rows]
-        lines = table_rows(devices, _device_columns(snapshot, devices), chosen, first, width)
+        lines = fitting.table_rows(devices, _device_columns(snapshot, devices), chosen, first, width)
     else:
         tasks = tasks[first : first + rows]
-        lines = table_rows(tasks, _task_columns(snapshot, tasks, by_task), chosen, first, width)
+        lines = fitting.table_rows(tasks, _task_columns(snapshot, tasks, by_task), chosen, first, width)
     if not names and ui.wanted:
         lines.append([Part(f"  nothing matches '{ui.wanted}'", "dim")])
     return lines, names, rows
@@ -154,14 +127,14 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, whole: bool) ->
     if low and not whole:
         return lines[:1]
     if snapshot.total.chunks is not None:
-        parts = fit(_progress(snapshot), width - _BESIDE_BAR, GAP, keep=1)
+        parts = fitting.fit(_progress(snapshot), width - _BESIDE_BAR, GAP, keep=1)
         lines.append(bar_line(snapshot.total.share, parts, width, most=_BAR, style="green", words="bold"))
     if not low:
         lines += flowing(_facts(snapshot), _DOT, width, "dim")
     if whole:
         lines += _standstill(snapshot, width, height)
         remarks = snapshot.remarks[: 1 if low else 3]
-        lines += [[Part(shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
+        lines += [[Part(fitting.shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
     lines += [] if low else [[]]
     if not whole or not snapshot.alerts:
         return lines
@@ -181,12 +154,12 @@ def _title(snapshot: Snapshot, width: int) -> list[Line]:
     order = sorted(STATES, key=lambda state: state not in ("running", "waiting", "done"))
     parts = [Part(f"{states[state]:,} {state}", STYLES[state]) for state in order if states.get(state)]
     name, room = snapshot.title, width - len(clock) - 2
-    beside = width_of(parts, _DOT)
+    beside = fitting.width_of(parts, _DOT)
     together = beside > 0 and room - beside - 2 >= min(12, cell_len(name))
     room -= beside + 2 if together else 0
     name = f"badcjobs  {name}" if cell_len(name) + 10 <= room else name
-    beside_it = [*joined(parts, _DOT), Part(GAP)] if together else []
-    first = [Part(set_cell_size(tail(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
+    beside_it = [*fitting.joined(parts, _DOT), Part(GAP)] if together else []
+    first = [Part(set_cell_size(fitting.tail(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
     return [first, *([] if together else flowing(parts, _DOT, width))]
 
 
@@ -228,7 +201,7 @@ def _standstill(snapshot: Snapshot, width: int, height: int | None) -> list[Line
     """Say that work is left and how to go on; where the command is too long for this screen, what else says it."""
     if snapshot.total.standstill is None:
         return []
-    lines = [[Part(line, "yellow")] for line in wrap(f"! {snapshot.total.standstill}", width)]
+    lines = [[Part(line, "yellow")] for line in fitting.wrap(f"! {snapshot.total.standstill}", width)]
     for command in snapshot.total.go_on[:1]:
         wrapped = fitting.wrap_command(command, width - 2)
         if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
@@ -243,7 +216,7 @@ def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
     names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
     of = f"{alert.task.partition('.')[0]} " if alert.task else ""
-    said = shorten(f"! {alert.severity} {of}{where}: {alert.message}", width - len(lasted) - 1)
+    said = fitting.shorten(f"! {alert.severity} {of}{where}: {alert.message}", width - len(lasted) - 1)
     return [Part(f"{said} {lasted}", "bold red" if alert.severity == "critical" else "yellow")]
 
 
@@ -255,8 +228,8 @@ def _foot(ui: UiState, width: int, *, more: bool) -> Line:
     if ui.typing:
         text = f"show only: {ui.wanted}_   enter keeps it, escape shows all"
     else:
-        text = GAP.join(part.text for part in fit(list(_keys(ui, more)), width, GAP))
-    return [Part(shorten(text, width), "reverse")]
+        text = GAP.join(part.text for part in fitting.fit(list(_keys(ui, more)), width, GAP))
+    return [Part(fitting.shorten(text, width), "reverse")]
 
 
 def _keys(ui: UiState, more: bool) -> Iterator[Part]:
@@ -303,10 +276,10 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
     every = snapshot.tasks
     chunks = max((len(f"{task.settled:,}/{task.chunks:,}") for task in every), default=1)
     return [
-        Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(tail(t.label, w))),
+        Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(fitting.tail(t.label, w))),
         Column("node", _name_width((task.node for task in every), 0), 3, cell=lambda t, _: Part(t.node)),
         Column("state", 7, 0, cell=lambda t, _: Part(t.state, STYLES[t.state])),
-        Column("progress", 8, 2, most=30, cell=lambda t, w: Part(bar(_share(t), w), STYLES[t.state])),
+        Column("progress", 8, 2, most=30, cell=lambda t, w: Part(fitting.bar(_share(t), w), STYLES[t.state])),
         Column(
             "chunks", max(6, chunks), 1, right=True,
             cell=lambda t, _: Part(f"{t.settled:,}/{t.chunks:,}" if t.chunks else UNKNOWN),
@@ -362,7 +335,7 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
     figures = [(_memory(device), _heat(device), _power(device)) for device in devices]
     memory, heat, power = (max([5, *map(len, texts)]) for texts in zip(*figures or [("", "", "")], strict=True))
     return [
-        Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(tail(task_of(d), w))),
+        Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(fitting.tail(task_of(d), w))),
         Column("node", node, 5, cell=lambda d, _: Part(d.node)),
         Column("GPU", 3, 0, right=True, cell=lambda d, _: Part(_number(d))),
         Column(

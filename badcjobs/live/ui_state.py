@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -13,14 +13,6 @@ from badcjobs.store.read_model import DeviceFacts, TaskFacts
 Line = TypeVar("Line", TaskFacts, DeviceFacts)
 _Value = float | tuple[float, ...] | None
 DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by the name of their task
-
-
-def devices_by_task(devices: Iterable[DeviceFacts]) -> DevicesOf:
-    """Return the devices under the names of their tasks."""
-    found: dict[str, list[DeviceFacts]] = {}
-    for device in devices:
-        found.setdefault(device.task, []).append(device)
-    return found
 
 
 # The order of the lines as they come is the first one. Most urgent, or largest, first.
@@ -46,9 +38,8 @@ def arrange_tasks(
     tasks: Sequence[TaskFacts], devices: DevicesOf, *, order: str = "task", wanted: str = "", backwards: bool = False
 ) -> list[TaskFacts]:
     """Return the tasks that match all words of ``wanted``, in an order of TASK_ORDERS."""
-    key = TASK_ORDERS[order]
     kept = [t for t in tasks if _matches(wanted, t.label, t.node, t.state, t.engine, *t.working_on)]
-    return _sort(kept, lambda task: key(task, devices), backwards)
+    return _sort([(TASK_ORDERS[order](task, devices), task) for task in kept], backwards)
 
 
 def arrange_devices(
@@ -58,18 +49,15 @@ def arrange_devices(
 
     Those at work come first, then those of tasks that have ended.
     """
-    found = []
-    for alive, state in ((True, "running"), (False, "ended")):
-        of_state = [device for device in devices if device.alive is alive]
-        kept = [
-            d for d in of_state if _matches(wanted, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state)
-        ]
-        found += _sort(kept, DEVICE_ORDERS[order], backwards)
-    return found
+    kept: dict[bool, list[tuple[_Value, DeviceFacts]]] = {True: [], False: []}
+    for d in devices:
+        state = "running" if d.alive else "ended"
+        if _matches(wanted, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
+            kept[d.alive].append((DEVICE_ORDERS[order](d), d))
+    return _sort(kept[True], backwards) + _sort(kept[False], backwards)
 
 
-def _sort(lines: Iterable[Line], key: Callable[[Line], _Value], backwards: bool) -> list[Line]:
-    judged = [(key(line), line) for line in lines]
+def _sort(judged: Sequence[tuple[_Value, Line]], backwards: bool) -> list[Line]:
     known = [pair for pair in judged if pair[0] is not None]
     known.sort(key=lambda pair: pair[0], reverse=backwards)  # type: ignore[arg-type, return-value]
     if backwards and known and known[0][0] == known[-1][0]:

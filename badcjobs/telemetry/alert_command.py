@@ -31,7 +31,6 @@ News = Mapping[str, object]
 
 _MOST_PER_HOUR = 20
 _HOUR_S = 3600.0
-_MOST_WAITING = 20
 _PATIENCE_S = 1.75  # at the end of a task
 _KILLED_S = 0.25
 _DYING_S = 0.5
@@ -51,11 +50,6 @@ class AlertCalls:
         self._name = name
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # most tasks never have an alert
-
-    @property
-    def waiting(self) -> int:
-        """How many calls are due."""
-        return self._waiting.qsize()
 
     def add(self, alert: Any) -> None:
         """Call it for this alert, soon."""
@@ -96,8 +90,7 @@ class HookCalls:
 
     def add(self, alert: Alert) -> None:
         """Call for this alert soon, unless that would be too often; never waits."""
-        full = self._calls.waiting >= _MOST_WAITING
-        if full or not self._budget.allows(alert, self._clock.monotonic_s()):
+        if not self._budget.allows(alert, self._clock.monotonic_s()):
             self._held_back += 1
             return
         self._calls.add(news_of(alert, self._task, self._held_back))

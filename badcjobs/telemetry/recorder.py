@@ -17,8 +17,6 @@ from badcjobs.store.telemetry_writer import TelemetryWriter
 log = logging.getLogger(__name__)
 
 _SLOW_START_S = 1.5
-# What a device never gives is a gap of every metric concerned: not worth a write each, every second.
-_STRETCH_EVERY_MS = 10_000
 _ASKED_FOR = (*METRICS, "processes")
 _values_of = attrgetter(*_ASKED_FOR)
 
@@ -147,7 +145,7 @@ class Recorder:
             self.tick()
             number = max(expected, int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1)
             over = wait(start_s + number * self._interval_s - self._clock.monotonic_s())
-        self._sampler.force_full_read()
+        self._sampler.reader.force_full_read()  # the last instant leaves nothing out
         self.tick(last=True)
 
     def tick(self, *, last: bool = False) -> None:
@@ -228,7 +226,7 @@ class Sampler:
     """Reads devices by UUID; what gives no reading becomes a gap."""
 
     def __init__(self, reader: GpuReader, devices: Sequence[Followed], gaps: Gaps) -> None:
-        self._reader = reader
+        self.reader = reader
         self._devices = devices
         self.gaps = gaps
         self.unreadable: Mapping[int, str] = {}  # the devices that gave no reading at the last instant, and why
@@ -247,7 +245,7 @@ class Sampler:
             try:
                 if device.uuid is None:
                     raise DeviceUnreadable(self._no_uuid)
-                reading = self._reader.read(device.uuid)
+                reading = self.reader.read(device.uuid)
             except DeviceUnreadable as error:
                 unreadable[device_id] = str(error)
                 if self.gaps.missing(device_id, None, at_ms, str(error)):
@@ -264,11 +262,6 @@ class Sampler:
         self.unreadable = unreadable
         return readings
 
-    def force_full_read(self) -> None:
-        """Let the next instant, the last one, leave nothing out."""
-        self._reader.force_full_read()
-        self.gaps.stretch_all()
-
 
 class Gaps:
     """The gaps that are open now: one row per stretch and reason, stretched while it lasts."""
@@ -278,7 +271,6 @@ class Gaps:
         self._started_at_ms = started_at_ms
         self._last_good_ms: dict[_Place, int] = {}
         self._open: dict[_Place, tuple[int, str]] = {}  # row, reason
-        self._next_stretch_ms: dict[_Place, int] = {}
         self.save()
 
     def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
@@ -286,44 +278,26 @@ class Gaps:
         place = (device_id, metric)
         if place in self._open:
             self._writer.stretch_gap(self._open.pop(place)[0], at_ms)
-            if metric is None:  # it is back: the gaps of its metrics go on from this instant
-                self._next_stretch_ms = {p: ms for p, ms in self._next_stretch_ms.items() if p[0] != device_id}
         self._last_good_ms[place] = at_ms
 
     def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
         """Take note that nothing was read; return whether this is news."""
         place = (device_id, metric)
+        # A metric that never came is missing since its device was first read.
+        from_ms = self._last_good_ms.get(place, self._started_at_ms)
         if place in self._open:
             row, known_reason = self._open[place]
-            if known_reason == reason and metric is not None and at_ms < self._next_stretch_ms.get(place, 0):
-                return False
-            self._next_stretch_ms[place] = at_ms + _STRETCH_EVERY_MS
             self._writer.stretch_gap(row, at_ms)
             if known_reason == reason:
                 return False
-        if metric is None:
-            self._bring_up_metrics(device_id)
-        # A metric that never came is missing since its device was first read.
-        since_ms = self._last_good_ms.get(place, self._started_at_ms)
-        from_ms = at_ms if place in self._open else since_ms
+            from_ms = at_ms
         self._open[place] = (self._writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
         return True
 
-    def stretch_all(self) -> None:
-        """Stretch every gap that goes on at the next instant: it is the last one."""
-        self._next_stretch_ms.clear()
-
     def save(self) -> None:
         """Keep the state of this moment, for ``restore``."""
-        self._saved = (dict(self._last_good_ms), dict(self._open), dict(self._next_stretch_ms))
+        self._saved = (dict(self._last_good_ms), dict(self._open))
 
     def restore(self) -> None:
         """Go back to the saved state: the writer has rolled back what came after it."""
-        self._last_good_ms, self._open, self._next_stretch_ms = self._saved
-
-    def _bring_up_metrics(self, device_id: int) -> None:
-        """Let the gaps of a device's metrics reach its last reading: they are not stretched while it is silent."""
-        last_ms = self._last_good_ms.get((device_id, None))
-        for (device, metric), (row, _) in self._open.items():
-            if device == device_id and metric is not None and last_ms is not None:
-                self._writer.stretch_gap(row, last_ms)
+        self._last_good_ms, self._open = self._saved

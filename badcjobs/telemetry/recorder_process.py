@@ -14,15 +14,14 @@ import sqlite3
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
-from badcjobs.model import METRICS
 from badcjobs.seams import Clock, GpuReader
-from badcjobs.store.connect import create_live
 from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry import pipe_protocol as protocol
 from badcjobs.telemetry.alerts import AlertBook
@@ -57,8 +56,6 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, cloc
 
     ``again``: a recorder before us has died.
     """
-    if again:
-        bring_up_gaps(Path(order.recorder_file), shared=order.shared)
     word, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
     if word != WRAPPER_GONE:
         pipe.say(f"{protocol.STOPPED} {unwritten.to_json()}")
@@ -188,35 +185,18 @@ class WrapperPipe:
 
     def wait(self) -> str:
         """Return the next word, whenever it comes."""
-        word = None
-        while word is None:
-            word = self.next(_LISTEN_S)
+        while (word := self.next(_LISTEN_S)) is None:
+            pass
         return word
-
-
-def bring_up_gaps(file: Path, *, shared: bool) -> None:
-    """Let the gaps of metrics that a dead recorder left open reach its last sample: it stretched them now and then."""
-    latest = "SELECT max(rowid), device_id, metric, max(to_ms) FROM gap WHERE metric IS NOT NULL GROUP BY 2, 3"
-    try:
-        with closing(create_live(file, shared=shared)) as db:
-            for row, device_id, metric, to_ms in db.execute(latest).fetchall():
-                if metric in METRICS:
-                    later = f"SELECT max(at_ms), count({metric}) FROM sample WHERE device_id = ? AND at_ms >= ?"
-                    last_ms, given = db.execute(later, (device_id, to_ms)).fetchone()
-                    if last_ms is not None and not given:  # a value since then would have ended the gap
-                        db.execute("UPDATE gap SET to_ms = ? WHERE rowid = ?", (last_ms, row))
-    except sqlite3.Error as error:
-        log.warning("the gaps of the earlier recorder stay as they are: %s", error)
 
 
 def describe_unreadable(unreadable: Mapping[int, str]) -> list[str]:
     """Return one sentence per reason for which devices gave no first reading; a lost one is an alert already."""
-    reasons = [reason for reason in unreadable.values() if "lost" not in reason.lower()]
-    many = {reason: reasons.count(reason) for reason in reasons}
+    reasons = Counter(reason for reason in unreadable.values() if "lost" not in reason.lower())
     return [
-        f"{'1 device' if count == 1 else f'{count} devices'} cannot be read: {reason};"
-        f" the work goes on, {'its' if count == 1 else 'their'} telemetry is a gap"
-        for reason, count in many.items()
+        f"{many} device{'' if many == 1 else 's'} cannot be read: {reason};"
+        " the work goes on, with a gap in the telemetry"
+        for reason, many in reasons.items()
     ]
 
 

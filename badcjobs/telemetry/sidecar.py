@@ -93,18 +93,18 @@ class Sidecar:
 
     def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
         """Ask for a last sample (and a last snapshot) and wait for it; a recorder that cannot give one has failed."""
-        if self.failure is None and self._is_alive():
-            self._say(protocol.STOP if last_copy is None else f"{protocol.STOP} {last_copy}")
-            answer = self._hear(protocol.STOPPED, timeout_s)
-            if answer is None and self._is_alive():
-                self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
-            elif answer is None:
-                self._give_up(self._obituary())
-            else:
+        if self.failure is None:
+            answer = None
+            if self._is_alive():
+                self._say(protocol.STOP if last_copy is None else f"{protocol.STOP} {last_copy}")
+                answer = self._hear(protocol.STOPPED, timeout_s)
+            if answer is not None:
                 self.unwritten = Unwritten.from_json(answer)
                 log.info("recorder: %s", self._answers.get(protocol.COST, "its cost is not known"))
-        elif self.failure is None:
-            self._give_up(self._obituary())
+            elif self._is_alive():
+                self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
+            else:
+                self._give_up(self._obituary())
         self.over = True
 
     def release(self, timeout_s: float) -> None:

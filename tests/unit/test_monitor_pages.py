@@ -25,7 +25,6 @@ from badcjobs.live.ui_state import (
     UiState,
     arrange_devices,
     arrange_tasks,
-    devices_by_task,
     parse_keys,
     press,
 )
@@ -225,7 +224,6 @@ def test_devices_are_ordered_by_their_readings() -> None:
     for order in ("task", "temperature"):  # what a device read when its task ended is of no use to anybody now
         assert arrange_devices([ended, cool], order=order) == [cool, ended]
     assert arrange_devices([silent, cool, hot], order="GPU") == [hot, cool, silent]  # the idle one needs a look
-    assert devices_by_task([hot]) == {"": [hot]}
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------

@@ -564,35 +564,21 @@ def test_the_gaps_of_metrics_that_a_killed_recorder_left_open_reach_its_last_sam
     bench.at[8.0] = die
     with pytest.raises(Killed):
         bench.run(20, bench.scripted(script))
-    assert [gap[3] for gap in bench.gaps() if gap[1] == "power_w"] == [1.0], "it is stretched every ten seconds"
-    bench.writer.close()
-    recording.bring_up_gaps(bench.path, shared=False)
     told = {gap[1]: gap[2:] for gap in bench.gaps()}
     assert told["power_w"] == (0.0, 7.0, "Unknown Error")
     assert told["temperature_c"] == (0.0, 5.0, "Unknown Error"), "this one had ended"
 
 
-def test_a_file_without_gaps_or_without_anything_has_nothing_to_bring_up(tmp_path: Path, bench: Bench) -> None:
-    bench.run(2)
-    bench.writer.close()
-    for path in (bench.path, tmp_path / "new.sqlite"):
-        recording.bring_up_gaps(path, shared=True)
-        assert query(path, "SELECT count(*) FROM gap") == [(0,)]
-
-
-def test_a_file_that_is_none_is_left_to_those_who_write_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "bad.sqlite").write_bytes(b"a disk that went bad" * 500)
-    recording.bring_up_gaps(tmp_path / "bad.sqlite", shared=False)
-    assert "stay as they are" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("silent", "said"),
     [
-        ({1: "no permission"}, ["1 device cannot be read: no permission; the work goes on, its telemetry is a gap"]),
+        (
+            {1: "no permission"},
+            ["1 device cannot be read: no permission; the work goes on, with a gap in the telemetry"],
+        ),
         (
             {1: "no permission", 2: "no permission", 3: "GPU is lost"},
-            ["2 devices cannot be read: no permission; the work goes on, their telemetry is a gap"],
+            ["2 devices cannot be read: no permission; the work goes on, with a gap in the telemetry"],
         ),
     ],
 )
