@@ -182,15 +182,16 @@ class AlertState:
             self._off_since_ms = self._off_since_ms or at_ms
             return self.end() if at_ms - self._off_since_ms >= 1000 * condition.quiet_s else None
         self._off_since_ms = None
-        self._since_ms = self._since_ms or condition.since_ms or at_ms
-        before, value = self.alert, condition.value
+        self._since_ms = self._since_ms or at_ms
+        before, lasted_s = self.alert, (at_ms - self._since_ms) / 1000
+        value = lasted_s if condition.value is None and condition.threshold is not None else condition.value
         if before is not None:
             is_higher = value is not None and (before.peak is None or value > before.peak)
             if not is_higher and not condition.severity == CRITICAL != before.severity:
                 return None
             severity = CRITICAL if condition.severity == CRITICAL else before.severity
             self.alert = replace(before, peak=value if is_higher else before.peak, severity=severity)
-        elif at_ms - self._since_ms >= 1000 * condition.after_s:
+        elif lasted_s >= condition.after_s:
             self.alert = Alert(
                 kind=condition.kind,
                 severity=condition.severity,
@@ -221,10 +222,9 @@ class Condition:
     kind: str
     on: bool | None  # None: undecided
     message: str = ""
-    value: float | None = None
+    value: float | None = None  # None with a threshold: the seconds it has lasted
     threshold: float | None = None
     severity: str = WARNING
-    since_ms: int | None = None  # since when, if that is before this reading
     after_s: float = 0.0  # no alert before it has lasted so long
     quiet_s: float = 0.0  # over only when it has been off for so long
 
@@ -239,7 +239,6 @@ class DeviceConditions:
         self._energy = EnergyCheck()
         self._ecc_before: int | None = None
         self._ecc_new = 0
-        self._idle_since_ms: int | None = None
         self._faults: Counter[str] = Counter()
         self._was_read = False
 
@@ -258,7 +257,7 @@ class DeviceConditions:
             self._level("memory", memory_percent, limits.memory_percent, 2.0),
             self._level("power", power_percent, limits.power_percent, 5.0, quiet_s=_FLICKER_S),
             *_throttling(self._label, reading.throttle_reasons),
-            self._idle(at_ms, reading, work_waits),
+            self._idle(reading, work_waits),
             *self._reported(reading.faults),
             self._ecc(reading.ecc_errors),
             self._level("energy", energy_percent, limits.energy_percent, 0.2 * limits.energy_percent),
@@ -266,7 +265,6 @@ class DeviceConditions:
 
     def of_silence(self, reason: str) -> list[Condition]:
         """Return the conditions of a device that did not answer; one that never did is a gap, not a loss."""
-        self._idle_since_ms = None
         if not self._was_read and "lost" not in reason.lower():
             return []
         return [Condition("lost", True, f"{self._label} cannot be read any more: {reason}", severity=CRITICAL)]
@@ -283,21 +281,15 @@ class DeviceConditions:
         message = _LEVELS[kind].format(device=self._label, value=value, limit=limit, power_limit_w=power_limit_w)
         return Condition(kind, True if value >= limit else None, message + more, value, limit, quiet_s=quiet_s)
 
-    def _idle(self, at_ms: int, reading: Reading, work_waits: bool) -> Condition:
+    def _idle(self, reading: Reading, work_waits: bool) -> Condition:
         """Judge by every number there is: the plain utilization reads 0 at 5 % load."""
         shares = (reading.utilization_percent, reading.busy_percent, reading.sm_activity_percent)
         known = [share for share in (*shares, *(p.sm_percent for p in reading.processes or ())) if share is not None]
-        if not known and work_waits:
-            return Condition("idle", None)
-        if not work_waits or max(known) >= _IDLE_BELOW_PERCENT:
-            self._idle_since_ms = None
+        if not work_waits or max(known, default=0.0) >= _IDLE_BELOW_PERCENT:
             return _off("idle")
-        self._idle_since_ms = self._idle_since_ms or at_ms
-        idle_s, limit_s = (at_ms - self._idle_since_ms) / 1000, self._limits.idle_s
+        limit_s = self._limits.idle_s
         words = f"{self._label} has had nothing to do for {limit_s:g} s, while work waits"
-        return Condition(
-            "idle", True if idle_s >= limit_s else None, words, idle_s, limit_s, since_ms=self._idle_since_ms
-        )
+        return Condition("idle", True if known else None, words, threshold=limit_s, after_s=limit_s)
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
         """Return a condition for each fault that there ever was; its value is how often."""
