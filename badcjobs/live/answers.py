@@ -2,32 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs import __version__
-from badcjobs.live.run_files import Mark
-from badcjobs.live.run_files import leads_out
-from badcjobs.live.run_files import mark_at
-from badcjobs.live.run_view import RunView
-from badcjobs.live.run_view import View
-from badcjobs.live.run_view import open_run_view
-from badcjobs.live.run_view import summarize_run
-from badcjobs.live.snapshot import Snapshot
-from badcjobs.live.snapshot import alert_document
-from badcjobs.live.snapshot import device_document
-from badcjobs.live.snapshot import task_document
-from badcjobs.report.prometheus import HOST
-from badcjobs.report.prometheus import READING
-from badcjobs.report.prometheus import Sample
-from badcjobs.report.prometheus import device_samples
-from badcjobs.report.prometheus import prometheus_text
-from badcjobs.report.prometheus import run_samples
-from badcjobs.report.prometheus import samples_of
-from badcjobs.report.summary import Summary
-from badcjobs.seams import Clock
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import ProcessFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.read_tasks import read_processes
-
 import json
 import os
 from collections import Counter, defaultdict
@@ -37,6 +11,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from badcjobs import __version__
+from badcjobs.live.run_files import Mark, leads_out, mark_at
+from badcjobs.live.run_view import RunView, View, open_run_view, summarize_run
+from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
+from badcjobs.report.prometheus import HOST, READING, Sample, device_samples, prometheus_text, run_samples, samples_of
+from badcjobs.report.summary import Summary
+from badcjobs.seams import Clock
+from badcjobs.store.read_model import DeviceFacts, ProcessFacts, TaskFacts
+from badcjobs.store.read_tasks import read_processes
 
 Document = Mapping[str, Any]
 _OnDevices = Mapping[tuple[str, str | None, str], Sequence[ProcessFacts]]  # by task, UUID and token

@@ -248,27 +248,26 @@ def _endpoint(question: Question, answers: Answers) -> Callable[[Request], Await
     return endpoint
 
 
+@dataclass(frozen=True, slots=True)
 class Answers:
     """One method for each question that is not a file; it gets the values of the question's parameters."""
 
-    def __init__(self, hub: Hub, source: LiveSource, background: Background, guard: Guard) -> None:
-        self._hub = hub
-        self._source = source
-        self._background = background
-        self._guard = guard
-        self._page = (_ASSETS / "live.html").read_text(encoding="utf-8")
+    hub: Hub
+    source: LiveSource
+    background: Background
+    guard: Guard
 
     async def page(self, request: Request, wanted: Mapping[str, Any]) -> str | Response:
         """Return the live page; a token in its address becomes a cookie."""
-        if wanted["token"] is None or self._guard.token is None:
-            return self._page
-        if not self._guard.is_token(wanted["token"]):
+        if wanted["token"] is None or self.guard.token is None:
+            return (_ASSETS / "live.html").read_text(encoding="utf-8")
+        if not self.guard.is_token(wanted["token"]):
             raise HTTPException(401, "the token is wrong")
-        return _response(_COME_IN, HTML, headers={"set-cookie": self._guard.cookie})
+        return _response(_COME_IN, HTML, headers={"set-cookie": self.guard.cookie})
 
     async def health(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return how the server is, without waiting for a look."""
-        hub = self._hub
+        hub = self.hub
         last = None if hub.last is None else hub.last.snapshot
         hub.look_soon()  # so that the next one who asks hears how it went, even without listeners
         return {
@@ -288,7 +287,7 @@ class Answers:
 
     async def summary(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return all devices together, and by model."""
-        look = await self._hub.latest()
+        look = await self.hub.latest()
         every = [item.document for item in look.devices.values()]
         alive = [device for device in every if device["alive"]]
         models: dict[str, list[Document]] = defaultdict(list)
@@ -306,8 +305,8 @@ class Answers:
 
     async def metrics(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return the devices one by one, each with its processes."""
-        look = await self._hub.latest()
-        processes = await self._aside(lambda: self._source.processes(look))
+        look = await self.hub.latest()
+        processes = await self._aside(lambda: self.source.processes(look))
         task, device, alive = wanted["task"], wanted["device"], wanted["alive"]
         if task is not None:
             _task(look, task)
@@ -325,7 +324,7 @@ class Answers:
 
     async def tasks(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return the tasks that are wanted, some at a time, and the total of all."""
-        look = await self._hub.latest()
+        look = await self.hub.latest()
         every = (item.document for item in look.tasks.values())
         found = [task for task in every if wanted["state"] in (None, task["state"])]
         first, limit = wanted["offset"], wanted["limit"]
@@ -340,7 +339,7 @@ class Answers:
 
     async def one_task(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return a task with its devices and alerts."""
-        look, name = await self._hub.latest(), request.path_params["name"]
+        look, name = await self.hub.latest(), request.path_params["name"]
         return {
             "at_ms": look.snapshot.at_ms,
             "task": _task(look, name),
@@ -351,33 +350,33 @@ class Answers:
     async def log(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return the end of the log of a task that is there."""
         name = request.path_params["name"]
-        _task(await self._hub.latest(), name)
-        found = await self._aside(lambda: self._source.log_end(name, wanted["lines"]))
+        _task(await self.hub.latest(), name)
+        found = await self._aside(lambda: self.source.log_end(name, wanted["lines"]))
         if found is None:
             raise HTTPException(404, f"{name} has no log that can be read")
         return {"task": name, "lines": list(found[0]), "whole": found[1]}
 
     async def alerts(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return the alerts that go on."""
-        look = await self._hub.latest()
+        look = await self.hub.latest()
         return {"at_ms": look.snapshot.at_ms, "alerts": list(look.alerts)}
 
     async def events(self, request: Request, wanted: Mapping[str, Any]) -> Response:
         """Return a stream of what changes."""
         if request.method == "HEAD":
             return _response("", EVENTS)
-        return self._hub.join(request.headers.get("last-event-id"))
+        return self.hub.join(request.headers.get("last-event-id"))
 
     async def prometheus(self, request: Request, wanted: Mapping[str, Any]) -> str:
         """Return what Prometheus reads."""
-        look = await self._hub.latest()
-        return await self._aside(lambda: self._source.prometheus(look))
+        look = await self.hub.latest()
+        return await self._aside(lambda: self.source.prometheus(look))
 
     async def _aside(self, read: Callable[[], Found]) -> Found:
         """Read something besides the look; raise a 503 where that fails or takes too long."""
-        patience_s = self._hub.patience_s
+        patience_s = self.hub.patience_s
         try:
-            return await asyncio.wait_for(self._background.call(read), patience_s)
+            return await asyncio.wait_for(self.background.call(read), patience_s)
         except asyncio.TimeoutError:
             raise no_look(f"no answer within {patience_s:g} s: a file system hangs") from None
         except (BadcjobsError, OSError) as error:  # the run was moved or removed since the look

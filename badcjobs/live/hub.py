@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -77,34 +78,30 @@ class Background:
                     future.set_exception(error)
 
 
+@dataclass(slots=True)
 class Hub:
     """The newest look, and those who want to hear of the next."""
 
-    def __init__(
-        self,
-        look: Callable[[], Look],
-        background: Background,
-        clock: Clock,
-        *,
-        interval_s: float = 2.0,
-        always: bool = False,  # look also without listeners, so that there is a past to show when one comes
-        patience_s: float = 10.0,  # how long a question waits for a look
-    ) -> None:
-        self._take_look = look
-        self._background = background
-        self._clock = clock
-        self.interval_s = interval_s
-        self.patience_s = patience_s
-        self._always = always
-        self._journal = Journal(f"{clock.now_ms():x}")
-        self._pending: asyncio.Task[Look] | None = None
-        self._looked_at_s: float | None = None
-        self._spoke_at_s = self._started_at_s = clock.monotonic_s()
-        self._closed = False
-        self.listeners: set[EventStream] = set()
-        self.looks = 0
-        self.look_ms: float | None = None
-        self.trouble: str | None = None
+    take_look: Callable[[], Look]
+    background: Background
+    clock: Clock
+    interval_s: float = 2.0
+    always: bool = False  # look also without listeners, so that there is a past to show when one comes
+    patience_s: float = 10.0  # how long a question waits for a look
+    listeners: set[EventStream] = field(default_factory=set)
+    looks: int = 0
+    look_ms: float | None = None
+    trouble: str | None = None
+    _pending: asyncio.Task[Look] | None = None
+    _looked_at_s: float | None = None
+    _closed: bool = False
+    _journal: Journal = field(init=False)
+    _started_at_s: float = field(init=False)
+    _spoke_at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(f"{self.clock.now_ms():x}")
+        self._started_at_s = self._spoke_at_s = self.clock.monotonic_s()
 
     @property
     def last(self) -> Look | None:
@@ -114,12 +111,12 @@ class Hub:
     @property
     def age_s(self) -> float | None:
         """How old it is."""
-        return None if self._looked_at_s is None else self._clock.monotonic_s() - self._looked_at_s
+        return None if self._looked_at_s is None else self.clock.monotonic_s() - self._looked_at_s
 
     @property
     def uptime_s(self) -> float:
         """How long this goes on."""
-        return self._clock.monotonic_s() - self._started_at_s
+        return self.clock.monotonic_s() - self._started_at_s
 
     async def latest(self) -> Look:
         """Return a look that is not older than the interval; raise a 503 when there is none in time."""
@@ -149,15 +146,15 @@ class Hub:
         return self._pending
 
     async def _look(self) -> Look:
-        began_s = self._clock.monotonic_s()
+        began_s = self.clock.monotonic_s()
         try:
-            look = await self._background.call(self._take_look)
+            look = await self.background.call(self.take_look)
         except (BadcjobsError, OSError) as error:
             self._complain(what_is_wrong(error))
             raise no_look(what_is_wrong(error)) from error
         finally:
             self._pending = None
-        self._looked_at_s = self._clock.monotonic_s()
+        self._looked_at_s = self.clock.monotonic_s()
         self.look_ms = 1000 * (self._looked_at_s - began_s)
         self.looks += 1
         first = self.last is None
@@ -178,17 +175,17 @@ class Hub:
         self._tell(event_text("beat", json_text({"at_ms": at_ms, "trouble": self.trouble})))
 
     def _tell(self, event: bytes) -> None:
-        self._spoke_at_s = self._clock.monotonic_s()
+        self._spoke_at_s = self.clock.monotonic_s()
         for listener in self.listeners:
             listener.put(event)
 
     async def run(self) -> None:
         """Look again and again while there are listeners, until closed."""
         while not self._closed:
-            if self.listeners or self._always:
+            if self.listeners or self.always:
                 with suppress(HTTPException):
                     await self.latest()
-            if self._clock.monotonic_s() - self._spoke_at_s >= _BEAT_EVERY_S:
+            if self.clock.monotonic_s() - self._spoke_at_s >= _BEAT_EVERY_S:
                 self._beat()
             await asyncio.sleep(self.interval_s)
 
@@ -272,18 +269,18 @@ def _text(head: Mapping[str, Any], look: Look, tasks: Mapping[str, Item], device
     return f'{json_text({**head, **rest})[:-1]},"tasks":[{of_tasks}],"devices":[{of_devices}]}}'
 
 
+@dataclass(slots=True)
 class Journal:
     """The newest look, and the events that led to it. ``life`` tells this server's events from those of another."""
 
-    def __init__(self, life: str) -> None:
-        self._life = life
-        self._number = 0
-        self._events: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)  # each with the id of the event before it
-        self.look: Look | None = None
+    life: str
+    look: Look | None = None
+    _number: int = 0
+    _events: deque[tuple[str, bytes]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # with the id before each
 
     @property
     def _id(self) -> str:
-        return f"{self._life}-{self._number}"
+        return f"{self.life}-{self._number}"
 
     def take(self, look: Look) -> bytes | None:
         """Take note of a look; return the event for those who know the one before, None if there is nothing to say."""

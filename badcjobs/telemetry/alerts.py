@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 
 from badcjobs.model import AlertLimits, Reading
@@ -164,14 +164,14 @@ def _place(device_id: int, kind: str, message: str) -> tuple[int, str, str]:
     return device_id, kind, message[:_LONGEST_MESSAGE] if kind == "fault" else ""
 
 
+@dataclass(slots=True)
 class AlertState:
     """One kind of trouble on one device: none, waiting to be worth an alert, an alert, or one that is fading."""
 
-    def __init__(self, device: Followed, alert: Alert | None = None) -> None:
-        self._device = device
-        self.alert = alert
-        self._since_ms: int | None = None
-        self._off_since_ms: int | None = None
+    device: Followed
+    alert: Alert | None = None
+    _since_ms: int | None = None
+    _off_since_ms: int | None = None
 
     def take(self, at_ms: int, condition: Condition) -> Alert | None:
         """Take the next condition; return the alert if it begins, gets worse or ends with it."""
@@ -195,9 +195,9 @@ class AlertState:
             self.alert = Alert(
                 kind=condition.kind,
                 severity=condition.severity,
-                device_id=self._device.device_id,
-                device_index=self._device.device_index,
-                device_uuid=self._device.uuid,
+                device_id=self.device.device_id,
+                device_index=self.device.device_index,
+                device_uuid=self.device.uuid,
                 started_at_ms=self._since_ms,
                 ended_at_ms=None,
                 peak=value,
@@ -229,23 +229,53 @@ class Condition:
     quiet_s: float = 0.0  # over only when it has been off for so long
 
 
+@dataclass(slots=True)
+class EnergyCheck:
+    """The energy counter against the power added up: both since the last hole, so that chance evens out."""
+
+    _counter: tuple[int, float] | None = None  # where the comparison starts
+    _power: tuple[int, float] | None = None  # the last reading
+    _joules: float = 0.0
+
+    def take(self, at_ms: int, power_w: float | None, energy_j: float | None) -> float | None:
+        """Take a reading; return the difference in percent of the counter, None where that cannot be told now."""
+        if power_w is None:
+            return None
+        before_ms, before_w = self._power or (at_ms, power_w)
+        self._power = (at_ms, power_w)
+        if at_ms - before_ms > _LONGEST_STEP_MS:
+            self._counter = None
+        else:
+            self._joules += (power_w + before_w) * (at_ms - before_ms) / 2000
+        if energy_j is None:
+            return None
+        if self._counter is None or energy_j < self._counter[1]:  # the driver was loaded anew
+            self._counter, self._joules = (at_ms, energy_j), 0.0
+            return None
+        if at_ms - self._counter[0] < _SHORTEST_ENERGY_MS:
+            return None
+        counted = energy_j - self._counter[1]
+        if counted > 0:
+            return round(100 * abs(counted - self._joules) / counted, 1)
+        return 100.0 if self._joules > 0 else None  # a counter that stands still, under a device that draws power
+
+
+@dataclass(slots=True)
 class DeviceConditions:
     """Finds the conditions of one device; remembers what only a second reading can tell."""
 
-    def __init__(self, device: Followed, limits: AlertLimits) -> None:
-        self._device = device
-        self._limits = limits
-        self._label = device.label
-        self._energy = EnergyCheck()
-        self._ecc_before: int | None = None
-        self._ecc_new = 0
-        self._faults: Counter[str] = Counter()
-        self._was_read = False
+    device: Followed
+    limits: AlertLimits
+    _energy: EnergyCheck = field(default_factory=EnergyCheck)
+    _ecc_before: int | None = None
+    _ecc_new: int = 0
+    _faults: Counter[str] = field(default_factory=Counter)
+    _was_read: bool = False
 
     def of_reading(self, at_ms: int, reading: Reading, *, work_waits: bool) -> list[Condition]:
         """Return the conditions of a device that answered."""
         self._was_read = True
-        device, limits = self._device, self._limits
+        device, limits = self.device, self.limits
         hot_c = limits.temperature_c or device.slowdown_c or _HOT_C
         why_hot = ", where it slows down" if hot_c == device.slowdown_c else ""
         memory_percent = _share(reading.memory_used_bytes, device.memory_total_bytes)
@@ -256,7 +286,7 @@ class DeviceConditions:
             self._level("thermal", reading.temperature_c, hot_c, 3.0, more=why_hot),
             self._level("memory", memory_percent, limits.memory_percent, 2.0),
             self._level("power", power_percent, limits.power_percent, 5.0, quiet_s=_FLICKER_S),
-            *_throttling(self._label, reading.throttle_reasons),
+            *_throttling(self.device.label, reading.throttle_reasons),
             self._idle(reading, work_waits),
             *self._reported(reading.faults),
             self._ecc(reading.ecc_errors),
@@ -267,7 +297,7 @@ class DeviceConditions:
         """Return the conditions of a device that did not answer; one that never did is a gap, not a loss."""
         if not self._was_read and "lost" not in reason.lower():
             return []
-        return [Condition("lost", True, f"{self._label} cannot be read any more: {reason}", severity=CRITICAL)]
+        return [Condition("lost", True, f"{self.device.label} cannot be read any more: {reason}", severity=CRITICAL)]
 
     def _level(
         self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
@@ -277,8 +307,8 @@ class DeviceConditions:
             return Condition(kind, None)
         if value < limit - back:
             return _off(kind, quiet_s)
-        power_limit_w = self._device.power_limit_w
-        message = _LEVELS[kind].format(device=self._label, value=value, limit=limit, power_limit_w=power_limit_w)
+        power_limit_w = self.device.power_limit_w
+        message = _LEVELS[kind].format(device=self.device.label, value=value, limit=limit, power_limit_w=power_limit_w)
         return Condition(kind, True if value >= limit else None, message + more, value, limit, quiet_s=quiet_s)
 
     def _idle(self, reading: Reading, work_waits: bool) -> Condition:
@@ -287,8 +317,8 @@ class DeviceConditions:
         known = [share for share in (*shares, *(p.sm_percent for p in reading.processes or ())) if share is not None]
         if not work_waits or max(known, default=0.0) >= _IDLE_BELOW_PERCENT:
             return _off("idle")
-        limit_s = self._limits.idle_s
-        words = f"{self._label} has had nothing to do for {limit_s:g} s, while work waits"
+        limit_s = self.limits.idle_s
+        words = f"{self.device.label} has had nothing to do for {limit_s:g} s, while work waits"
         return Condition("idle", True if known else None, words, threshold=limit_s, after_s=limit_s)
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
@@ -296,7 +326,12 @@ class DeviceConditions:
         self._faults.update(fault for fault in faults if fault in self._faults or len(self._faults) < _MOST_FAULTS)
         return [
             Condition(
-                "fault", fault in faults, f"{self._label} reports {fault}", many, severity=CRITICAL, quiet_s=_STORM_S
+                "fault",
+                fault in faults,
+                f"{self.device.label} reports {fault}",
+                many,
+                severity=CRITICAL,
+                quiet_s=_STORM_S,
             )
             for fault, many in self._faults.items()
         ]
@@ -310,7 +345,9 @@ class DeviceConditions:
         if new <= 0:
             return _off("ecc", _STORM_S)
         self._ecc_new += max(0, new)
-        words = f"{self._label} has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
+        words = (
+            f"{self.device.label} has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
+        )
         return Condition("ecc", True, words, float(self._ecc_new), severity=CRITICAL, quiet_s=_STORM_S)
 
 
@@ -348,34 +385,3 @@ def _throttling(label: str, mask: int | None) -> list[Condition]:
         )
         found.append(lowered if bits else _off(kind, _FLICKER_S))
     return found
-
-
-class EnergyCheck:
-    """The energy counter against the power added up: both since the last hole, so that chance evens out."""
-
-    def __init__(self) -> None:
-        self._counter: tuple[int, float] | None = None  # where the comparison starts
-        self._power: tuple[int, float] | None = None  # the last reading
-        self._joules = 0.0
-
-    def take(self, at_ms: int, power_w: float | None, energy_j: float | None) -> float | None:
-        """Take a reading; return the difference in percent of the counter, None where that cannot be told now."""
-        if power_w is None:
-            return None
-        before_ms, before_w = self._power or (at_ms, power_w)
-        self._power = (at_ms, power_w)
-        if at_ms - before_ms > _LONGEST_STEP_MS:
-            self._counter = None
-        else:
-            self._joules += (power_w + before_w) * (at_ms - before_ms) / 2000
-        if energy_j is None:
-            return None
-        if self._counter is None or energy_j < self._counter[1]:  # the driver was loaded anew
-            self._counter, self._joules = (at_ms, energy_j), 0.0
-            return None
-        if at_ms - self._counter[0] < _SHORTEST_ENERGY_MS:
-            return None
-        counted = energy_j - self._counter[1]
-        if counted > 0:
-            return round(100 * abs(counted - self._joules) / counted, 1)
-        return 100.0 if self._joules > 0 else None  # a counter that stands still, under a device that draws power

@@ -8,6 +8,7 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,27 +179,18 @@ def read_own_use() -> Use:
     return time.process_time(), None if peak is None else int(peak.split()[0]) * 1024
 
 
+@dataclass(slots=True)
 class CostBook(Book):
     """Brings the recorder's row up to date every ten seconds, and at the end."""
 
-    def __init__(
-        self,
-        writer: TelemetryWriter,
-        effort: Effort,
-        *,
-        interval_s: float,
-        started_at_ms: int,
-        backend: Callable[[], tuple[str, str]],  # what reads the devices, and why that
-        use: Callable[[], Use] = read_own_use,
-    ) -> None:
-        self._writer = writer
-        self._effort = effort
-        self._interval_s = interval_s
-        self._started_at_ms = started_at_ms
-        self._backend = backend
-        self._use = use
-        self._at_ms = started_at_ms
-        self._next_ms = started_at_ms
+    writer: TelemetryWriter
+    effort: Effort
+    interval_s: float
+    started_at_ms: int
+    backend: Callable[[], tuple[str, str]]  # what reads the devices, and why that
+    use: Callable[[], Use] = read_own_use
+    _at_ms: int = 0
+    _next_ms: int = 0
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
         """Write the row when it is due."""
@@ -209,11 +201,11 @@ class CostBook(Book):
 
     def finish(self) -> None:
         """Write the row now."""
-        effort, (cpu_s, memory_bytes), (backend, why) = self._effort, self._use(), self._backend()
-        self._writer.write_recorder(
+        effort, (cpu_s, memory_bytes), (backend, why) = self.effort, self.use(), self.backend()
+        self.writer.write_recorder(
             {
-                "pid": os.getpid(), "backend": backend, "why": why, "interval_s": self._interval_s,
-                "started_at_ms": self._started_at_ms, "last_at_ms": self._at_ms, "ticks": effort.ticks,
+                "pid": os.getpid(), "backend": backend, "why": why, "interval_s": self.interval_s,
+                "started_at_ms": self.started_at_ms, "last_at_ms": self._at_ms, "ticks": effort.ticks,
                 "cpu_s": cpu_s, "memory_bytes": memory_bytes, "worst_late_s": effort.worst_late_s,
                 "reading_s": effort.reading_s,
             }
@@ -222,12 +214,12 @@ class CostBook(Book):
     @property
     def words(self) -> str:
         """The cost so far, for the task's log."""
-        effort, (cpu_s, memory_bytes) = self._effort, self._use()
-        lived_s = (self._at_ms - self._started_at_ms) / 1000
+        effort, (cpu_s, memory_bytes) = self.effort, self.use()
+        lived_s = max(0, self._at_ms - self.started_at_ms) / 1000
         share = f" ({100 * cpu_s / lived_s:.2f} % of a core)" if lived_s >= _WORTH_A_SHARE_S else ""
         memory = "?" if memory_bytes is None else f"{memory_bytes / 2**20:.0f}"
         return (
-            f"{effort.ticks} instants read by {self._backend()[0]} in {lived_s:.0f} s; {cpu_s:.2f} s of CPU"
+            f"{effort.ticks} instants read by {self.backend()[0]} in {lived_s:.0f} s; {cpu_s:.2f} s of CPU"
             f"{share}, {memory} MiB, at worst {effort.worst_late_s:.3f} s late"
         )
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -93,6 +93,7 @@ class Book:
         """Take note that the disk has taken the instant; most books write a refused row anew by themselves."""
 
 
+@dataclass(slots=True)
 class Recorder:
     """Samples on the grid start, start + interval, start + 2 × interval, … whatever a tick costs.
 
@@ -100,98 +101,83 @@ class Recorder:
     instant.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        read_host: Callable[[], HostReading | None],
-        writer: TelemetryWriter,
-        *,
-        clock: Clock,
-        interval_s: float,
-        since_ms: int | None = None,
-        again: bool = False,
-        refused: Callable[[str], None] = lambda reason: None,
-        books: Sequence[Book] = (),
-        trouble: Callable[[str], None] = lambda text: None,
-        effort: Effort | None = None,
-    ) -> None:
-        self._sampler = sampler
-        self._read_host = read_host
-        self._writer = writer
-        self._clock = clock
-        self._interval_s = interval_s
-        self._since_ms = since_ms  # when recording was asked for
-        self._again = again  # whether a recorder before us has died
-        self._last_ms: int | None = None
-        self._refused = refused  # called once per stretch in which the disk refuses
-        self._unwritten: tuple[int, str] | None = None  # since when, and why
-        self._lost_ms = 0
-        self._lost_why = ""
-        self._books = books
-        self._failed_books: set[str] = set()
-        self._trouble = trouble
-        self._effort = effort or Effort()
+    sampler: Sampler
+    read_host: Callable[[], HostReading | None]
+    writer: TelemetryWriter
+    clock: Clock
+    interval_s: float
+    since_ms: int | None = None  # when recording was asked for
+    again: bool = False  # whether a recorder before us has died
+    refused: Callable[[str], None] = lambda reason: None  # called once per stretch in which the disk refuses
+    books: Sequence[Book] = ()
+    trouble: Callable[[str], None] = lambda text: None
+    effort: Effort = field(default_factory=Effort)
+    _last_ms: int | None = None
+    _unwritten: tuple[int, str] | None = None  # since when, and why
+    _lost_ms: int = 0
+    _lost_why: str = ""
+    _failed_books: set[str] = field(default_factory=set)
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Record until ``wait(seconds)`` says that it is over; take one last sample then."""
-        start_s = self._clock.monotonic_s()
+        start_s = self.clock.monotonic_s()
         number = expected = 0  # points of the grid: the one to be read now, the one that follows the last one read
         over = False
         while not over:
-            now_s = self._clock.monotonic_s()
-            late_s = now_s - start_s - expected * self._interval_s
-            self._effort.worst_late_s = max(self._effort.worst_late_s, late_s)
-            expected = max(number, int((now_s - start_s) / self._interval_s)) + 1
+            now_s = self.clock.monotonic_s()
+            late_s = now_s - start_s - expected * self.interval_s
+            self.effort.worst_late_s = max(self.effort.worst_late_s, late_s)
+            expected = max(number, int((now_s - start_s) / self.interval_s)) + 1
             self.tick()
-            number = max(expected, int((self._clock.monotonic_s() - start_s) / self._interval_s) + 1)
-            over = wait(start_s + number * self._interval_s - self._clock.monotonic_s())
-        self._sampler.reader.force_full_read()  # the last instant leaves nothing out
+            number = max(expected, int((self.clock.monotonic_s() - start_s) / self.interval_s) + 1)
+            over = wait(start_s + number * self.interval_s - self.clock.monotonic_s())
+        self.sampler.reader.force_full_read()  # the last instant leaves nothing out
         self.tick(last=True)
 
     def tick(self, *, last: bool = False) -> None:
         """Write one instant; a disk that refuses costs this instant, not the recorder."""
-        at_ms = self._clock.now_ms()
+        at_ms = self.clock.now_ms()
         if self._last_ms is not None:
             at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow a tick at once; no two share an instant
-        self._sampler.gaps.save()
+        self.sampler.gaps.save()
         hole = self._hole_before(at_ms)
         try:
-            with self._writer.batch():
+            with self.writer.batch():
                 if hole is not None:
-                    self._writer.open_gap(None, None, hole[0], at_ms, hole[1])
+                    self.writer.open_gap(None, None, hole[0], at_ms, hole[1])
                 self._write(at_ms, last)
         except sqlite3.Error as error:
-            self._sampler.gaps.restore()  # rolled back with the rest
+            self.sampler.gaps.restore()  # rolled back with the rest
             if self._unwritten is None:
                 log.warning("readings cannot be written: %s", error)
                 self._unwritten = (hole[0] if hole else self._last_ms or at_ms, str(error))
                 self._lost_why = str(error)
-                self._refused(str(error))
+                self.refused(str(error))
             return
         if self._unwritten is not None:
             self._lost_ms += at_ms - self._unwritten[0]
             self._unwritten = None
         self._last_ms = at_ms
-        for book in self._books:
+        for book in self.books:
             book.written()
 
     @property
     def unwritten(self) -> Unwritten:
         """What the disk has refused so far."""
         since_ms = None if self._unwritten is None else self._unwritten[0]
-        lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self._clock.now_ms() - since_ms))
+        lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self.clock.now_ms() - since_ms))
         return Unwritten(lost_ms / 1000, self._lost_why, since_ms)
 
     def _write(self, at_ms: int, last: bool) -> None:
-        begun_s = self._clock.monotonic_s()
-        readings = self._sampler.sample(at_ms)
-        self._effort.reading_s += self._clock.monotonic_s() - begun_s
-        self._effort.ticks += 1
-        self._writer.write_tick(at_ms, readings, self._read_host())
-        for book in self._books:
+        begun_s = self.clock.monotonic_s()
+        readings = self.sampler.sample(at_ms)
+        self.effort.reading_s += self.clock.monotonic_s() - begun_s
+        self.effort.ticks += 1
+        self.writer.write_tick(at_ms, readings, self.read_host())
+        for book in self.books:
             try:
-                with self._writer.aside():
-                    book.write(at_ms, readings, self._sampler.unreadable)
+                with self.writer.aside():
+                    book.write(at_ms, readings, self.sampler.unreadable)
                     if last:
                         book.finish()
             except sqlite3.OperationalError:
@@ -201,23 +187,23 @@ class Recorder:
                 if name not in self._failed_books:
                     self._failed_books.add(name)
                     log.exception("%s cannot write", name)
-                    self._trouble(f"the recorder's {name} has failed and may be incomplete: {error!r}")
+                    self.trouble(f"the recorder's {name} has failed and may be incomplete: {error!r}")
 
     def _hole_before(self, at_ms: int) -> tuple[int, str] | None:
         """Return since when, and why, there was no reading before this one; None: it follows the last as it should."""
         if self._unwritten is not None:
             return self._unwritten[0], f"could not be written: {self._unwritten[1]}"
         if self._last_ms is None:
-            last_ms, since_ms = self._writer.last_sample_ms(), self._since_ms
-            if self._again or last_ms is not None:
+            last_ms, since_ms = self.writer.last_sample_ms(), self.since_ms
+            if self.again or last_ms is not None:
                 return last_ms or since_ms or at_ms, "the recorder died and was started again"
             # The moment that any program takes to start is no hole.
-            if since_ms is not None and at_ms - since_ms > 1000 * max(_SLOW_START_S, 1.5 * self._interval_s):
+            if since_ms is not None and at_ms - since_ms > 1000 * max(_SLOW_START_S, 1.5 * self.interval_s):
                 return since_ms, "the recorder was slow to start"
             return None
-        if at_ms - self._last_ms <= 1500 * self._interval_s:  # half an interval late is still on the grid
+        if at_ms - self._last_ms <= 1500 * self.interval_s:  # half an interval late is still on the grid
             return None
-        missed = round((at_ms - self._last_ms) / 1000 / self._interval_s) - 1
+        missed = round((at_ms - self._last_ms) / 1000 / self.interval_s) - 1
         log.warning("the recorder was late and missed %d readings", missed)
         return self._last_ms, f"the recorder was late: {missed} readings missed"
 

@@ -96,16 +96,16 @@ class ProcessUse:
 Processes = Mapping[int, ProcessUse]
 
 
+@dataclass(slots=True)
 class UsageReader:
     """What a process and all below it have used since the last reading, and the memory they hold now."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._before: tuple[float, Processes] | None = None
+    pid: int
+    _before: tuple[float, Processes] | None = None
 
     def read(self, at_s: float) -> UsageReading | None:
         """Return the reading of this instant of a monotonic clock; None where not even we can be seen."""
-        found = read_family(self._pid)
+        found = read_family(self.pid)
         if not found:
             return None
         before, self._before = self._before, (at_s, found)
