@@ -78,7 +78,6 @@ def _wish(free: int | None, everything: bool, **limits: Any) -> DeviceWish | Non
 
 
 def _find(devices: StandIn, wish: DeviceWish | None, everything: bool) -> Listing:
-    from badcjobs.devices.allocation import parse_allocation
     from badcjobs.devices.free import Waiting, list_free
     from badcjobs.devices.listing import list_granted
     from badcjobs.devices.locks import DeviceLocks, lock_folder
@@ -86,9 +85,8 @@ def _find(devices: StandIn, wish: DeviceWish | None, everything: bool) -> Listin
     clock, variables = SystemClock(), environ()
     if wish is None:
         return list_granted(variables, clock, stand_in=devices, everything=everything)
-    in_slurm = parse_allocation(variables, hostname="", pid=0, started_at_ms=0).in_slurm
     view = DeviceLocks(lock_folder(variables), clock, None)
-    return list_free(variables, devices, wish, view, Waiting(clock, remark), in_slurm=in_slurm)
+    return list_free(variables, devices, wish, view, Waiting(clock, remark))
 
 
 @with_settings(*DEVICES)

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+from badcjobs.cluster.local_task import CANCELLED
+from badcjobs.cluster.local_task import COMPLETED
+from badcjobs.cluster.local_task import FAILED
+from badcjobs.cluster.local_task import REQUEUED
+from badcjobs.cluster.local_task import Attempt
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.local_watch import MARK
+from badcjobs.cluster.local_watch import Watcher
+from badcjobs.cluster.wait_for_job import TaskOutcome
+from badcjobs.cluster.wait_for_job import made_progress
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.locks import holder_words
+from badcjobs.devices.locks import lock_folder
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import Device
+from badcjobs.model import StandIn
+from badcjobs.store.submission_record import PENDING
+from badcjobs.store.submission_record import RUNNING
+from badcjobs.task.startup import World
+from badcjobs.devices.allocation import is_in_slurm
+
 import json
 import os
 import shutil
@@ -15,16 +38,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
-from badcjobs.cluster.local_watch import MARK, Watcher
-from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
-from badcjobs.devices.allocation import parse_allocation
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
-from badcjobs.errors import ExitCode, NotHere
-from badcjobs.model import Device, StandIn
-from badcjobs.store.submission_record import PENDING, RUNNING
-from badcjobs.task.startup import World
 
 _TICK_S = 0.05
 _TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # where other runs have the devices
@@ -140,11 +153,10 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
     """Return the devices that this process may use, for tasks that ask for ``count`` each."""
     if count == 0:
         return DevicePool((), share=share)
-    in_job = parse_allocation(world.environ, hostname="", pid=0, started_at_ms=0).in_slurm
-    with open_devices(world.environ, world.clock, stand_in, in_slurm=in_job) as sight:
+    with open_devices(world.environ, world.clock, stand_in) as sight:
         devices, why = sight.grant.devices, "\n".join(filter(None, [sight.grant.why, sight.trouble]))
     folder = lock_folder(world.environ)
-    if in_job:  # other jobs are kept off its devices by the scheduler that granted them
+    if is_in_slurm(world.environ):  # other jobs are kept off its devices by the scheduler that granted them
         private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
         folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
     new_locks = partial(DeviceLocks, folder, world.clock, holder_words(world.pid, run))

@@ -21,6 +21,11 @@ _TELLING = (
 )
 
 
+def is_in_slurm(environ: Mapping[str, str]) -> bool:
+    """Return whether this process runs inside a Slurm job."""
+    return bool(environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID"))
+
+
 def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
     """Return what this process was given, from the variables of its environment."""
     # Slurm may reuse the array's number as the job id of one of its tasks: the array's own comes first.

@@ -33,8 +33,7 @@ class NotFree(NotHere):
 
     def __init__(self, what: str, opened: OpenedDevices, *, why: str, fix: str) -> None:
         super().__init__(what, why=why, fix=fix)
-        self.backend = "none" if opened.trouble else opened.reader.backend
-        self.backend_why = opened.backend_why
+        self.backend, self.backend_why = opened.backend, opened.backend_why
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,9 @@ def list_free(
     wish: DeviceWish,
     claims: DeviceLocks,
     how: Waiting,
-    *,
-    in_slurm: bool,
 ) -> Listing:
     """Return the devices that ``badcjobs gpus --free`` shows, best first."""
-    with open_devices(environ, how.clock, stand_in, in_slurm=in_slurm) as opened:
+    with open_devices(environ, how.clock, stand_in) as opened:
         picked = pick_free(wish, opened, claims, how)
         why = f"{opened.grant.why}; the best {wish.count} of {len(opened.grant.devices)} by --free"
         return Listing(tuple(picked), why, opened.reader.backend, opened.backend_why)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from badcjobs.devices.allocation import parse_allocation
+from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.choose import open_reader
 from badcjobs.devices.visibility import Grant, as_device, resolve_devices
 from badcjobs.model import Device, InventoryDevice, ProcessReading, Reading, StandIn
@@ -88,6 +88,11 @@ class OpenedDevices:
     trouble: str | None  # why nothing can be read here
 
     @property
+    def backend(self) -> str:
+        """What reads the devices."""
+        return "none" if self.trouble else self.reader.backend
+
+    @property
     def backend_why(self) -> str:
         """Why this reader, or why none."""
         return self.trouble or str(getattr(self.reader, "why", ""))
@@ -99,7 +104,7 @@ class OpenedDevices:
 
 @contextmanager
 def open_devices(
-    environ: Mapping[str, str], clock: Clock, stand_in: StandIn, *, in_slurm: bool, started_at_ms: int | None = None
+    environ: Mapping[str, str], clock: Clock, stand_in: StandIn, *, started_at_ms: int | None = None
 ) -> Iterator[OpenedDevices]:
     """Find a reader and our devices; simulated ones live since ``started_at_ms``, or from now on."""
     start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
@@ -111,7 +116,8 @@ def open_devices(
             inventory = tuple(reader.inventory())
         except ReaderUnavailable as error:
             trouble = str(error)
-        yield OpenedDevices(reader, inventory or (), resolve_devices(environ, inventory, in_slurm=in_slurm), trouble)
+        grant = resolve_devices(environ, inventory, in_slurm=is_in_slurm(environ))
+        yield OpenedDevices(reader, inventory or (), grant, trouble)
     finally:
         reader.close()
 
@@ -120,8 +126,7 @@ def list_granted(
     environ: Mapping[str, str], clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
 ) -> Listing:
     """Return the devices that this process may use, or (``everything``) all there are, with their processes."""
-    in_slurm = parse_allocation(environ, hostname="", pid=0, started_at_ms=0).in_slurm
-    with open_devices(environ, clock, stand_in or StandIn(), in_slurm=in_slurm) as opened:
+    with open_devices(environ, clock, stand_in or StandIn()) as opened:
         devices = [_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
         mine = {device.uuid for device in opened.grant.devices}
         cut = {device.parent_uuid for device in opened.inventory}
@@ -130,8 +135,7 @@ def list_granted(
             if found.uuid not in mine:
                 devices.append(_now(as_device("", found, why), opened.reader, granted=False, processes=True))
         why = opened.grant.why + (f"; {opened.trouble}" if opened.trouble else "")
-        backend = "none" if opened.trouble else opened.reader.backend
-        return Listing(tuple(devices), why, backend, opened.backend_why)
+        return Listing(tuple(devices), why, opened.backend, opened.backend_why)
 
 
 def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:

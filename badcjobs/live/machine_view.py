@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from badcjobs.devices.allocation import parse_allocation
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import NotHere
 from badcjobs.live.snapshot import Snapshot, Total, mean_utilization, total_power_w
@@ -23,9 +22,8 @@ def open_machine_view(
     environ: Mapping[str, str], clock: Clock, stand_in: StandIn | None = None, *, hostname: str
 ) -> MachineView:
     """Look at every device of this machine, granted or not; raise NotHere where there is none. To be closed."""
-    in_slurm = parse_allocation(environ, hostname="", pid=0, started_at_ms=0).in_slurm
     with ExitStack() as stack:
-        sight = stack.enter_context(open_devices(environ, clock, stand_in or StandIn(), in_slurm=in_slurm))
+        sight = stack.enter_context(open_devices(environ, clock, stand_in or StandIn()))
         if not sight.inventory:
             raise NotHere(
                 "there is no GPU to look at",

@@ -18,7 +18,7 @@ from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
 from badcjobs.cluster.sbatch_options import Asked
 from badcjobs.cluster.slurm_commands import CONFIG_QUESTION, TIME_FORMAT, ask, parse_config
-from badcjobs.devices.allocation import parse_allocation
+from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import AS_IT_COMES, Cutting, StandIn
@@ -222,8 +222,8 @@ def try_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFa
 
 def look_at_gpus(environ: Mapping[str, str], clock: Clock) -> GpuFacts:
     """Ask whoever can read the devices of this machine."""
-    in_job = parse_allocation(environ, hostname="", pid=0, started_at_ms=0).in_slurm
-    with open_devices(environ, clock, StandIn(), in_slurm=in_job) as sight:
+    in_job = is_in_slurm(environ)
+    with open_devices(environ, clock, StandIn()) as sight:
         granted = sight.grant.devices if in_job else ()
         names = [device.name or "GPU" for device in granted or (() if in_job else sight.inventory)]
         backend = "none" if sight.trouble else sight.reader.backend

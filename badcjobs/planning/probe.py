@@ -121,7 +121,7 @@ def make_workplace(allocation: Allocation) -> Iterator[Path]:
 
 def find_grant(settings: RunSettings, world: World, allocation: Allocation) -> Grant:
     """Return the devices that are probed; without any, the CPU has to be asked for."""
-    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
+    grant = find_devices(world, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
         raise NotHere(
             "there is no GPU here to probe",

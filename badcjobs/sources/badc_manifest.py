@@ -141,14 +141,6 @@ def parse_ms(text: str) -> int | None:
     return int(value)
 
 
-def sha256_of(row: Sequence[str], columns: Columns) -> str | None:
-    """Return the row's checksum; None where the column is missing or holds anything else: "", "n/a", another kind."""
-    if columns.sha256 is None:
-        return None
-    text = row[columns.sha256].strip().lower()
-    return text if _SHA256.fullmatch(text) else None
-
-
 def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
     """Return what the column CUT of a row holds, the times of its file's first row if told, and what is wrong."""
     text = "" if columns.cut is None else row[columns.cut].strip()
@@ -260,7 +252,7 @@ class RowFiles:
             if is_beyond(end_ms, audio_ms):
                 what = f"end_ms {end_ms} lies beyond the end of {path} at {audio_ms} ms, so it cannot be cut out"
                 raise NoAudio(
-                    what, "the same command without --cut: then such rows fail alone, and the others are done"
+                    what, "the same command without run.cut = true: then such rows fail alone, and the others are done"
                 )
             return start_ms > 0 or audio_ms > end_ms
         if is_stretch(start_ms, end_ms, audio_ms):
@@ -329,7 +321,9 @@ class Manifest:
             times = start_ms, end_ms
             first, question = looks.ask(path, times, ours=ours)
             if ours:
-                sha256 = sha256_of(row, columns)
+                # None where the column is missing or holds anything else: "", "n/a", another kind.
+                text = "" if columns.sha256 is None else row[columns.sha256].strip().lower()
+                sha256 = text if _SHA256.fullmatch(text) else None
                 yield (line, recording_id, chunk_id, path, times, sha256, told or first, cut == "yes"), question
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -1,4 +1,4 @@
-"""A folder of audio as a source: every WAV and FLAC below it, in the order of their paths."""
+"""Whole recordings as a source: all WAV and FLAC below a folder, in the order of paths, or those that a list names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import posixpath
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,44 +38,58 @@ class ListedRecording(NamedTuple):
     path: str
 
 
-def chunks_of(
-    recordings: Iterable[ListedRecording], folders: Sequence[str], walk: Walk, refusal: str = ""
-) -> Iterator[Chunk]:
-    """Yield the chunks of those recordings that are ours; ``refusal`` begins what is said of one without audio."""
-
-    def look(path: str) -> Found | NoAudio:
-        return look_at(path, folders, walk.read_header)
-
-    for (recording, row, known_s), answer in look_ahead(
-        _ours(recordings, walk), look, while_waiting=walk.while_waiting
-    ):
-        walk.row = row
-        line, recording_id, path = recording
-        if isinstance(answer, NoAudio):
-            whole = Chunk(recording_id, recording_id, path, "")
-            yield from walk.miss(line, f"{refusal}{answer}", answer, whole)
-            continue
-        audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
-        header = fingerprint.header
-        if walk.cutting.cuts_recordings:
-            yield from _cut(Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint), walk.cutting)
-        else:
-            end_ms, is_cut = end_ms_of(header), _needs_a_cut(header)
-            yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
+# A recording, its number in the whole source, and its length where no look is needed.
+_Ours = tuple[ListedRecording, int, float | None]
 
 
-def _ours(
-    recordings: Iterable[ListedRecording], walk: Walk
-) -> Iterator[tuple[tuple[ListedRecording, int, float | None], str | None]]:
-    """Yield our recordings, their number in the whole source, their length if known, and the path to be looked at."""
-    for one in recordings:
-        row = walk.rows
-        if not walk.cutting.cuts_recordings:
-            if walk.takes(one.recording_id, one.recording_id):
-                yield (one, row, None), one.path
-        elif walk.takes_recording(one.recording_id):
-            known_s = walk.known_length_s(one.recording_id)
-            yield (one, row, known_s), one.path if known_s is None else None
+@dataclass(frozen=True, slots=True)
+class AudioList:
+    """Recordings one by one: those of a folder, of a list, or of the command line.
+
+    ``recordings`` yields them from the first on, and notes mistakes and what is passed over. ``refusal`` begins what is
+    said of one without audio.
+    """
+
+    name: str
+    description: str
+    folders: tuple[str, ...]
+    recordings: Callable[[Mistakes, Remarks], Iterator[ListedRecording]]
+    without_rows: str = "lists nothing"
+    refusal: str = ""
+    is_folder: bool = False
+
+    def chunks(self, walk: Walk) -> Iterator[Chunk]:
+        def look(path: str) -> Found | NoAudio:
+            return look_at(path, self.folders, walk.read_header)
+
+        ours = look_ahead(self._ours(walk), look, while_waiting=walk.while_waiting)
+        for ((line, recording_id, path), walk.row, known_s), answer in ours:
+            if isinstance(answer, NoAudio):
+                whole = Chunk(recording_id, recording_id, path, "")
+                yield from walk.miss(line, f"{self.refusal}{answer}", answer, whole)
+                continue
+            audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
+            if walk.cutting.cuts_recordings:
+                whole = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
+                yield from _cut(whole, walk.cutting)
+            else:
+                end_ms, is_cut = end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
+                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
+
+    def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
+        """Yield our recordings, each with the path that is to be looked at; None: its length is known."""
+        for one in self.recordings(walk.mistakes, walk.remarks):
+            row = walk.rows
+            if not walk.cutting.cuts_recordings:
+                if walk.takes(one.recording_id, one.recording_id):
+                    yield (one, row, None), one.path
+            elif walk.takes_recording(one.recording_id):
+                known_s = walk.known_length_s(one.recording_id)
+                yield (one, row, known_s), one.path if known_s is None else None
+
+    def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
+        for line, recording_id, _ in self.recordings(Mistakes([self.name]), Remarks()):
+            yield line, (recording_id, recording_id)
 
 
 def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
@@ -105,48 +120,37 @@ def _needs_a_cut(header: AudioHeader) -> bool:
 CLOSED_FOLDER = "has a folder that cannot be read"
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """All audio below a folder. Hidden names are skipped, links to files followed, links to folders not."""
+def audio_folder(path: Path) -> AudioList:
+    """Describe all audio below a folder. Hidden names are skipped, links to files followed, links to folders not."""
+    return AudioList(
+        name=str(path),
+        description=f"folder {path}/ ({AUDIO_WORDS})",
+        folders=(with_slash(path.absolute()),),
+        recordings=partial(_below, path, ""),
+        without_rows=f"has no audio below it ({AUDIO_WORDS})",
+        refusal="has audio that cannot be used: ",
+        is_folder=True,
+    )
 
-    path: Path
-    without_rows: str = f"has no audio below it ({AUDIO_WORDS})"
 
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def description(self) -> str:
-        return f"folder {self.path}/ ({AUDIO_WORDS})"
-
-    def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        folders = (with_slash(self.path.absolute()),)
-        recordings = self._recordings("", walk.mistakes, walk.remarks)
-        yield from chunks_of(recordings, folders, walk, "has audio that cannot be used: ")
-
-    def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        for line, recording_id, _ in self._recordings("", Mistakes([self.name]), Remarks()):
-            yield line, (recording_id, recording_id)
-
-    def _recordings(self, below: str, mistakes: Mistakes, remarks: Remarks) -> Iterator[ListedRecording]:
-        """Yield all audio below a folder; ids and paths are relative to the source."""
-        try:
-            audio, folders = _list_folder(self.path, below, remarks)
-        except OSError as error:
-            look = f"ls -ld {shlex.quote(str(self.path / below))}"
-            mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
-            return
-        repeated = _repeated(map(without_ending, audio))
-        for name in sorted(audio + list(folders)):
-            path = f"{below}{name}"
-            if name in folders:
-                yield from self._recordings(f"{path}/", mistakes, remarks)
-            elif not is_text(name):
-                mistakes.add(0, f"has a file whose name is not UTF-8: {path!r}")
-            else:
-                stem = without_ending(name)
-                yield ListedRecording(0, path if hash(stem) in repeated else f"{below}{stem}", path)
+def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> Iterator[ListedRecording]:
+    """Yield all audio below a folder of a source; ids and paths are relative to the source."""
+    try:
+        audio, folders = _list_folder(source, below, remarks)
+    except OSError as error:
+        look = f"ls -ld {shlex.quote(str(source / below))}"
+        mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
+        return
+    repeated = _repeated(map(without_ending, audio))
+    for name in sorted(audio + list(folders)):
+        path = f"{below}{name}"
+        if name in folders:
+            yield from _below(source, f"{path}/", mistakes, remarks)
+        elif not is_text(name):
+            mistakes.add(0, f"has a file whose name is not UTF-8: {path!r}")
+        else:
+            stem = without_ending(name)
+            yield ListedRecording(0, path if hash(stem) in repeated else f"{below}{stem}", path)
 
 
 def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str], set[str]]:
@@ -183,37 +187,6 @@ def _repeated(stems: Iterable[str]) -> set[int]:
 Lines = Iterator[tuple[int, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class AudioList:
-    """Audio files one by one; ``root`` is the folder that recording ids start from."""
-
-    name: str
-    description: str
-    lines: Callable[[Mistakes], Lines]
-    folders: tuple[str, ...]
-    root: str
-    without_rows: str = "lists nothing"
-
-    def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        yield from chunks_of(self._recordings(walk.mistakes), self.folders, walk)
-
-    def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        for line, recording_id, _ in self._recordings(Mistakes([self.name])):
-            yield line, (recording_id, recording_id)
-
-    def _recordings(self, mistakes: Mistakes) -> Iterator[ListedRecording]:
-        """Read the list twice: a recording's id depends on whether another path would get it too."""
-        paths = (path for _, path in self.lines(Mistakes([self.name])) if is_audio(path))
-        repeated = _repeated(without_ending(path_below(self.root, path)) for path in paths)
-        for line, path in self.lines(mistakes):
-            if not is_audio(path):
-                mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac) like the first line")
-                continue
-            full = path_below(self.root, path)
-            stem = without_ending(full)
-            yield ListedRecording(line, full if hash(stem) in repeated else stem, path)
-
-
 def audio_list(path: Path, root: Path | None) -> AudioList:
     """Describe a text file of audio paths.
 
@@ -224,9 +197,8 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
     return AudioList(
         name=str(path),
         description=f"list of audio {path}",
-        lines=lambda mistakes: read_list(path, mistakes),
         folders=search_folders(path, root),
-        root=str(base),
+        recordings=partial(_listed, str(base), lambda mistakes: read_list(path, mistakes)),
     )
 
 
@@ -235,13 +207,28 @@ def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
     absolute = list(dict.fromkeys(str(path.absolute()) for path in paths))
     shared = posixpath.commonpath([posixpath.dirname(posixpath.normpath(path)) for path in absolute])
     name = str(paths[0]) if len(absolute) == 1 else f"the {len(absolute)} audio files from {paths[0]} on"
+    base = shared if root is None else str(root.absolute())
     return AudioList(
         name=name,
         description=f"audio {name}",
-        lines=lambda _: ((0, path) for path in absolute),
         folders=("/",),
-        root=shared if root is None else str(root.absolute()),
+        recordings=partial(_listed, base, lambda _: ((0, path) for path in absolute)),
     )
+
+
+def _listed(
+    base: str, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
+) -> Iterator[ListedRecording]:
+    """Read the list twice: a recording's id depends on whether another path would get it too."""
+    paths = (path for _, path in lines(Mistakes([""])) if is_audio(path))
+    repeated = _repeated(without_ending(path_below(base, path)) for path in paths)
+    for line, path in lines(mistakes):
+        if not is_audio(path):
+            mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac) like the first line")
+            continue
+        full = path_below(base, path)
+        stem = without_ending(full)
+        yield ListedRecording(line, full if hash(stem) in repeated else stem, path)
 
 
 def read_list(path: Path, mistakes: Mistakes) -> Lines:

@@ -15,7 +15,7 @@ from badcjobs.errors import BadInput
 from badcjobs.model import AS_IT_COMES, Chunk, Cutting
 from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
-from badcjobs.sources.folder import AudioList, Folder, audio_list, given_audio, read_list
+from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
 from badcjobs.sources.look_ahead import stay
 from badcjobs.sources.mistakes import Mistakes, Remarks, note_utf16, quoted, shown
 from badcjobs.sources.walk import WHOLE, Shard, Walk
@@ -27,7 +27,7 @@ RowNote = Callable[[int, int, tuple[str, str]], None]
 # ``chunks`` yields our rows, and notes the mistakes of all rows and of our rows' audio; ``identities`` yields the line
 # (0: it has none) and identity of every row, where a recording that we cut ourselves is one row. Both read the source
 # from its beginning, in the same order, every time.
-AudioSource = Folder | Manifest | AudioList
+AudioSource = Manifest | AudioList
 _NO_LENGTHS: Mapping[str, float] = {}
 Row = TypeVar("Row")
 
@@ -255,7 +255,7 @@ def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised |
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return Folder(path)
+            return audio_folder(path)
         if not stat.S_ISREG(mode):
             mistakes.add(0, "is neither a file nor a folder", why="it is read more than once, so a pipe will not do")
             return None
@@ -326,7 +326,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
 
 def _as_one_list(sources: Sequence[AudioSource]) -> str | None:
     """Return how to tell equal names in several folders apart: in a list they keep their folders."""
-    if not all(isinstance(source, Folder) for source in sources):
+    if not all(isinstance(source, AudioList) and source.is_folder for source in sources):
         return None
     folders = " ".join(shlex.quote(source.name) for source in sources)
     return f"find {folders} -iname '*.wav' -o -iname '*.flac' | sort > recordings.txt"

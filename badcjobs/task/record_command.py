@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import Device
+from badcjobs.store.atomic_write import unfinished_name
+from badcjobs.store.publish import TEXT_FORMS
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import Records
+from badcjobs.task.startup import World
+from badcjobs.task.startup import find_devices
+from badcjobs.task.startup import read_allocation
+from badcjobs.telemetry.books import RECORDING_MARK
+
 import errno
 import logging
 import math
@@ -13,13 +26,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.model import Device
-from badcjobs.store.atomic_write import unfinished_name
-from badcjobs.store.publish import TEXT_FORMS
-from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import World, find_devices, read_allocation
-from badcjobs.telemetry.books import RECORDING_MARK
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +88,7 @@ def start_recording(
     Without a device the machine alone is recorded, or NotHere raised with the line ``needs_device`` to paste.
     """
     allocation = read_allocation(world)
-    grant = find_devices(world, allocation, options.stand_in)
+    grant = find_devices(world, options.stand_in)
     if not grant.devices and needs_device is not None:
         raise NotHere("there is no GPU to record", why=grant.why, fix=needs_device)
     if not grant.devices:

@@ -166,7 +166,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
             why="each array task takes one line of the list; the others would never be done",
             fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
         )
-    grant = find_devices(world, allocation, settings.stand_in(world.cwd))
+    grant = find_devices(world, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
         try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"  # a job without GPUs simulates none
         raise NotHere(
@@ -197,9 +197,9 @@ def mark_of(allocation: Allocation, world: World) -> str:
     return f"{allocation.key.name}-{world.pid}"
 
 
-def find_devices(world: World, allocation: Allocation, stand_in: StandIn) -> Grant:
+def find_devices(world: World, stand_in: StandIn) -> Grant:
     """Return the devices that this task really has, and why; the reader that knows them is part of the reason."""
-    with open_devices(world.environ, world.clock, stand_in, in_slurm=allocation.in_slurm) as sight:
+    with open_devices(world.environ, world.clock, stand_in) as sight:
         read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.backend_why}"
         return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
 
@@ -209,7 +209,7 @@ def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[
     locks = DeviceLocks(lock_folder(world.environ), world.clock, holder_words(world.pid, settings.out.absolute()))
     wish = DeviceWish(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
     how = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
-    with open_devices(world.environ, world.clock, settings.stand_in(world.cwd), in_slurm=False) as sight:
+    with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
         ours = {device.uuid: device for device in sight.grant.devices}
         picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(wish, sight, locks, how)]
         why = f"{sight.grant.why}; --free {count} picked the best of {len(ours)}"

@@ -103,7 +103,7 @@ def test_an_nvidia_smi_that_lists_nothing_does_not_work_and_tokens_are_used_as_t
     program.chmod(0o755)
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "PATH": f"{tmp_path}:/usr/bin:/bin"}
     assert opened(StandIn(), tmp_path, machine=empty).backend == "none"
-    with open_devices(environ, HandClock(), StandIn(), in_slurm=True) as sight:
+    with open_devices(environ, HandClock(), StandIn()) as sight:
         assert [(device.token, device.pin) for device in sight.grant.devices] == [("0", "0"), ("1", "1")]
         assert "nvidia-smi lists no device" in str(sight.trouble)
 
