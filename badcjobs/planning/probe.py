@@ -85,7 +85,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     with make_workplace(allocation) as workplace:
         paths = [world.cwd / path for path in settings.source]
         sounds = prepare_sounds(paths, cutter, workplace, order.bounds.longest_s)
-        grant = find_grant(settings, world, allocation)
+        grant = find_grant(settings, world)
         if settings.engine == "demo" and settings.simulate is not None:  # it says what it has of a simulated device
             settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={workplace / 'memory'}"))
         engine = make_engine(settings, world, mark_of(allocation, world), grant)
@@ -119,7 +119,7 @@ def make_workplace(allocation: Allocation) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_grant(settings: RunSettings, world: World, allocation: Allocation) -> Grant:
+def find_grant(settings: RunSettings, world: World) -> Grant:
     """Return the devices that are probed; without any, the CPU has to be asked for."""
     grant = find_devices(world, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:

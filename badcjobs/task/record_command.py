@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.model import Device
-from badcjobs.store.atomic_write import unfinished_name
-from badcjobs.store.publish import TEXT_FORMS
-from badcjobs.task.records import RecordingOptions
-from badcjobs.task.records import Records
-from badcjobs.task.startup import World
-from badcjobs.task.startup import find_devices
-from badcjobs.task.startup import read_allocation
-from badcjobs.telemetry.books import RECORDING_MARK
-
 import errno
 import logging
 import math
@@ -26,6 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from badcjobs.errors import BadInput, ExitCode, NotHere
+from badcjobs.model import Device
+from badcjobs.store.atomic_write import unfinished_name
+from badcjobs.store.publish import TEXT_FORMS
+from badcjobs.task.records import RecordingOptions, Records
+from badcjobs.task.startup import World, find_devices, read_allocation
+from badcjobs.telemetry.books import RECORDING_MARK
 
 log = logging.getLogger(__name__)
 
