@@ -14,6 +14,7 @@ It is written beside its place and moved there in the end, so that a folder with
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shlex
@@ -107,8 +108,8 @@ class RowFile:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._write = csv.writer(file).writerow
-        self._bases: set[str] = set()  # that relative paths start from
+        self._write = csv.writer(file, lineterminator="\n").writerow
+        self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
         self._further: list[str] = []  # names of the columns behind those of BADC
         self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
 
@@ -117,36 +118,44 @@ class RowFile:
         recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
         # A row that ends where it begins is refused; without an end its header is asked, and says the same.
         end = "" if end_ms is None or end_ms <= start_ms else end_ms
-        self._bases.add(base)
         more = self._placed(further, names) if further else ()
-        self._write((base, recording_id, chunk_id, path, start_ms, end, overlap_ms, sha256, notes, *more))
+        kind = self._kinds.setdefault((base, len(more)), len(self._kinds))
+        self._write((kind, recording_id, chunk_id, path, start_ms, end, overlap_ms, sha256, notes, *more))
 
     def clear(self) -> None:
         """Forget all rows."""
         self._file.seek(0)
         self._file.truncate()
-        for known in (self._bases, self._further, self._places):
+        for known in (self._kinds, self._further, self._places):
             known.clear()
 
     @property
     def root(self) -> str | None:
         """The folder that all relative paths start from; None: there are none, or they start from several."""
-        bases = self._bases - {""}
+        bases = {base for base, _ in self._kinds if base}
         return bases.pop() if len(bases) == 1 else None
 
     @property
-    def header(self) -> list[str]:
-        """The columns of every shard."""
-        return [*HEADER.split(","), *self._further]
+    def header(self) -> str:
+        """The columns of every shard, as the first line of a manifest."""
+        return _line([*HEADER.split(","), *self._further])
 
-    def rows(self) -> Iterator[list[str]]:
-        """Yield all rows from the first, with as many fields as the header has."""
+    def rows(self) -> Iterator[str]:
+        """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
         self._file.seek(0)
-        width, keep = len(self.header), self.root is not None
-        for base, *row in csv.reader(self._file):
+        kinds, width, keep = list(self._kinds), len(self._further), self.root is not None
+        for line in self._file:
+            while line.count('"') % 2:  # a name with a line end in it
+                line += next(self._file)
+            number, _, text = line.partition(",")
+            base, columns = kinds[int(number)]
+            if columns < width:
+                text = f"{text[:-1]}{',' * (width - columns)}\n"
             if base and not keep:
+                (row,) = csv.reader(io.StringIO(text, newline=""))
                 row[2] = base + row[2].removeprefix("./")
-            yield row if len(row) == width else row + [""] * (width - len(row))
+                text = _line(row)
+            yield text
 
     def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> list[str]:
         """Return the fields of further columns, each in the place that its name has in all shards."""
@@ -162,6 +171,12 @@ class RowFile:
         for place, text in zip(places, further, strict=True):
             fields[place] = text
         return fields
+
+
+def _line(row: Sequence[str]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow(row)
+    return text.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +235,8 @@ def write_plan(
         shards = [f"task-{number:0{digits}}.csv" for number in range(wave.tasks)]
         for shard, share in zip(shards, plan.sizing.shares[wave.first :], strict=False):
             with (draft / name / shard).open("w", encoding="utf-8", newline="") as file:
-                shard_rows = csv.writer(file, lineterminator="\n")
-                shard_rows.writerow(rows.header)
-                shard_rows.writerows(islice(lines, share.rows))
+                file.write(rows.header)
+                file.writelines(islice(lines, share.rows))
         tasks, out = target / name / "tasks.txt", scripts.out / name
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
         array = f"0-{wave.tasks - 1}" + (f"%{plan.parallel}" if plan.parallel else "")
