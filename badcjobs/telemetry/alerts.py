@@ -297,7 +297,8 @@ class DeviceConditions:
         """Return the conditions of a device that did not answer; one that never did is a gap, not a loss."""
         if not self._was_read and "lost" not in reason.lower():
             return []
-        return [Condition("lost", True, f"{self.device.label} cannot be read any more: {reason}", severity=CRITICAL)]
+        words = f"{self.device.label} cannot be read any more: {reason}"
+        return [_off("idle"), Condition("lost", True, words, severity=CRITICAL)]  # unknown does not count as idle
 
     def _level(
         self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0

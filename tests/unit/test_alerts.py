@@ -337,6 +337,13 @@ def test_a_device_that_does_not_say_how_busy_it_is_is_never_called_idle(make: Ca
     assert book.rows == []
 
 
+def test_seconds_without_an_answer_do_not_count_as_idle(make: Callable[..., Book]) -> None:
+    book = make(AlertLimits(idle_s=10))
+    book.book.work_waits = True
+    book.feed([*idle(8), *["GPU is lost"] * 8, *idle(8)])
+    assert [kind for kind, *_ in book.rows] == ["lost"]
+
+
 # --- lost devices, faults, memory errors ------------------------------------------------------------------------------
 
 
