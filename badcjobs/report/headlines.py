@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from badcjobs.report.progress import RUNNING, Outlook
+from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import known_texts
 from badcjobs.report.rules_waiting import LEAST_S
 from badcjobs.report.summary import NEARLY_ALL, Summary, rows_words
 from badcjobs.report.words import UNKNOWN, count, duration, energy, indices, moment, number, share_words
-from badcjobs.store.read_model import AlertFacts, Completeness, Freshness
+from badcjobs.store.read_model import AlertFacts, Freshness
 
 _FEW_S = 600.0  # of GPU time: in hours it would be hard to read
 VERDICTS = {
@@ -65,7 +65,11 @@ HEADLINES = (
         "; done at about {known_left.end_at_ms:moment?} if the tasks that run go on like this",
         "; about {left_s:duration} at the speed so far",
     )),
-    ("energy", ("{energy}", ", {measured}", "; {least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours")),
+    ("energy", (
+        "{energy}",
+        ", measured for {measured} of the GPU time",
+        "; {least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
+    )),
     ("per chunk", (
         "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
         " max {cost.gpu_s_max:two})",
@@ -82,16 +86,8 @@ HEADLINES = (
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
-    figures = {
-        "s": summary,
-        "news": news_words(summary.merged) or None,
-        "cut_short": summary.cut_short,
-        "names": _name_gaps(summary),
-        **_task_figures(summary),
-        **_proof_figures(summary.completeness),
-        **_left_figures(summary.outlook),
-        **_device_figures(summary),
-    }
+    figures = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
+    figures |= _task_figures(summary) | _source_figures(summary) | _device_figures(summary)
     said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
     return [(name, words) for name, words in said if words]
 
@@ -109,52 +105,41 @@ def _task_figures(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _proof_figures(proof: Completeness | None) -> dict[str, Any]:
-    """Return how far the job has got with its source: not known, whole, or partly."""
-    known = proof is not None and proof.expected is not None
-    partly = proof if known and proof is not None and not proof.complete else None
+def _source_figures(summary: Summary) -> dict[str, Any]:
+    """Return how far the job has got with its source (not known, whole, or partly), and when the rest will be done."""
+    proof, left, gaps = summary.completeness, summary.outlook, summary.facts.recording_names
+    proved = proof if proof is not None and proof.expected is not None else None
+    partly = proved if proved is not None and not proved.complete else None
     where = "in no task"
     if partly is not None and (partly.missing_indices or partly.unmerged_indices) and not partly.not_listed_examples:
         begun = "not begun" if partly.missing_indices else ""
         merged = "not merged yet" if partly.unmerged_indices else ""
         those = sorted((*partly.missing_indices, *partly.unmerged_indices))
         where = f"of array index {indices(those)} {', or '.join(filter(None, (begun, merged)))}"
-    return {
-        "proof": proof if known else None,
-        "unproved": None if known else proof,
-        "complete": proof if known and partly is None else None,
-        "partly": partly,
-        "where": where,
-    }
-
-
-def _name_gaps(summary: Summary) -> str | None:
-    """Return how many paths do not tell what those of other recordings tell; None: none or all do."""
-    gaps = summary.facts.recording_names
-    if gaps is None:
-        return None
-    kinds = [
+    known_left = left if left is not None and left.audio_hours is not None else None
+    # How many paths do not tell what those of other recordings tell; not where none or all do.
+    kinds = () if gaps is None else (
         (gaps.undated, gaps.recordings, "no date in the name", gaps.undated_example),
         (gaps.untimed, gaps.recordings - gaps.undated, "a date but no time in the name", gaps.untimed_example),
         (gaps.no_study_area, gaps.recordings, "no study area in the path", gaps.no_study_area_example),
-    ]
-    said = [
-        f"{many:,} of {gaps.recordings:,} {'has' if many == 1 else 'have'} {what} (the first: {example})"
+    )  # fmt: skip
+    names = [
+        f"{many:,} of {gaps.recordings if gaps else 0:,} {'has' if many == 1 else 'have'} {what} (the first: {example})"
         for many, most, what, example in kinds
         if 0 < many < most
     ]
-    return "; ".join(said) or None
-
-
-def _left_figures(left: Outlook | None) -> dict[str, Any]:
-    """Return what is left and when it will be done, as far as that is known."""
-    known = left if left is not None and left.audio_hours is not None else None
     return {
+        "proof": proved,
+        "unproved": None if proved else proof,
+        "complete": proved if partly is None else None,
+        "partly": partly,
+        "where": where,
+        "names": "; ".join(names) or None,
         "left": left,
         "listed": "" if left is None or left.whole_source else " that tasks have listed",
-        "not_known": None if left is None or known else "how long they will take is not known yet",
-        "known_left": known,
-        "left_s": known.wall_s if known is not None and known.end_at_ms is None else None,
+        "not_known": None if left is None or known_left else "how long they will take is not known yet",
+        "known_left": known_left,
+        "left_s": known_left.wall_s if known_left is not None and known_left.end_at_ms is None else None,
     }
 
 
@@ -162,9 +147,8 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
     gpu_s, cost, told = summary.gpu_hours * 3600, summary.chunk_cost, summary.energy_devices
     partly = "" if told == len(summary.devices) else f" (known for {told:,} of {rows_words(summary.devices)})"
     known = [device for device in summary.devices if device.energy_j is not None]
-    had_s = sum(sum(device.state_s.values()) for device in known)
-    missing = sum(device.energy_measured_s for device in known) < NEARLY_ALL / 100 * had_s
-    samples = sum(device.samples for device in summary.devices)
+    missing = sum(d.energy_measured_s for d in known) < NEARLY_ALL / 100 * sum(d.total_s for d in known)
+    measured, samples = summary.energy_measured_percent, sum(device.samples for device in summary.devices)
     gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
     many = f"{count(sum(gap.gaps for gap in gaps), 'gap')} of {duration(sum(gap.seconds for gap in gaps))} in all"
     # A short try may fall between two readings of power.
@@ -173,19 +157,13 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
         "no_gpu": None if gpu_s else "none: no GPU was used",
         "few_s": gpu_s if 0 < gpu_s < _FEW_S else None,
         "energy": f"{UNKNOWN} (no device said)" if summary.energy_wh is None else energy(summary.energy_wh) + partly,
-        "measured": measured_words(summary),
+        "measured": share_words(measured) if measured is not None and measured < NEARLY_ALL else None,
         "least": "at least " if missing else "",  # devices used energy before and after their readings
         "cost": cost if cost.tries else None,
         "some_tries": some if cost.energy_tries < cost.tries else "",
         "samples": samples,
         "gaps": many if gaps else "no gaps" if samples else "so no gaps are known",
     }
-
-
-def measured_words(summary: Summary) -> str | None:
-    """Return for how much of the GPU time the energy was measured; None: for all of it, or there is none."""
-    percent = summary.energy_measured_percent
-    return None if percent is None or percent >= NEARLY_ALL else f"measured for {share_words(percent)} of the GPU time"
 
 
 # --- the verdict, what is new, and what to do -------------------------------------------------------------------------

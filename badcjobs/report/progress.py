@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 
 from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent
@@ -15,14 +15,14 @@ _NOT_KILLED = frozenset({"COMPLETED", "COMPLETING", "ENDED", "RUNNING", "PENDING
 
 
 def was_killed(task: TaskFacts) -> bool:
-    """Say whether a task came to its end by somebody else's hand."""
+    """Say whether a task did not end by itself."""
     if task.verdict in ("done", "failed", "stopped"):
         return False
     return task.verdict == KILLED or tells_of_a_kill(task.slurm_state)
 
 
 def tells_of_a_kill(slurm_state: str | None) -> bool:
-    """Say whether Slurm's word for the end of a task that has no verdict means that somebody else has ended it."""
+    """Say whether Slurm's state of a task that has no verdict means that it was ended from outside."""
     word = (slurm_state or "").split()
     return bool(word) and word[0] not in _NOT_KILLED
 
@@ -83,7 +83,7 @@ def _running(tasks: Iterable[TaskFacts], silent: Collection[str]) -> set[str]:
 def _cut(device: DeviceFacts) -> DeviceFacts:
     spent, nothing = device.under_way, StateTime(0.0, 0.0, None, None)
     working, lost = device.states.get("working", nothing), device.states.get("lost", nothing)
-    # Of a try nobody knows for how long its power was measured: as far as that of all of them.
+    # For how long the power of a try was measured is not known: as far as that of all of them.
     measured_s = working.measured_s * spent.alone_s / working.total_s if working.total_s else 0.0
     # A moment in which another chunk was done as well is no lost one: as in all accounts, good work names the state.
     alone = spent.alone_s / spent.total_s if spent.total_s else 0.0
@@ -130,67 +130,46 @@ def look_ahead(
     left = pending + (not_listed or 0)
     if not left:
         return None
-    audio_s = _audio_left_s(job, pending, not_listed or 0)
-    gpu_left_s = _at_the_same_speed(audio_s, job.audio_done_s, gpu_s)
+    # Chunks of unknown length count as the mean of those done, else of the others left.
+    done, guessed = (
+        job.chunks.get("done", 0) - job.done_of_unknown_length,
+        (not_listed or 0) + job.left_of_unknown_length,
+    )
+    others, audio_s = pending - job.left_of_unknown_length, None
+    if not guessed or done > 0:
+        audio_s = job.audio_left_s + (guessed * job.audio_done_s / done if guessed else 0.0)
+    elif job.audio_left_s and others > 0:
+        audio_s = job.audio_left_s * (1 + guessed / others)
+
+    def at_the_same_speed(took_s: float) -> float | None:
+        known = audio_s is not None and job.audio_done_s > 0 and took_s > 0
+        return audio_s * took_s / job.audio_done_s if known and audio_s is not None else None
+
+    gpu_left_s = at_the_same_speed(gpu_s)
     running = [task for task in job.tasks if state_of(task, now_ms) == RUNNING]
-    wall_left_s = _at_their_pace_s(running, job, left, audio_s)
+    last_sign_ms = max((task.last_sign_ms for task in running), default=0)
+    # At the pace of the tasks that run; the chunks left count as so many of those done, by their length.
+    length = audio_s / left / (job.audio_done_s / done) if audio_s and done > 0 and job.audio_done_s > 0 else 1.0
+    paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
+    end_ms = expected_end_ms([progress_of(task) for task in running], left * length, paces)
+    wall_left_s = None if end_ms is None else (end_ms - last_sign_ms) / 1000
     if wall_left_s is None:
         at_work = sum(task.devices or 0 for task in running)
         wall_left_s = gpu_left_s / at_work if gpu_left_s is not None and at_work else None
-        wall_left_s = wall_left_s or _at_the_same_speed(audio_s, job.audio_done_s, wall_s)
+        wall_left_s = wall_left_s or at_the_same_speed(wall_s)
+    end_at_ms = None if wall_left_s is None or not running else last_sign_ms + round(1000 * wall_left_s)
+    passed = end_at_ms is not None and now_ms is not None and end_at_ms <= now_ms  # then it was no good guess
     return Outlook(
         chunks=left,
         whole_source=not_listed is not None,
         audio_hours=None if audio_s is None else audio_s / 3600,
         gpu_hours=None if gpu_left_s is None else gpu_left_s / 3600,
         wall_s=wall_left_s,
-        end_at_ms=_end_ms(wall_left_s, running, now_ms),
+        end_at_ms=None if passed else end_at_ms,
     )
-
-
-def _end_ms(wall_left_s: float | None, running: Sequence[TaskFacts], now_ms: int | None) -> int | None:
-    """Return when it will be done; an end that has passed without it was no good guess."""
-    if wall_left_s is None or not running:
-        return None
-    end_ms = max(task.last_sign_ms for task in running) + round(1000 * wall_left_s)
-    return end_ms if now_ms is None or end_ms > now_ms else None
-
-
-def _at_their_pace_s(
-    running: Sequence[TaskFacts], job: JobFacts, left: int, audio_left_s: float | None
-) -> float | None:
-    """Return how long the tasks that run take, from the last sign of any of them; None: none has a pace to go by."""
-    usual_left = left * _length(job, left, audio_left_s)
-    paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
-    end_ms = expected_end_ms([progress_of(task) for task in running], usual_left, paces)
-    return None if end_ms is None else (end_ms - max(task.last_sign_ms for task in running)) / 1000
-
-
-def _length(job: JobFacts, left: int, audio_left_s: float | None) -> float:
-    """Return how long the chunks that are left are on average, in those that are done; 1 where nobody knows."""
-    of_known_length = job.chunks.get("done", 0) - job.done_of_unknown_length
-    if not audio_left_s or of_known_length <= 0 or job.audio_done_s <= 0:
-        return 1.0
-    return audio_left_s / left / (job.audio_done_s / of_known_length)
 
 
 def progress_of(task: TaskFacts) -> Progress:
     """Return how far a task is, as of its last sign or, while nothing is done, as of its last news."""
     at_ms = task.last_sign_ms if task.done else task.heard_at_ms or task.last_sign_ms
     return Progress(task.started_at_ms, at_ms, task.done, task.pending, task.chunks > 0, task.workers)
-
-
-def _audio_left_s(job: JobFacts, pending: int, not_listed: int) -> float | None:
-    """Return the audio that is left; of unknown length counts as the mean of those done, else of the others left."""
-    of_known_length = job.chunks.get("done", 0) - job.done_of_unknown_length
-    guessed = not_listed + job.left_of_unknown_length
-    if not guessed:
-        return job.audio_left_s
-    if of_known_length > 0:
-        return job.audio_left_s + guessed * job.audio_done_s / of_known_length
-    of_those_left = pending - job.left_of_unknown_length
-    return job.audio_left_s * (1 + guessed / of_those_left) if job.audio_left_s and of_those_left > 0 else None
-
-
-def _at_the_same_speed(audio_s: float | None, done_s: float, took_s: float) -> float | None:
-    return audio_s * took_s / done_s if audio_s is not None and done_s > 0 and took_s > 0 else None
