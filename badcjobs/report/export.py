@@ -2,6 +2,39 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import NamePattern
+from badcjobs.report.completeness import find_news
+from badcjobs.report.job import find_job_database
+from badcjobs.settings import Config
+from badcjobs.sources.recording_names import NameReader
+from badcjobs.sources.recording_names import area_line
+from badcjobs.sources.recording_names import gap_lines
+from badcjobs.store.atomic_write import fresh_file
+from badcjobs.store.atomic_write import make_folder
+from badcjobs.store.export_badc import area_names
+from badcjobs.store.export_badc import write_chunks
+from badcjobs.store.export_badc import write_resume_summary
+from badcjobs.store.export_badc import write_telemetry
+from badcjobs.store.export_tables import COLUMNS
+from badcjobs.store.export_tables import VIEW
+from badcjobs.store.export_tables import Heard
+from badcjobs.store.export_tables import Wanted
+from badcjobs.store.export_tables import Window
+from badcjobs.store.export_tables import Write
+from badcjobs.store.export_tables import batch_size
+from badcjobs.store.export_tables import check_columns
+from badcjobs.store.export_tables import check_tables
+from badcjobs.store.export_tables import column_types
+from badcjobs.store.export_tables import has_time
+from badcjobs.store.export_tables import in_batches
+from badcjobs.store.export_tables import list_tables
+from badcjobs.store.export_tables import load_pyarrow
+from badcjobs.store.export_tables import open_for_export
+from badcjobs.store.export_tables import rows_written_to
+from badcjobs.store.export_tables import select
+
 import math
 import shlex
 import sqlite3
@@ -11,33 +44,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import NamePattern
-from badcjobs.report.completeness import find_news
-from badcjobs.report.job import find_job_database
-from badcjobs.settings import Config
-from badcjobs.sources.recording_names import NameReader, area_line, gap_lines
-from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
-from badcjobs.store.export_tables import (
-    COLUMNS,
-    VIEW,
-    Heard,
-    Wanted,
-    Window,
-    Write,
-    batch_size,
-    check_columns,
-    check_tables,
-    column_types,
-    has_time,
-    in_batches,
-    list_tables,
-    load_pyarrow,
-    open_for_export,
-    rows_written_to,
-    select,
-)
 
 Progress = Callable[[str, int], None]  # table, rows so far
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
@@ -188,7 +194,17 @@ def _writer(
 def _export_tables(
     db: sqlite3.Connection, order: ExportOrder, database: Path, stdout: BinaryIO, progress: Progress
 ) -> list[ExportedFile]:
-    selections = _select(db, order, database)  # all mistakes before the first file
+    selections: dict[str, tuple[tuple[str, ...], str]]  # table → its columns and query
+    if order.everything:  # what has no time describes the rest: it comes whole
+        windows = {table: order.window if has_time(db, table) else None for table in list_tables(db)}
+        selections = {table: select(db, table, window=window) for table, window in windows.items()}
+    else:  # all mistakes before the first file
+        tables = dict.fromkeys(order.tables or ("detection",))
+        check_tables(db, list(tables), database)
+        if order.columns is not None:
+            for table in tables:
+                check_columns(db, table, order.columns, replace(order, columns=None).command_line())
+        selections = {table: select(db, table, order.columns, order.window) for table in tables}
     if order.output is not None and order.needs_folder:
         make_folder(order.output)
     exported = []
@@ -207,19 +223,6 @@ def _export_tables(
     return exported
 
 
-def _select(db: sqlite3.Connection, order: ExportOrder, database: Path) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return the columns and the query of each table."""
-    if order.everything:  # what has no time describes the rest: it comes whole
-        windows = {table: order.window if has_time(db, table) else None for table in list_tables(db)}
-        return {table: select(db, table, window=window) for table, window in windows.items()}
-    tables = dict.fromkeys(order.tables or ("detection",))
-    check_tables(db, list(tables), database)
-    if order.columns is not None:
-        for table in tables:
-            check_columns(db, table, order.columns, replace(order, columns=None).command_line())
-    return {table: select(db, table, order.columns, order.window) for table in tables}
-
-
 def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
     folder = order.output
     assert folder is not None  # _check has seen to it
@@ -228,11 +231,8 @@ def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress)
     chunks = write_chunks(db, folder, order.window, lambda rows: progress("chunk", rows))
     lines = write_telemetry(db, folder, telemetry, order.window, lambda rows: progress("attempt", rows))
     summary, jobs = write_resume_summary(db, folder, telemetry, order.window)
-    return [
-        ExportedFile(str(folder), "chunk", chunks),
-        ExportedFile(str(telemetry), "attempt", lines),
-        ExportedFile(str(summary), "chunk", jobs),
-    ]
+    written = ((folder, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
+    return [ExportedFile(str(path), table, rows) for path, table, rows in written]
 
 
 # --- detections: a file for each study area and one for all, or just one file ----------------------------------------
@@ -257,8 +257,7 @@ def _export_heard(
 
 
 def _write_one(heard: Heard, order: ExportOrder, stdout: BinaryIO, progress: Progress) -> list[ExportedFile]:
-    if order.output is not None:
-        _refuse_to_overwrite(order, [order.output])
+    _refuse_to_overwrite(order, [] if order.output is None else [order.output])
     rows = 0
     with _writer(order, order.output, COLUMNS, stdout) as write:
         for _, batch in heard.batches(order.wanted, batch_size(order.form)):
@@ -270,11 +269,22 @@ def _write_one(heard: Heard, order: ExportOrder, stdout: BinaryIO, progress: Pro
 
 def _write_areas(heard: Heard, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
     """Write each row to the file of its study area and to that for all, in one pass: they come sorted."""
-    areas = heard.study_areas()
-    total_target, targets = _targets(areas, order)
+    areas, folder = heard.study_areas(), order.output
+    assert folder is not None
+    if len(areas) > _MOST_AREAS:
+        raise BadInput(
+            f"{len(areas):,} study areas, which would be as many files; e.g. {', '.join(map(str, areas[-_NAMED:]))}",
+            why="the paths of the recordings were probably read in the wrong way",
+            fix="badcjobs guide recordings   (then: badcjobs export … --config FILE.toml)",
+        )
+    names = area_names([None, *(area for area in areas if area is not None)], taken=ALL, nameless=NAMELESS)
+    targets = {area: folder / f"{name}.{order.form}" for area, name in names.items()}
+    make_folder(folder)
+    all_of_them = folder / f"{ALL}.{order.form}"
+    _refuse_to_overwrite(order, [all_of_them, *targets.values()])
     batches = heard.batches(order.wanted, batch_size(order.form))
     files, total = list[ExportedFile](), 0
-    with _writer(order, total_target, COLUMNS) as write_total:
+    with _writer(order, all_of_them, COLUMNS) as write_all:
         area, batch = next(batches, (None, None))
         if None not in areas and area is None and batch is not None:
             areas = [None, *areas]  # recordings that no table lists
@@ -283,29 +293,12 @@ def _write_areas(heard: Heard, order: ExportOrder, progress: Progress) -> list[E
             with _writer(order, targets[current], COLUMNS) as write:
                 while batch is not None and area == current:
                     write(batch)
-                    write_total(batch)
+                    write_all(batch)
                     rows, total = rows + len(batch), total + len(batch)
                     progress(VIEW, total)
                     area, batch = next(batches, (None, None))
             files.append(ExportedFile(str(targets[current]), VIEW, rows))
-    return [ExportedFile(str(total_target), VIEW, total), *files]
-
-
-def _targets(areas: Sequence[str | None], order: ExportOrder) -> tuple[Path, Mapping[str | None, Path]]:
-    """Return the file for all study areas, and that of each of them."""
-    assert order.output is not None
-    if len(areas) > _MOST_AREAS:
-        raise BadInput(
-            f"{len(areas):,} study areas, which would be as many files; e.g. {', '.join(map(str, areas[-_NAMED:]))}",
-            why="the paths of the recordings were probably read in the wrong way",
-            fix="badcjobs guide recordings   (then: badcjobs export … --config FILE.toml)",
-        )
-    total = order.output / f"{ALL}.{order.form}"
-    names = area_names([None, *(area for area in areas if area is not None)], taken=ALL, nameless=NAMELESS)
-    targets = {area: order.output / f"{name}.{order.form}" for area, name in names.items()}
-    make_folder(order.output)
-    _refuse_to_overwrite(order, [total, *targets.values()])
-    return total, targets
+    return [ExportedFile(str(all_of_them), VIEW, total), *files]
 
 
 def _refuse_to_overwrite(order: ExportOrder, targets: Sequence[Path]) -> None:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import CutShort
 from badcjobs.paths import RunFolder, is_there
 from badcjobs.report.compare import Comparison, compare
 from badcjobs.report.completeness import merge_again, prove_complete
@@ -38,7 +37,6 @@ from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
 from badcjobs.store.read_devices import read_chart_data
 from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import JobFacts
 from badcjobs.store.source_files import NoTaskDatabases, SourceFile
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
 
@@ -55,8 +53,10 @@ def finish_job(
     """
     try:
         merged = merge(order, clock)
-    except NoTaskDatabases as error:
-        raise _explained(error, order.inputs) from None
+    except NoTaskDatabases as error:  # a submit or an emulation may have left a record of why
+        above = [place.absolute().parent for place in order.inputs if place.absolute().name == "tasks"]
+        found = next((one for one in map(find_unbegun, [*order.inputs, *above]) if one is not None), None)
+        raise (error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)) from None
     summary = summarize_database(order.target, reading_source, clock.now_ms())
     # What was published while it was merged is no reason to merge again.
     news = summary.merged
@@ -79,19 +79,15 @@ def summarize_database(database: Path, progress: Progress = lambda rows: None, n
     facts = read_job(database)
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, now_ms)
+    # A submit of this run that did not come to its end: its array may be in the queue.
+    folders = [database.parent / folder for folder in facts.file_folders]
+    submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
     return replace(
         summary,
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
-        cut_short=_submit_cut_short(database, facts),
+        cut_short=next((submit for submit in submits if submit is not None), None),
     )
-
-
-def _submit_cut_short(database: Path, facts: JobFacts) -> CutShort | None:
-    """Return the submit of this run that did not come to its end, if there is one: its array may be in the queue."""
-    folders = [database.parent / folder for folder in facts.file_folders]
-    submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
-    return next((submit for submit in submits if submit is not None), None)
 
 
 def report_job(
@@ -220,10 +216,3 @@ def find_job_database(given: Path) -> Path:
         why="wanted is a run folder: what badcjobs run or submit got as --out; or its job.sqlite",
         fix=shlex.join(["ls", str(above)]),
     )
-
-
-def _explained(error: DatabaseProblem, inputs: Sequence[Path]) -> DatabaseProblem:
-    """Return why there is nothing to merge, where a submit or an emulation has left a record of it."""
-    above = [place.absolute().parent for place in inputs if place.absolute().name == "tasks"]
-    found = next((one for one in map(find_unbegun, [*inputs, *above]) if one is not None), None)
-    return error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)
