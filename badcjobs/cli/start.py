@@ -49,7 +49,7 @@ def demo(
     from badcjobs.cluster.local_array import LocalSettings
     from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.paths import RunFolder
-    from badcjobs.report.text import paste_lines, summary_text
+    from badcjobs.report.text import summary_text
 
     names = map(Path, chain(["badcjobs-demo"], (f"badcjobs-demo-{number}" for number in count(2))))
     folder = out or next(name for name in names if not name.exists())  # a second demo starts afresh

@@ -83,9 +83,16 @@ def draw(summary: Summary, data: ChartData) -> Charts:
             device, one = summary.devices[place], stretches[place]
             name = f"{device.task} · device {device.label}" + (f" ({why})" if why else "")
             series += [] if one is None else [_packed(name, one, forms)]
+        # For each row what stands at the axis, and in full at the pointer.
+        short = [f"{device.task.split('.')[0]} · {device.label}" for device in summary.devices]
+        full = [f"{device.task} · device {device.label}" for device in summary.devices]
+        # The devices themselves by name, node by node, and for each row of the timeline which of them it is.
+        labels = {device.card: f"{device.node} · {device.label}" for device in summary.devices}
+        order = sorted(labels, key=lambda one: (natural(labels[one]), one))
+        place_of = {one: place for place, one in enumerate(order)}
         sent = {
-            "rows": _row_names(summary.devices),
-            "cards": _cards(summary.devices),
+            "rows": list(map(list, zip(short if len(set(short)) == len(short) else full, full, strict=True))),
+            "cards": {"names": [labels[one] for one in order], "of": [place_of[d.card] for d in summary.devices]},
             "states": {state: STATE_WORDS[state] for state in STATES},
             "forms": {form.name: [form.bottom, form.top] for form in forms},
             "series": series,
@@ -110,31 +117,15 @@ def draw(summary: Summary, data: ChartData) -> Charts:
 
 def _rankings(devices: Sequence[DeviceFacts]) -> dict[str, list[int]]:
     """Return which devices somebody would want to look at, by reason, the worst first."""
-    bad_s = [d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0) for d in devices]
-    idle = [None if d.busy_mean_percent is None else 100 - d.busy_mean_percent for d in devices]
     values: Mapping[str, Sequence[float | None]] = {
-        "failed or lost work": bad_s,
-        "least busy": idle,
+        "failed or lost work": [d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0) for d in devices],
+        "least busy": [None if d.busy_mean_percent is None else 100 - d.busy_mean_percent for d in devices],
         "slowest": [d.work.chunk_p50_s for d in devices],
         "hottest": [d.temperature_max_c for d in devices],
         "longest gaps": [d.gap_s for d in devices],
     }
-    return {why: worst_first(those, MOST_PICTURED, least=0.0) for why, those in values.items()}
-
-
-def _row_names(devices: Sequence[DeviceFacts]) -> list[list[str]]:
-    """Return for each row what stands at the axis, and what stands in full when somebody points at it."""
-    short = [f"{device.task.split('.')[0]} · {device.label}" for device in devices]
-    full = [f"{device.task} · device {device.label}" for device in devices]
-    return [list(pair) for pair in zip(short if len(set(short)) == len(short) else full, full, strict=True)]
-
-
-def _cards(devices: Sequence[DeviceFacts]) -> dict[str, Any]:
-    """Return the devices themselves by name, node by node, and for each row of the timeline which of them it is."""
-    labels = {device.card: f"{device.node} · {device.label}" for device in devices}
-    order = sorted(labels, key=lambda one: (natural(labels[one]), one))
-    places = {one: place for place, one in enumerate(order)}
-    return {"names": [labels[one] for one in order], "of": [places[device.card] for device in devices]}
+    known = {why: [(value, place) for place, value in enumerate(those) if value] for why, those in values.items()}
+    return {why: [place for _, place in sorted(those, key=lambda one: -one[0])] for why, those in known.items()}
 
 
 def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm]:
@@ -341,9 +332,3 @@ def _round_edges(low: float, high: float, bars: int) -> Numbers:
     first, last = np.floor(low / width), np.floor(high / width) + 1
     edges: Numbers = np.arange(first, last + 0.5) * width
     return edges
-
-
-def worst_first(values: Iterable[float | None], many: int, *, least: float) -> list[int]:
-    """Return the places of the largest values above ``least``, the largest first."""
-    known = [(value, -place) for place, value in enumerate(values) if value is not None and value > least]
-    return [-place for _, place in sorted(known, reverse=True)[:many]]

@@ -7,18 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from badcjobs.report.rules import (
-    NOTE,
-    PROBLEM,
-    WARNING,
-    Figures,
-    Rule,
-    labels,
-    node_figures,
-    say,
-    share,
-    topic,
-)
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Figures, Rule, labels, node_figures, say, share, topic
 from badcjobs.report.summary import Summary, cards, rows_words
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts

@@ -1,7 +1,7 @@
 """The report as plain text and as Markdown, of one job or of two side by side; and what other commands end with.
 
-Text fits 100 columns and reads well in a Slurm log; it is coloured where a terminal shows colours. Markdown is for a
-lab notebook: all text from files is escaped.
+Text fits 100 columns and reads well in a Slurm log; it is coloured where a terminal shows colours. A line to paste is
+whole however long it is. Markdown is for a lab notebook: all text from files is escaped.
 """
 
 from __future__ import annotations
@@ -52,46 +52,6 @@ def fit(line: str, width: int = WIDTH) -> str:
     return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
-def command_lines(command: str, indent: int = 4) -> list[str]:
-    r"""Return a command in lines that a shell joins again: cut between words, with a backslash at each end."""
-    lines = [" " * indent + plain(command)]
-    if cell_len(lines[0]) > WIDTH:
-        lines = [" " * (indent - 1)]
-        for word in shlex.split(command):
-            if cell_len(lines[-1]) + cell_len(shlex.quote(word)) > WIDTH - 3 and lines[-1].strip():
-                lines[-1] += " \\"
-                lines.append(" " * (indent + 3))
-            first, *others = _folded(plain(shlex.quote(word)), WIDTH - 2 - cell_len(lines[-1]))
-            lines[-1] += " " + first
-            lines += others
-    return lines
-
-
-def _folded(word: str, room: int) -> list[str]:
-    r"""Return a long list, 1,3,5,…, as lines that a shell joins again.
-
-    The second and later lines begin at the left edge: blanks there would end the word.
-    """
-    if cell_len(word) <= room or "'" in word or "," not in word:
-        return [word]
-    lines = [""]
-    for part in word.replace(",", ",\n").split("\n"):
-        if lines[-1] and cell_len(lines[-1]) + cell_len(part) > (room if len(lines) == 1 else WIDTH) - 3:
-            lines[-1] += "\\"
-            lines.append("")
-        lines[-1] += part
-    return lines
-
-
-def paste_lines(line: str, indent: int) -> list[str]:
-    """Return a line to paste, cut only where it is a plain command; others are whole however long they are."""
-    try:
-        plain_command = shlex.join(shlex.split(line)) == line
-    except ValueError:
-        plain_command = False
-    return command_lines(line, indent) if plain_command else [" " * indent + plain(line)]
-
-
 # --- one job ----------------------------------------------------------------------------------------------------------
 
 
@@ -117,13 +77,13 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False) -> str:
         for figure in figures:
             lines += wrap(f"           - {figure}", indent=13, whole_words=False)
         lines += wrap(f"           → {finding.advice}", indent=13) if finding.advice else []
-        lines += [part for line in finding.lines for part in paste_lines(line, 13)]
+        lines += [f"{'':13}{plain(line)}" for line in finding.lines]
         lines.append("")
     lines += [] if summary.findings else [*wrap(f"  {well_words(summary)}", indent=2), ""]
     for _, part in report_parts(summary, _MOST, _MOST_DEVICES):
         lines += [*_part_lines(part), ""] if part else []
-    for words, command in finish_words(summary):  # whole however long: a shell could not guess the rest
-        lines += [*wrap(f"  {words}", indent=2), *command_lines(command), ""]
+    for words, command in finish_words(summary):
+        lines += [*wrap(f"  {words}", indent=2), f"    {plain(command)}", ""]
     return "\n".join(lines).rstrip()
 
 
@@ -180,7 +140,7 @@ def comparison_text(comparison: Comparison) -> str:
     head = [ending(title, _LONGEST_NAME) for title in titles]
     lines = [*map(fit, wrap(comparison.conclusion, indent=2)), ""]
     for words, command in news_of(comparison):
-        lines += [*wrap(f"  {words}", indent=2), *([] if command is None else command_lines(command)), ""]
+        lines += [*wrap(f"  {words}", indent=2), *([] if command is None else [f"    {plain(command)}"]), ""]
     if head[0] == head[1]:  # so long, and their ends are the same
         lines += [*wrap(f"  this is {titles[0]}, other is {titles[1]}", indent=4), ""]
         head = ["this", "other"]

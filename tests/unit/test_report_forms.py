@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
 import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -102,26 +100,6 @@ def test_a_long_name_of_a_run_leaves_room_for_its_verdict() -> None:
 def test_lines_to_paste_are_whole_however_long_they_are(line: str) -> None:
     text = summary_text(replace(whole(), findings=(replace(FINDINGS[0], lines=(line,)),)), "july")
     assert f"             {line}" in text.splitlines()
-
-
-def test_a_long_command_is_cut_so_that_a_shell_puts_it_together_again() -> None:
-    command = shlex.join(["echo", *(f"it's word {n}" for n in range(30))])
-    text = summary_text(replace(whole(), findings=(replace(FINDINGS[0], lines=(command,)),)), "july")
-    assert max(map(len, text.splitlines())) <= 100
-    pasted = text[text.index("             echo ") :].partition("\n\n")[0]
-    said = subprocess.run(["sh", "-c", pasted], capture_output=True, text=True, check=True).stdout
-    assert said == " ".join(f"it's word {n}" for n in range(30)) + "\n"
-
-
-def test_a_long_list_of_indices_is_folded_so_that_a_shell_puts_it_together_again() -> None:
-    indices = ",".join(str(n) for n in range(1, 400, 2))
-    for command in (f"echo --array={indices} 'a b.sh' done", f"echo {'x' * 70} --array={indices}"):
-        findings = (replace(FINDINGS[0], lines=(command,)),)
-        text = summary_text(replace(whole(), findings=findings, completeness=None), "july")
-        assert max(map(len, text.splitlines())) <= 100
-        pasted = text[text.index("             echo") :].partition("\n\n")[0]
-        said = subprocess.run(["sh", "-c", pasted], capture_output=True, text=True, check=True).stdout
-        assert said == " ".join(shlex.split(command)[1:]) + "\n"
 
 
 def test_long_names_of_chunks_fit_and_the_count_of_the_others_is_right() -> None:
