@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,6 @@ def gpus(
     Example: CUDA_VISIBLE_DEVICES=2 badcjobs gpus --simulate 4 --json   (or, on a shared machine: badcjobs gpus
     --free 2 --wait 600)
     """
-    from badcjobs.report.text import devices_text
 
     wish = _wish(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
@@ -54,7 +54,7 @@ def gpus(
         raise NotHere(
             "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (to see how it looks), or ask Slurm for one"
         )
-    say(devices_text(found.to_dict(), processes=everything, to_take=wish is not None))
+    say(_devices_text(found.to_dict(), processes=everything, to_take=wish is not None))
     return 0
 
 
@@ -157,3 +157,56 @@ def cluster(
     found = look_at_cluster(environ(), gpus=gpus, kind=kind)
     answer(json_wanted, lambda: found, lambda: cluster_text(found))
     return int(ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE)
+
+
+_LONGEST_MODEL = 28
+
+
+def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_take: bool = False) -> str:
+    """Return the devices of ``badcjobs gpus`` with the reasons; on request also their processes or how to take them."""
+    from badcjobs.report.tables import Table, columns, table_text
+    from badcjobs.report.words import UNKNOWN, memory, percent, plain
+
+    devices: Sequence[Mapping[str, Any]] = listing["devices"]
+    rows = [
+        (UNKNOWN if d["index"] is None else str(d["index"]), d["uuid"] or f"token {d['token']}",
+         (d["name"] or UNKNOWN)[:_LONGEST_MODEL], memory(d["memory_free_bytes"]), memory(d["memory_total_bytes"]),
+         percent(d["utilization_percent"]), UNKNOWN if d["temperature_c"] is None else f"{d['temperature_c']} °C",
+         UNKNOWN if d["score"] is None else f"{d['score']:.2f}", d["backend"])
+        for d in devices
+    ]  # fmt: skip
+    heads = columns("<index", "<uuid", "<name", "free", "of", "util", "temp", "score", "backend")
+    lines = table_text(Table("devices", "Devices", heads, rows))
+    lines += ["", *(f"  {_device_name(d)}: {d['why']}" for d in devices)]
+    lines += [f"  {_device_name(d)}: no reading: {d['trouble']}" for d in devices if d["trouble"]]
+    lines += [f"  granted: {listing['why']}"]
+    if listing["backend_why"]:
+        lines.append(f"  read through {listing['backend']}: {listing['backend_why']}")
+    if processes:
+        lines += ["", *_process_lines(devices)]
+    if to_take:
+        variable = "ROCR_VISIBLE_DEVICES" if devices[0]["vendor"] == "amd" else "CUDA_VISIBLE_DEVICES"
+        lines += ["", f"  export {variable}={','.join(device['pin'] for device in devices)}"]
+    return "\n".join(plain(line) for line in lines)
+
+
+def _device_name(device: Mapping[str, Any]) -> str:
+    if device["index"] is None:
+        return f"token {device['token']}"
+    return str(device["uuid"]) if device["parent_uuid"] else f"GPU {device['index']}"  # slices share an index
+
+
+def _process_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    from badcjobs.report.tables import Table, columns, table_text
+    from badcjobs.report.words import UNKNOWN, memory
+
+    rows = [
+        (_device_name(device), str(process["pid"]), process["user"] or UNKNOWN, process["program"] or UNKNOWN,
+         memory(process["memory_used_bytes"]))
+        for device in devices
+        for process in device["processes"] or ()
+    ]  # fmt: skip
+    silent = [f"  {_device_name(d)}: its processes are not told" for d in devices if d["processes"] is None]
+    table = Table("processes", "Processes", columns("<device", "<pid", "<user", "<program", "memory"), rows)
+    found = table_text(table) if rows else ["  no process is on these devices"]
+    return [*(found if len(silent) < len(devices) else []), *silent]

@@ -219,16 +219,18 @@ def export(
     again = replace(order, force=order.force or (order.heard and order.needs_folder))
     with _careful_output(again):
         pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
-        exported = carry_out(order, sys.stdout.buffer, lambda table, rows: pace(rows, what=f"rows of {table} written"))
+        written, notes, never_heard = carry_out(
+            order, sys.stdout.buffer, lambda table, rows: pace(rows, what=f"rows of {table} written")
+        )
         sys.stdout.flush()
         if json_wanted:
-            heard = {"never_heard": exported.never_heard} if order.heard else {}
-            files = [asdict(file) for file in exported.files]
-            print_json({"format": form, "files": files, **heard, "notes": exported.notes})
+            heard = {"never_heard": never_heard} if order.heard else {}
+            files = [asdict(file) for file in written]
+            print_json({"format": form, "files": files, **heard, "notes": notes})
         elif not to_stdout:
-            for file in exported.files:
+            for file in written:
                 say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
-        for note in exported.notes:
+        for note in notes:
             remark(note)
     return 0
 

@@ -77,7 +77,7 @@ def demo(
         print_json(done.job.summary.to_dict())
         return done.exit_code
     say(summary_text(done.job.summary, folder.name, colour=colour_wanted()), painted=True)
-    say("\n".join(["", "  each task", *paste_lines("badcjobs " + " ".join(arguments), 4), ""]))
+    say("\n".join(["", "  each task", f"    badcjobs {' '.join(arguments)}", ""]))
     say(files_text(done.job))
     return done.exit_code
 

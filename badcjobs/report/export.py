@@ -35,6 +35,7 @@ from badcjobs.store.export_tables import open_for_export
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.export_tables import select
 
+
 import math
 import shlex
 import sqlite3
@@ -109,13 +110,7 @@ class ExportedFile:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written, and what there is to say about it."""
-
-    files: list[ExportedFile]
-    notes: list[str]
-    never_heard: list[str] = field(default_factory=list)  # of the species that were asked for
+Exported = tuple[list[ExportedFile], list[str], list[str]]  # also notes, and wanted species that were never heard
 
 
 def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> Exported:
@@ -132,7 +127,7 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
             files = _export_badc(db, order, progress)
         else:
             files = _export_tables(db, order, database, stdout, progress)
-        return Exported(files, [news] if news else [])
+        return files, [news] if news else [], []
 
 
 def _check(order: ExportOrder, database: Path) -> None:
@@ -253,7 +248,7 @@ def _export_heard(
         heard.rename(NameReader(order.patterns).read)
     files = _write_areas(heard, order, progress) if order.needs_folder else _write_one(heard, order, stdout, progress)
     never_heard = heard.never_heard(order.wanted.species)
-    return Exported(files, list(_notes(heard, order, files, never_heard, news)), never_heard)
+    return files, list(_notes(heard, order, files, never_heard, news)), never_heard
 
 
 def _write_one(heard: Heard, order: ExportOrder, stdout: BinaryIO, progress: Progress) -> list[ExportedFile]:

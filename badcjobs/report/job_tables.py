@@ -11,14 +11,13 @@ from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import (
+    NEARLY_ALL,
     STATE_WORDS,
     StateSummary,
     Summary,
     cards,
-    partly_measured,
     percentile,
     rows_words,
-    together,
 )
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.words import (
@@ -40,6 +39,7 @@ from badcjobs.store.read_model import Completeness, DeviceFacts
 MOST_DEVICES = 5000  # on a page
 _LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
 _ALL_MESSAGES = 300_000  # characters: a page is to stay small enough to be sent around
+_NEARLY_ALL_OF_A_STATE = 90.0  # percent
 _LAST_LINE = 200  # of what the engine said, in text
 
 
@@ -120,24 +120,35 @@ def _duration(seconds: float) -> Cell:
 
 
 def state_table(states: Mapping[str, StateSummary], *, compact: bool = False) -> Table:
-    """Return what all devices together did with their time and energy; ``compact``: one unit for all times."""
+    """Return what all devices together did with their time and energy; ``compact``: one unit for all times.
+
+    Where a part of the energy is missing, it says how much of the time was measured.
+    """
     shown = [(words, states[state]) for state, words in STATE_WORDS.items() if state in states]
-    everything = [*shown, ("together", together(states))]
+    hours, busy = sum(s.gpu_hours for _, s in shown), [s.busy_hours for _, s in shown if s.busy_hours is not None]
+    known = [s.energy_wh for _, s in shown if s.energy_wh is not None]
+    measured = sum(s.gpu_hours * (s.measured_percent or 0.0) for _, s in shown) / hours if hours else None
+    whole = StateSummary(
+        hours, 100.0, sum(busy) if busy else None, sum(known) if known else None, 100.0 if known else None, measured
+    )
+    everything = [*shown, ("together", whole)]
     times = durations([found.gpu_hours * 3600 for _, found in everything])
     joules = energies([found.energy_wh for _, found in everything])
     rows: list[Row] = []
     for (words, found), time, used in zip(everything, times, joules, strict=True):
         shares = (found.share_percent, found.energy_share_percent, found.measured_percent)
         said = [share_words(value).replace(" %", "%" if compact else " %") for value in shares]
-        of_time, of_energy, measured = map(Cell, said, shares)
+        of_time, of_energy, of_measured = map(Cell, said, shares)
         gpu_time = Cell(time, found.gpu_hours) if compact else _hours(found.gpu_hours)
         energy_used = Cell(used, found.energy_wh)
-        rows.append((words, gpu_time, of_time, _hours(found.busy_hours), energy_used, of_energy, measured))
+        rows.append((words, gpu_time, of_time, _hours(found.busy_hours), energy_used, of_energy, of_measured))
     heads = columns(
         "<what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured"
     )
     table = Table("state-table", "What the GPUs did with their time and energy", heads, rows[:-1], rows[-1])
-    return table if partly_measured(states) else table.without("measured")
+    least = min((s.measured_percent for s in states.values() if s.measured_percent is not None), default=100.0)
+    partly = bool(known) and ((measured or 0.0) < NEARLY_ALL or least < _NEARLY_ALL_OF_A_STATE)
+    return table if partly else table.without("measured")
 
 
 def _hours(hours: float | None) -> Cell:

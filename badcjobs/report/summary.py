@@ -296,34 +296,7 @@ STATE_WORDS = {
     UNKNOWN_STATE: "not known",
 }
 NEARLY_ALL = 99.0  # percent: who measured less has to say so
-_MOST = 90.0  # percent of one state
 _ROUNDING_S = 1.0
-
-
-def together(states: Mapping[str, StateSummary]) -> StateSummary:
-    """Return the sum of all states."""
-    found = states.values()
-    hours = sum(state.gpu_hours for state in found)
-    busy = [state.busy_hours for state in found if state.busy_hours is not None]
-    energies = [state.energy_wh for state in found if state.energy_wh is not None]
-    measured = sum(state.gpu_hours * (state.measured_percent or 0.0) for state in found)
-    return StateSummary(
-        gpu_hours=hours,
-        share_percent=100.0,
-        busy_hours=sum(busy) if busy else None,
-        energy_wh=sum(energies) if energies else None,
-        energy_share_percent=100.0 if energies else None,
-        measured_percent=measured / hours if hours else None,
-    )
-
-
-def partly_measured(states: Mapping[str, StateSummary]) -> bool:
-    """Say whether energies are told of which a part is missing: then every table says how much was measured."""
-    whole = together(states)
-    if whole.energy_wh is None:
-        return False
-    shares = [state.measured_percent for state in states.values() if state.measured_percent is not None]
-    return (whole.measured_percent or 0.0) < NEARLY_ALL or min(shares, default=100.0) < _MOST
 
 
 def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:

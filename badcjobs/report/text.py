@@ -19,7 +19,7 @@ from badcjobs.report.headlines import finish_words, headlines, verdict_words, we
 from badcjobs.report.job_tables import failure, report_parts
 from badcjobs.report.summary import Summary
 from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table_markdown, table_text
-from badcjobs.report.words import UNKNOWN, count, duration, memory, moment, number, percent, plain
+from badcjobs.report.words import count, duration, moment, number, plain
 
 _MOST, _MOST_DEVICES = 10, 16  # of a list, in text
 _NOTEBOOK_MOST, _NOTEBOOK_DEVICES = 100, 40
@@ -191,50 +191,3 @@ def task_end_text(end: Mapping[str, Any]) -> str:
         lines.append(f'  failed      … and {more:,} more: sqlite3 {shlex.quote(end["database"])} "{sql}"')
     lines += [f"  note        {end['note']}"] if end["note"] else []
     return "\n".join(plain(line) for line in (*lines, f"  next        badcjobs merge {shlex.quote(end['out'])}"))
-
-
-_LONGEST_MODEL = 28
-
-
-def devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_take: bool = False) -> str:
-    """Return the devices of ``badcjobs gpus`` with the reasons; on request also their processes or how to take them."""
-    devices: Sequence[Mapping[str, Any]] = listing["devices"]
-    rows = [
-        (UNKNOWN if d["index"] is None else str(d["index"]), d["uuid"] or f"token {d['token']}",
-         (d["name"] or UNKNOWN)[:_LONGEST_MODEL], memory(d["memory_free_bytes"]), memory(d["memory_total_bytes"]),
-         percent(d["utilization_percent"]), UNKNOWN if d["temperature_c"] is None else f"{d['temperature_c']} °C",
-         UNKNOWN if d["score"] is None else f"{d['score']:.2f}", d["backend"])
-        for d in devices
-    ]  # fmt: skip
-    heads = columns("<index", "<uuid", "<name", "free", "of", "util", "temp", "score", "backend")
-    lines = table_text(Table("devices", "Devices", heads, rows))
-    lines += ["", *(f"  {_device_name(d)}: {d['why']}" for d in devices)]
-    lines += [f"  {_device_name(d)}: no reading: {d['trouble']}" for d in devices if d["trouble"]]
-    lines += [f"  granted: {listing['why']}"]
-    if listing["backend_why"]:
-        lines.append(f"  read through {listing['backend']}: {listing['backend_why']}")
-    if processes:
-        lines += ["", *_process_lines(devices)]
-    if to_take:
-        variable = "ROCR_VISIBLE_DEVICES" if devices[0]["vendor"] == "amd" else "CUDA_VISIBLE_DEVICES"
-        lines += ["", f"  export {variable}={','.join(device['pin'] for device in devices)}"]
-    return "\n".join(plain(line) for line in lines)
-
-
-def _device_name(device: Mapping[str, Any]) -> str:
-    if device["index"] is None:
-        return f"token {device['token']}"
-    return str(device["uuid"]) if device["parent_uuid"] else f"GPU {device['index']}"  # slices share an index
-
-
-def _process_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [
-        (_device_name(device), str(process["pid"]), process["user"] or UNKNOWN, process["program"] or UNKNOWN,
-         memory(process["memory_used_bytes"]))
-        for device in devices
-        for process in device["processes"] or ()
-    ]  # fmt: skip
-    silent = [f"  {_device_name(d)}: its processes are not told" for d in devices if d["processes"] is None]
-    table = Table("processes", "Processes", columns("<device", "<pid", "<user", "<program", "memory"), rows)
-    found = table_text(table) if rows else ["  no process is on these devices"]
-    return [*(found if len(silent) < len(devices) else []), *silent]

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import Reading
+from badcjobs.report.export import ExportedFile
+from badcjobs.report.export import ExportOrder
+from badcjobs.report.export import export
+from badcjobs.store.connect import open_sealed
+from badcjobs.store.export_tables import Wanted
+from badcjobs.store.export_tables import Window
+from badcjobs.store.export_tables import list_tables
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.schema import TABLES
+from badcjobs.store.schema import columns_of
+
 import csv
 import io
 import json
@@ -17,14 +33,6 @@ import pyarrow.parquet
 import pytest
 from support.task_files import START_MS, TaskFile, make_job
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import Reading
-from badcjobs.report.export import ExportedFile, ExportOrder, export
-from badcjobs.store.connect import open_sealed
-from badcjobs.store.export_tables import Wanted, Window, list_tables
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.schema import TABLES, columns_of
 
 NASTY = 'a"b,c\r\nd <script>é\u2028漢'
 
@@ -50,7 +58,7 @@ def add_rows(database: Path, count: int) -> None:
 
 
 def write(database: Path, form: str, output: Path, *tables: str, **more: Any) -> list[ExportedFile]:
-    return export(ExportOrder(database, form, output, tables, **more), io.BytesIO()).files
+    return export(ExportOrder(database, form, output, tables, **more), io.BytesIO())[0]
 
 
 def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
@@ -403,7 +411,7 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
 
     def notes_of(source: Path) -> list[str]:
-        return export(ExportOrder(source, form, tmp_path / "exported"), io.BytesIO()).notes
+        return export(ExportOrder(source, form, tmp_path / "exported"), io.BytesIO())[1]
 
     assert (notes_of(tmp_path), notes_of(task)) == ([], [])
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
@@ -411,7 +419,7 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     assert note.startswith("merged: as of ")
     assert note.endswith(f"; 1 task database has changed since; to take that in: badcjobs merge {tmp_path}")
     heard = ExportOrder(tmp_path, "csv", None, wanted=Wanted(min_score=0.1))
-    assert export(heard, io.BytesIO()).notes[0] == note
+    assert export(heard, io.BytesIO())[1][0] == note
 
 
 def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
