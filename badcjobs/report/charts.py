@@ -317,18 +317,11 @@ def make_histogram(durations_ms: Mapping[int, int]) -> Histogram | None:
     tail = longest_s > _LONG_TAIL * float(median_s)
     if tail:
         edges = np.geomspace(shortest_s, longest_s * 1.0001, bars + 1)
-    else:
-        edges = _round_edges(shortest_s, longest_s, bars)
+    else:  # edges that people would choose: a width of 1, 2 or 5 times a power of ten
+        rough = max((longest_s - shortest_s) / bars, 1e-3)
+        power = 10.0 ** np.floor(np.log10(rough))
+        width = float(next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999))
+        edges = np.arange(np.floor(shortest_s / width), np.floor(longest_s / width) + 1.5) * width
     # An edge may lie a rounding error beyond the value it was made from.
     counts, _ = np.histogram(np.clip(seconds, edges[0], edges[-1]), edges, weights=many)
     return Histogram(edges.tolist(), counts.astype(int).tolist(), tail)
-
-
-def _round_edges(low: float, high: float, bars: int) -> Numbers:
-    """Return edges that people would choose: a width of 1, 2 or 5 times a power of ten."""
-    rough = max((high - low) / bars, 1e-3)
-    power = 10.0 ** np.floor(np.log10(rough))
-    width = float(next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999))
-    first, last = np.floor(low / width), np.floor(high / width) + 1
-    edges: Numbers = np.arange(first, last + 0.5) * width
-    return edges

@@ -147,6 +147,9 @@ class Comparison:
 def compare(this: Summary, this_title: str, other: Summary, other_title: str) -> Comparison:
     """Compare a job with another one."""
     figures = tuple(_figure(kind, this, other) for kind in KINDS)
+    # A setting that a job does not know (an earlier version ran it) is no difference.
+    ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
+    both = sorted(key for key in ours if key in theirs and key not in _OF_ONE_RUN)
     shown = tuple(figure for figure in figures if figure.this is not None or figure.other is not None)
     return Comparison(
         version=COMPARISON_VERSION,
@@ -155,7 +158,7 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
         conclusion=_conclude(figures, this_title, other_title),
         figures=shown,
         states=tuple(_share(state, this, other) for state in STATE_WORDS if state in {**this.states, **other.states}),
-        settings=_differences(this, other),
+        settings={key: {"this": ours[key], "other": theirs[key]} for key in both if ours[key] != theirs[key]},
         settings_known=bool(this.facts.last_settings and other.facts.last_settings),
     )
 
@@ -243,9 +246,9 @@ def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
             words[place] = at_least(words[place])
     idle = kind.of_work and not (this.times_real_time and other.times_real_time)
     incomparable = a is not None and b is not None and (min(shares) < _ENOUGH or (idle and not kind.points))
-    fair = (
-        min(shares) >= NEARLY_ALL and (kind.alike is None or _agree(kind.alike(this), kind.alike(other))) and not idle
-    )
+    one, two = (1.0, 1.0) if kind.alike is None else (kind.alike(this), kind.alike(other))
+    alike = one is not None and bool(two) and abs(one / (two or 1.0) - 1) < _ALIKE
+    fair = min(shares) >= NEARLY_ALL and alike and not idle
     if incomparable:
         change = INCOMPARABLE
     elif UNKNOWN not in words and words[0] == words[1]:
@@ -254,10 +257,6 @@ def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
         change = change_words(a, b, kind.words, kind.better if fair else 0, points=kind.points)
     ratio = a / b if a is not None and b and not incomparable else None
     return Figure(kind.key, kind.name, a, b, ratio, change, words[0], words[1])
-
-
-def _agree(this: float | None, other: float | None) -> bool:
-    return this is not None and bool(other) and abs(this / (other or 1.0) - 1) < _ALIKE
 
 
 def at_least(words: str) -> str:
@@ -320,10 +319,3 @@ def _conclude(figures: tuple[Figure, ...], this: str, other: str) -> str:
             gpus = f", with {'as many' if same else f'{number(devices.ratio, 2)} × the'} GPUs at once"
     audio = "" if rate.ratio is None else f"; a GPU-hour of it gives {number(rate.ratio, 2)} × the audio"
     return f"{this} is {faster} {other}{gpus}{audio}."
-
-
-def _differences(this: Summary, other: Summary) -> dict[str, dict[str, Any]]:
-    """Return settings that differ; one that a job does not know (an earlier version ran it) is no difference."""
-    ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
-    keys = [key for key in ours if key in theirs and key not in _OF_ONE_RUN]
-    return {key: {"this": ours[key], "other": theirs[key]} for key in sorted(keys) if ours[key] != theirs[key]}

@@ -64,7 +64,10 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
     shape = frozen.array if len(runs) == 1 else None
     absent = absent_indices(facts, shape)
     try:
-        sources = [_open_frozen(one) for _, one in runs]
+        sources = []
+        for _, one in runs:
+            paths, root = [Path(path) for path in one.settings["source"]], one.settings.get("root")
+            sources.append(open_sources(paths, root=None if root is None else Path(root), cutting=one.cutting))
         proof, left, failed = _compare(database, facts, sources, shape, absent, progress)
     except (BadInput, OSError, sqlite3.Error) as error:
         what = "source" if len(runs) == 1 else "sources"
@@ -139,12 +142,6 @@ def _read_frozen(run: RunFolder) -> FrozenRun | None:
         if not isinstance(given, tuple) or not all(isinstance(path, str) for path in (*given, root)):
             raise BadInput(f"{run.run_toml} does not say what the source was")
     return frozen
-
-
-def _open_frozen(frozen: FrozenRun) -> Sources:
-    root = frozen.settings.get("root")
-    paths = [Path(path) for path in frozen.settings["source"]]
-    return open_sources(paths, root=None if root is None else Path(root), cutting=frozen.cutting)
 
 
 def _reason(error: BadInput) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
@@ -20,7 +19,17 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     found = [finding for topic in _TOPICS for finding in topic.judge(summary)]
     if all(task.job_id.startswith("local") for task in summary.facts.tasks):  # without Slurm its lines mean nothing
         found = [replace(f, lines=tuple(line for line in f.lines if not line.startswith("#SBATCH"))) for f in found]
-    return tuple(_one_exclude_line(sorted(found, key=_rank)))
+    found.sort(key=_rank)
+    # All nodes to leave out go into the first such line: of several, sbatch takes the last alone.
+    nodes = [line.removeprefix(EXCLUDE) for finding in found for line in finding.lines if line.startswith(EXCLUDE)]
+    lines = [EXCLUDE + ",".join(sorted({node for some in nodes for node in some.split(",")}))]
+    for place, finding in enumerate(found):
+        others = tuple(line for line in finding.lines if not line.startswith(EXCLUDE))
+        if len(others) < len(finding.lines):
+            advice = finding.advice if lines else f"{finding.advice} The --exclude line above has it, too."
+            found[place] = replace(finding, lines=(*others, *lines), advice=advice)
+            lines = []
+    return tuple(found)
 
 
 def _rank(finding: Finding) -> tuple[int, float]:
@@ -28,18 +37,3 @@ def _rank(finding: Finding) -> tuple[int, float]:
     hours = finding.gpu_hours
     unknown = -math.inf if finding.severity == PROBLEM else 0.0
     return SEVERITIES.index(finding.severity), unknown if hours is None else -hours
-
-
-def _one_exclude_line(found: Sequence[Finding]) -> list[Finding]:
-    """Put all nodes to leave out into the first such line: of several, sbatch takes the last alone."""
-    names = [line.removeprefix(EXCLUDE).split(",") for f in found for line in f.lines if line.startswith(EXCLUDE)]
-    lines = [EXCLUDE + ",".join(sorted({name for some in names for name in some}))] if names else []
-    told = list[Finding]()
-    for finding in found:
-        others = tuple(line for line in finding.lines if not line.startswith(EXCLUDE))
-        if len(others) < len(finding.lines):
-            advice = finding.advice if lines else f"{finding.advice} The --exclude line above has it, too."
-            finding = replace(finding, lines=(*others, *lines), advice=advice)
-            lines = []
-        told.append(finding)
-    return told

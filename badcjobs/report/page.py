@@ -297,6 +297,8 @@ def whole_page(
         + "</a></li>"
         for s in sections
     )
+    # What page.js draws; '<' is spelled out, so that no text in it can end the element.
+    sent = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     text = (
         _head(title, scripts)
         + f'{more}<div class="frame">\n<header>{header}</header>\n'
@@ -307,7 +309,7 @@ def whole_page(
             for s in sections
         )
         + f"</main>\n<footer>Made by badcjobs {escape(__version__)}{footer}</footer>\n</div>\n"
-        + ("" if data is None else f'<script type="application/json" id="chart-data">{_json(data)}</script>\n')
+        + ("" if data is None else f'<script type="application/json" id="chart-data">{sent}</script>\n')
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body></html>\n"
     )
@@ -329,12 +331,6 @@ def _head(title: str, scripts: Iterable[str]) -> str:
         "<noscript><style>tr[hidden] { display: table-row } .controls { display: none }</style></noscript>\n"
         "</head>\n<body>\n"
     )
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    """Return what page.js draws; '<' is spelled out, so that no text in it can end the element."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
 
 
 def paragraph(text: str, kind: str = "") -> str:

@@ -173,6 +173,8 @@ def summarize(
     job = give_up(job, silent)
     energies = [device.energy_j for device in job.devices if device.energy_j is not None]
     gpu_s, wall_s = sum(task.gpu_s for task in job.tasks), running_s(job.tasks)
+    all_said = len(energies) == len(job.devices)
+    audio_s = job.audio_done_s if all_said else sum(d.work.audio_s for d in job.devices if d.energy_j is not None)
     measured = ratio(sum(device.energy_measured_s for device in job.devices), gpu_s)
     left, skipped = job.chunks.get("pending", 0), job.chunks.get("skipped", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
@@ -205,7 +207,8 @@ def summarize(
         started_at_ms=min((task.started_at_ms for task in job.tasks), default=None),
         last_sign_ms=max((task.last_sign_ms for task in job.tasks), default=None),
         devices_at_once=ratio(gpu_s, wall_s),
-        kwh_per_1000_audio_hours=_kwh_per_1000(job),
+        # Wh for 1 hour are kWh for 1,000; where some devices kept silent, by what the others did.
+        kwh_per_1000_audio_hours=ratio(sum(energies), audio_s) if energies else None,
         states=states,
         chunk_s=_durations(job.durations),
         chunk_cost=_cost(job, states),
@@ -221,13 +224,6 @@ def summarize(
         tasks_silent=silent,
         merged=job.merged,
     )
-
-
-def _kwh_per_1000(job: JobFacts) -> float | None:
-    """Return kWh for a thousand hours of audio; where some devices kept silent, by what the others did."""
-    known = [(device.energy_j, device.work.audio_s) for device in job.devices if device.energy_j is not None]
-    audio_s = job.audio_done_s if len(known) == len(job.devices) else sum(audio_s for _, audio_s in known)
-    return ratio(sum(joules for joules, _ in known), audio_s) if known else None  # Wh for 1 hour are kWh for 1,000
 
 
 def _durations(durations: Mapping[int, int]) -> MetricFacts | None:

@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import Reading
-from badcjobs.report.export import ExportedFile
-from badcjobs.report.export import ExportOrder
-from badcjobs.report.export import export
-from badcjobs.store.connect import open_sealed
-from badcjobs.store.export_tables import Wanted
-from badcjobs.store.export_tables import Window
-from badcjobs.store.export_tables import list_tables
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.schema import TABLES
-from badcjobs.store.schema import columns_of
-
 import csv
 import io
 import json
@@ -33,6 +17,14 @@ import pyarrow.parquet
 import pytest
 from support.task_files import START_MS, TaskFile, make_job
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import Reading
+from badcjobs.report.export import ExportedFile, ExportOrder, export
+from badcjobs.store.connect import open_sealed
+from badcjobs.store.export_tables import Wanted, Window, list_tables
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.schema import TABLES, columns_of
 
 NASTY = 'a"b,c\r\nd <script>é\u2028漢'
 
