@@ -101,8 +101,23 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
     tasks, procid = allocation.step_tasks, allocation.procid
     if allocation.array_index is None:
         return ShardPlace(procid, tasks)
-    if frozen is None and array_shape(allocation) is None:
-        raise _irregular(allocation)
+    if frozen is None and allocation.array_indices is None:
+        raise BadInput(
+            f"this array task ({allocation.job_id}_{allocation.array_index}) does not know its array's shape",
+            why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
+            fix="badcjobs run … --shard I/N   (I from 0)",
+        )
+    if frozen is None and allocation.array_indices is not None and array_shape(allocation) is None:
+        first, last, step, count = allocation.array_indices
+        # Evenly spaced it may be, but a task cannot know it: Slurm says the same of 1,3,5,7 and of 1,2,6,7.
+        apart, rest = divmod(last - first, max(count - 1, 1))
+        same = "" if rest else f"if the steps are even: --array={ArrayShape(first, apart, count)}; "
+        raise BadInput(
+            "the indices of this array are a list, whose spacing Slurm hides from its tasks",
+            why="the first task of a run decides the shards from the first index, the step and the count; of a list"
+            f" Slurm tells only that it goes from {first} to {last}, with {count} tasks and a step of {step}",
+            fix=f"sbatch --array=0-{count - 1} …   ({same}later, any of its indices may be submitted again)",
+        )
     if frozen is None:
         raise BadInput(
             f"array task {allocation.job_id}_{allocation.array_index} cannot join a run that began without an array",
@@ -117,25 +132,6 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
             fix=f"sbatch --array={frozen} …   (or a part of it), or use another --out for a new run",
         )
     return ShardPlace(position * tasks + procid, frozen.count * tasks, position, frozen.count, procid, tasks)
-
-
-def _irregular(allocation: Allocation) -> BadInput:
-    if allocation.array_indices is None:
-        return BadInput(
-            f"this array task ({allocation.job_id}_{allocation.array_index}) does not know its array's shape",
-            why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
-            fix="badcjobs run … --shard I/N   (I from 0)",
-        )
-    first, last, step, count = allocation.array_indices
-    # Evenly spaced it may be, but a task cannot know it: Slurm says the same of 1,3,5,7 and of 1,2,6,7.
-    apart, rest = divmod(last - first, max(count - 1, 1))
-    same = "" if rest else f"if the steps are even: --array={ArrayShape(first, apart, count)}; "
-    return BadInput(
-        "the indices of this array are a list, whose spacing Slurm hides from its tasks",
-        why="the first task of a run decides the shards from the first index, the step and the count; of a list Slurm"
-        f" tells only that it goes from {first} to {last}, with {count} tasks and a step of {step}",
-        fix=f"sbatch --array=0-{count - 1} …   ({same}later, any of its indices may be submitted again)",
-    )
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
