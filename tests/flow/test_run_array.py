@@ -120,7 +120,7 @@ def test_the_databases_of_sibling_tasks_are_not_looked_into(site: Site) -> None:
     (site.out / "tasks" / "4700_1.r0.gpu-02.sqlite").write_bytes(b"another job's: this is looked into")
     done = site.run(site.manifest(4), *ON_CPU, env=array_task(0, (0, 1)))
     assert done.exit_code == 0
-    assert "4700_1.r0.gpu-02.sqlite cannot be looked into" in done.stderr
+    assert "4700_1.r0.gpu-02.sqlite cannot be read" in done.stderr
     assert "4821_1.r0.gpu-02" not in done.stderr
 
 

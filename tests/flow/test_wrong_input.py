@@ -190,7 +190,7 @@ def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(sit
     assert again.exit_code == 0, again.stderr
     assert again.json["chunks"] == {"done": 3}
     for name in (earlier.name, "half.sqlite", "job.sqlite"):
-        assert f"{name} cannot be looked into" in again.stderr
+        assert f"{name} cannot be read" in again.stderr
 
 
 def test_a_reader_of_stdout_that_leaves_is_no_bug(site: Site) -> None:
