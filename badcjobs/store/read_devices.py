@@ -160,86 +160,68 @@ def _thin(stretches: Sequence[tuple[float, int]]) -> tuple[float | None, ...]:
 # --- over time --------------------------------------------------------------------------------------------------------
 
 _FIGURES = tuple(
-    f"{metric}_{part}_{unit}"
+    f"s.{metric}_{part}_{unit}"
     for metric, unit in (name.rsplit("_", 1) for name in CHARTED)
     for part in ("min", "mean", "max")
 )
-
 _ROUNDING_S = 0.0005
-SHORT_MS = 1000  # of so short a stretch it is told how long each state lasted; a short task has no others
+_SHORT_MS = 1000  # of so short a stretch it is told how long each state lasted; a short task has no others
+
+DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
+_SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
+_VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
+_STRETCHES = f"""
+    SELECT device_id, t.name, d.token, s.from_ms, s.to_ms, s.state, {", ".join(f"s.{state}_s" for state in STATES)},
+           {", ".join(_FIGURES)}
+    FROM device_stretch s JOIN device d USING (device_id) JOIN task t ON t.task_id = s.task_id
+    ORDER BY s.task_id, s.device_id, s.from_ms"""
 
 
 def read_chart_data(path: Path) -> ChartData:
     """Return what the page shows beyond the summary of a job database."""
     with reading(path) as db:
-        names = {device_id: (task, token) for device_id, task, token in db.execute(_NAMES)}
-        stretches = dict(read_stretches(db))
+        alone, stretches, given_up = read_alone(db), {}, {}
+        for (device_id, *name), group in groupby(db.execute(_STRETCHES), itemgetter(0, 1, 2)):
+            task, token = name
+            from_ms, to_ms, states, *others = zip(*(row[3:] for row in group), strict=True)
+            seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
+            figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
+            stretches[task, token] = device = Stretches(
+                array("q", from_ms),
+                array("q", to_ms),
+                tuple(map(intern, states)),
+                {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+                _mixed(from_ms, to_ms, seconds),
+            )
+            if alone.get(device_id):
+                given_up[task, token] = _with_lost_time(device, seconds, alone[device_id])
         return ChartData(
-            stretches={names[device_id]: found for device_id, found in stretches.items() if device_id in names},
-            given_up={names[device_id]: found for device_id, found in _given_up(db, stretches).items()},
+            stretches=stretches,
+            given_up=given_up,
             durations=dict(db.execute(DURATIONS)),
             sets_of_settings=db.execute(_SETS).fetchone()[0],
             versions=tuple(row[0] for row in db.execute(_VERSIONS)),
         )
 
 
-DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
-_SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
-_VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
-_SECONDS = ", ".join(f"{state}_s" for state in STATES)
-_MIXED = f"""
-    SELECT device_id, from_ms, {_SECONDS} FROM device_stretch
-    WHERE to_ms - from_ms <= {SHORT_MS} AND max({_SECONDS}) < (to_ms - from_ms) / 1000.0 - {_ROUNDING_S}"""
-_LAST = f"""
-    SELECT from_ms, to_ms, {_SECONDS} FROM device_stretch
-    WHERE device_id = :device AND task_id = (SELECT task_id FROM device WHERE device_id = :device)
-    AND to_ms > :from_ms"""
-_NAMES = "SELECT d.device_id, t.name, d.token FROM device d JOIN task t USING (task_id)"
-
-
-def read_stretches(db: sqlite3.Connection) -> Iterator[tuple[int, Stretches]]:
-    """Yield (device_id, its stretches), device by device."""
-    columns = ", ".join(("device_id", "from_ms", "to_ms", "state", *_FIGURES))
-    mixed = grouped(db.execute(_MIXED))  # short stretches that had several states
-    rows = db.execute(f"SELECT {columns} FROM device_stretch ORDER BY task_id, device_id, from_ms")
-    rows.arraysize = 1000
-    for device_id, group in groupby(rows, itemgetter(0)):
-        _, from_ms, to_ms, states, *figures = zip(*group, strict=True)
-        floats = [array("d", [nan if value is None else value for value in column]) for column in figures]
-        places = {begin_ms: place for place, begin_ms in enumerate(from_ms)} if mixed[device_id] else {}
-        yield (
-            device_id,
-            Stretches(
-                array("q", from_ms),
-                array("q", to_ms),
-                tuple(map(intern, states)),
-                {metric: Envelope(*floats[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
-                {
-                    places[begin_ms]: {state: s for state, s in zip(STATES, seconds, strict=True) if s > 0}
-                    for begin_ms, *seconds in mixed[device_id]
-                },
-            ),
-        )
-
-
-def _given_up(db: sqlite3.Connection, stretches: Mapping[int, Stretches]) -> dict[int, Stretches]:
-    """Return the stretches of devices that had tries under way, with the time of these in the state lost."""
+def _mixed(
+    begins: Sequence[int], ends: Sequence[int], seconds: Sequence[Mapping[str, float]]
+) -> dict[int, dict[str, float]]:
+    """Return the short stretches that had several states: place → seconds in each."""
     found = {}
-    for device_id, times in read_alone(db).items():
-        if not times or device_id not in stretches:
-            continue
-        device = stretches[device_id]
-        places = {begin_ms: place for place, begin_ms in enumerate(device.from_ms)}
-        states, mixed = list(device.states), dict(device.mixed)
-        for from_ms, to_ms, *figures in db.execute(_LAST, {"device": device_id, "from_ms": times[0][0]}):
-            seconds = dict(zip(STATES, figures, strict=True))
-            lost_s = min(seconds["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
-            seconds["working"], seconds["lost"] = seconds["working"] - lost_s, seconds["lost"] + lost_s
-            parts = {state: s for state, s in seconds.items() if s > _ROUNDING_S}
-            place = places[from_ms]
-            states[place] = max(seconds, key=seconds.__getitem__)
-            mixed.pop(place, None)
-            if to_ms - from_ms <= SHORT_MS and len(parts) > 1:
-                mixed[place] = parts
-        found[device_id] = replace(device, states=tuple(states), mixed=mixed)
+    for place, (from_ms, to_ms, times) in enumerate(zip(begins, ends, seconds, strict=True)):
+        parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
+        if to_ms - from_ms <= _SHORT_MS and len(parts) > 1:
+            found[place] = parts
     return found
+
+
+def _with_lost_time(device: Stretches, seconds: Sequence[dict[str, float]], times: Times) -> Stretches:
+    """Return the stretches of a device that had tries under way, with the time of these in the state lost."""
+    states = list(device.states)
+    for place, (from_ms, to_ms, parts) in enumerate(zip(device.from_ms, device.to_ms, seconds, strict=True)):
+        lost_s = min(parts["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
+        if lost_s > 0:
+            parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
+            states[place] = max(parts, key=parts.__getitem__)
+    return replace(device, states=tuple(states), mixed=_mixed(device.from_ms, device.to_ms, seconds))
