@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,14 +23,13 @@ from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,
     Heard,
+    Row,
     Wanted,
     Window,
     Write,
-    batch_size,
     check_columns,
     check_tables,
     column_types,
-    has_time,
     in_batches,
     list_tables,
     load_pyarrow,
@@ -176,39 +175,43 @@ def _writer(
         yield stack.enter_context(rows_written_to(out, form, types))
 
 
+def _write_file(
+    order: ExportOrder, target: Path | None, table: str, types: Mapping[str, str], batches: Iterable[Sequence[Row]],
+    stdout: BinaryIO, progress: Progress,
+) -> ExportedFile:  # fmt: skip
+    rows = 0
+    with _writer(order, target, types, stdout) as write:
+        for batch in batches:
+            write(batch)
+            rows += len(batch)
+            progress(table, rows)
+    return ExportedFile(str(target or "-"), table, rows)
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def _export_tables(
     db: sqlite3.Connection, order: ExportOrder, database: Path, stdout: BinaryIO, progress: Progress
 ) -> list[ExportedFile]:
-    selections: dict[str, tuple[tuple[str, ...], str]]  # table → its columns and query
-    if order.everything:  # what has no time describes the rest: it comes whole
-        windows = {table: order.window if has_time(db, table) else None for table in list_tables(db)}
-        selections = {table: select(db, table, window=window) for table, window in windows.items()}
-    else:  # all mistakes before the first file
-        tables = dict.fromkeys(order.tables or ("detection",))
-        check_tables(db, list(tables), database)
-        if order.columns is not None:
-            for table in tables:
-                check_columns(db, table, order.columns, replace(order, columns=None).command_line())
-        selections = {table: select(db, table, order.columns, order.window) for table in tables}
+    tables = list_tables(db) if order.everything else list(dict.fromkeys(order.tables or ("detection",)))
+    check_tables(db, tables, database)
+    if order.columns is not None:
+        for table in tables:
+            check_columns(db, table, order.columns, replace(order, columns=None).command_line())
+    # All mistakes before the first file.
+    selections = {t: select(db, t, order.columns, order.window, everything=order.everything) for t in tables}
     if order.output is not None and order.needs_folder:
         make_folder(order.output)
-    exported = []
+    files = []
     for table, (columns, sql) in selections.items():
         target = order.output
         if target is not None and target.is_dir():
             target /= f"{table}.{order.form}"
         types = column_types(db, table, columns, sql) if order.form == "parquet" else dict.fromkeys(columns, "")
-        rows = 0
-        with _writer(order, target, types, stdout) as write:
-            for batch in in_batches(db.execute(sql), batch_size(order.form)):
-                write(batch)
-                rows += len(batch)
-                progress(table, rows)
-        exported.append(ExportedFile(str(target or "-"), table, rows))
-    return exported
+        batches = in_batches(db.execute(sql), order.form)
+        files.append(_write_file(order, target, table, types, batches, stdout, progress))
+    return files
 
 
 def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
@@ -239,20 +242,15 @@ def _export_heard(
     heard = Heard(db)
     if order.patterns:
         heard.rename(NameReader(order.patterns).read)
-    files = _write_areas(heard, order, progress) if order.needs_folder else _write_one(heard, order, stdout, progress)
+    if order.needs_folder:
+        files = _write_areas(heard, order, progress)
+    else:
+        if order.output is not None:
+            _refuse_to_overwrite(order, [order.output])
+        batches = (batch for _, batch in heard.batches(order.wanted, order.form))
+        files = [_write_file(order, order.output, VIEW, COLUMNS, batches, stdout, progress)]
     never_heard = heard.never_heard(order.wanted.species)
     return files, list(_notes(heard, order, files, never_heard, news)), never_heard
-
-
-def _write_one(heard: Heard, order: ExportOrder, stdout: BinaryIO, progress: Progress) -> list[ExportedFile]:
-    _refuse_to_overwrite(order, [] if order.output is None else [order.output])
-    rows = 0
-    with _writer(order, order.output, COLUMNS, stdout) as write:
-        for _, batch in heard.batches(order.wanted, batch_size(order.form)):
-            write(batch)
-            rows += len(batch)
-            progress(VIEW, rows)
-    return [ExportedFile(str(order.output or "-"), VIEW, rows)]
 
 
 def _write_areas(heard: Heard, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
@@ -270,7 +268,7 @@ def _write_areas(heard: Heard, order: ExportOrder, progress: Progress) -> list[E
     make_folder(folder)
     all_of_them = folder / f"{ALL}.{order.form}"
     _refuse_to_overwrite(order, [all_of_them, *targets.values()])
-    batches = heard.batches(order.wanted, batch_size(order.form))
+    batches = heard.batches(order.wanted, order.form)
     files, total = list[ExportedFile](), 0
     with _writer(order, all_of_them, COLUMNS) as write_all:
         area, batch = next(batches, (None, None))

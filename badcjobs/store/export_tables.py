@@ -32,8 +32,7 @@ _LAST_MS = 2**63 - 1  # SQLite's largest integer
 _DATE_IN_DIGITS = re.compile(r"(19|20)\d{2}(\d{2}){0,2}")  # 20260701 would be a moment in 1970
 _FORMS = "a time is 2026-07-01, 2026-07-01T06:30, 2026-07-01T06:30:00-07:00, …Z, or UTC milliseconds; naive means UTC"
 
-# How a table says when: one instant, or a stretch that may not have ended.
-_INSTANT = "at_ms"
+# How a table says when, where not by an instant (at_ms): a stretch that may not have ended.
 _STRETCHES = (
     ("from_ms", "to_ms"),
     ("started_at_ms", "ended_at_ms"),
@@ -53,12 +52,6 @@ class Window:
 
     def __bool__(self) -> bool:
         return self.from_ms is not None or self.to_ms is not None
-
-    def holds(self, instant: str) -> str:
-        """Return the SQL condition for an instant inside the window."""
-        parts = [] if self.from_ms is None else [f"{instant} >= {self.from_ms}"]
-        parts += [] if self.to_ms is None else [f"{instant} < {self.to_ms}"]
-        return " AND ".join(parts)
 
     def overlaps(self, start: str, end: str) -> str:
         """Return the SQL condition for a stretch with a moment inside the window; one without an end goes on."""
@@ -111,8 +104,8 @@ def condition(table: str, columns: Sequence[str], window: Window) -> str | None:
             f"EXISTS (SELECT 1 FROM {_THROUGH[table]} c WHERE c.recording_id = {table}.recording_id "
             f"AND c.chunk_id = {table}.chunk_id AND c.task_id = {table}.task_id AND {through})"
         )
-    if _INSTANT in columns:
-        return window.holds(_INSTANT)
+    if "at_ms" in columns:
+        return window.overlaps("at_ms", "at_ms")
     for start, end in _STRETCHES:
         if start in columns and end in columns:
             return window.overlaps(start, end)
@@ -123,8 +116,9 @@ Row = tuple[object, ...]
 _STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare
 
 
-def in_batches(cursor: sqlite3.Cursor, size: int) -> Iterator[list[Row]]:
-    """Yield rows, so many at a time: neither all of them in memory nor one call for each."""
+def in_batches(cursor: sqlite3.Cursor, form: str) -> Iterator[list[Row]]:
+    """Yield rows, many at a time: neither all of them in memory nor one call for each."""
+    size = _ROW_GROUP if form == "parquet" else _TEXT_BATCH
     return iter(lambda: cursor.fetchmany(size), [])
 
 
@@ -178,27 +172,23 @@ def check_columns(db: sqlite3.Connection, table: str, wanted: Sequence[str], com
 
 
 def select(
-    db: sqlite3.Connection, table: str, columns: Sequence[str] | None = None, window: Window | None = None
+    db: sqlite3.Connection, table: str, columns: Sequence[str] | None, window: Window, *, everything: bool
 ) -> tuple[tuple[str, ...], str]:
-    """Return these columns (None: all) and the query for them in this time; the table and the columns are there."""
+    """Return these columns (None: all) and the query for them in this time; the table and the columns are there.
+
+    Where ``everything`` is exported, a table without a time describes the rest, and comes whole.
+    """
     there = tuple(declared_types(db, table))
     chosen = there if columns is None else tuple(columns)
     sql = f"SELECT {', '.join(map(quoted, chosen))} FROM {quoted(table)}"
-    if window:
-        inside = condition(table, there, window)
-        if inside is None:
-            raise BadInput(
-                f"--from and --to mean nothing for {table}",
-                why=f"its rows have no time; its columns are {', '.join(there)}",
-                fix=f"the same command without them for --table {table}",
-            )
-        sql += f" WHERE {inside}"
-    return chosen, sql
-
-
-def has_time(db: sqlite3.Connection, table: str) -> bool:
-    """Say whether a window can choose among the rows of a table."""
-    return condition(table, tuple(declared_types(db, table)), Window(0, 1)) is not None
+    inside = condition(table, there, window) if window else "true"
+    if inside is None and not everything:
+        raise BadInput(
+            f"--from and --to mean nothing for {table}",
+            why=f"its rows have no time; its columns are {', '.join(there)}",
+            fix=f"the same command without them for --table {table}",
+        )
+    return chosen, f"{sql} WHERE {inside or 'true'}"
 
 
 def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
@@ -251,18 +241,6 @@ class Wanted:
     species: tuple[str, ...] = ()
     min_score: float | None = None
 
-    def condition(self) -> tuple[str, list[object]]:
-        """Return the SQL condition, and its values."""
-        parts, values = ["true"], list[object]()
-        if self.species:
-            marks = ", ".join("?" * len(self.species))
-            parts.append(f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))")
-            values += [*self.species, *self.species]
-        if self.min_score is not None:  # a score that nobody gave is not above it
-            parts.append("v.score >= ?")
-            values.append(self.min_score)
-        return " AND ".join(parts), values
-
 
 class Heard:
     """The detections of a job database."""
@@ -307,18 +285,22 @@ class Heard:
             there |= {name.upper() for name in names if name is not None}
         return [name for name in species if name.upper() not in there]
 
-    def batches(self, wanted: Wanted, size: int) -> Iterator[tuple[str | None, Sequence[Row]]]:
-        """Yield the rows in their order, so many at a time, those of one study area together with its name."""
-        where, values = wanted.condition()
+    def batches(self, wanted: Wanted, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
+        """Yield the rows in their order, many at a time, those of one study area together with its name."""
+        marks, where = ", ".join("?" * len(wanted.species)), "true"
+        if wanted.species:
+            where = f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))"
+        if wanted.min_score is not None:  # an unknown score is not above it
+            where += f" AND v.score >= {wanted.min_score!r}"
         place, join = ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._renamed else ("v", "")
         cursor = self._db.execute(
             f"""SELECT {place}.study_area, {place}.location, {place}.recorded_at, v.start_ms / 1000.0,
                        v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id
                 FROM {VIEW} v {join} WHERE {where}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
-            values,
+            wanted.species * 2,
         )
-        for batch in in_batches(cursor, size):
+        for batch in in_batches(cursor, form):
             for area, rows in groupby(batch, key=itemgetter(0)):
                 yield area, list(rows)
 
@@ -331,11 +313,6 @@ _ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 
 # ASCII: readers that cut lines at every Unicode line break, or read in the locale's encoding, stay right.
 _encode = json.JSONEncoder(allow_nan=False).encode
-
-
-def batch_size(form: str) -> int:
-    """Return how many rows to give at once: a row group, or so many that the calls do not count."""
-    return _ROW_GROUP if form == "parquet" else _TEXT_BATCH
 
 
 @contextmanager

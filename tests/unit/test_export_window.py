@@ -67,7 +67,7 @@ def answers(sql: str, **values: int | None) -> bool:
 
 @pytest.mark.parametrize(("at_ms", "inside"), [(99, False), (100, True), (199, True), (200, False)])
 def test_an_instant_is_inside_from_the_first_moment_until_just_before_the_last(at_ms: int, inside: bool) -> None:
-    assert answers(Window(100, 200).holds("at_ms"), at_ms=at_ms) is inside
+    assert answers(Window(100, 200).overlaps("at_ms", "at_ms"), at_ms=at_ms) is inside
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,14 @@ def test_a_stretch_is_inside_when_it_has_a_moment_in_the_window(
 def test_windows_that_meet_share_no_instant_and_lose_none() -> None:
     first, second = Window(None, 100), Window(100, None)
     for at_ms in (99, 100, 101):
-        assert answers(first.holds("at_ms"), at_ms=at_ms) != answers(second.holds("at_ms"), at_ms=at_ms)
+        assert answers(first.overlaps("at_ms", "at_ms"), at_ms=at_ms) != answers(
+            second.overlaps("at_ms", "at_ms"), at_ms=at_ms
+        )
 
 
 def test_each_table_has_its_own_time_or_none() -> None:
     window = Window(1, 2)
-    assert condition("sample", ["task_id", "at_ms"], window) == window.holds("at_ms")
+    assert condition("sample", ["task_id", "at_ms"], window) == window.overlaps("at_ms", "at_ms")
     assert condition("gap", ["from_ms", "to_ms"], window) == window.overlaps("from_ms", "to_ms")
     assert condition("alert", ["started_at_ms", "ended_at_ms"], window) == window.overlaps(
         "started_at_ms", "ended_at_ms"
