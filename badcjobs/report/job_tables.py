@@ -10,15 +10,7 @@ from badcjobs.model import CHARTED
 from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
-from badcjobs.report.summary import (
-    NEARLY_ALL,
-    STATE_WORDS,
-    StateSummary,
-    Summary,
-    cards,
-    percentile,
-    rows_words,
-)
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, cards, rows_words
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.words import (
     UNKNOWN,
@@ -34,6 +26,7 @@ from badcjobs.report.words import (
     spark,
     three,
 )
+from badcjobs.store.figures import percentile
 from badcjobs.store.read_model import Completeness, DeviceFacts
 
 MOST_DEVICES = 5000  # on a page
@@ -173,7 +166,8 @@ def device_table(summary: Summary) -> Table:
 
 def _device_row(d: DeviceFacts) -> Row:
     energy_wh = None if d.energy_j is None else d.energy_j / 3600
-    p50, p95 = percentile(d.utilization_counts, 50), percentile(d.utilization_counts, 95)
+    counts = d.utilization_counts
+    p50, p95 = (percentile(counts, 50), percentile(counts, 95)) if counts else (None, None)
     util = three(p50, p95, max(d.utilization_counts, default=None))
     gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
     shares = [_percent(_state_percent(d, state)) for state in ("working", "start_up", "waiting")]

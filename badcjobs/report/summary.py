@@ -11,6 +11,7 @@ from typing import Any
 from badcjobs.model import CutShort
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, give_up, look_ahead, state_of
 from badcjobs.report.words import count
+from badcjobs.store.figures import describe, percentile
 from badcjobs.store.read_model import (
     UNKNOWN_STATE,
     AlertFacts,
@@ -141,8 +142,8 @@ def _device(device: DeviceFacts) -> dict[str, Any]:
     """Return a device as it stands in the JSON document: DEVICE_KEYS."""
     work, counts = device.work, device.utilization_counts
     others = {
-        "utilization_p50_percent": percentile(counts, 50),
-        "utilization_p95_percent": percentile(counts, 95),
+        "utilization_p50_percent": percentile(counts, 50) if counts else None,
+        "utilization_p95_percent": percentile(counts, 95) if counts else None,
         "utilization_max_percent": max(counts, default=None),
         "metrics": {name: asdict(device.metrics[name]) for name in _METRICS if name in device.metrics},
         "state_busy_s": {state: time.busy_s for state, time in device.states.items() if time.busy_s is not None},
@@ -210,7 +211,9 @@ def summarize(
         # Wh for 1 hour are kWh for 1,000; where some devices kept silent, by what the others did.
         kwh_per_1000_audio_hours=ratio(sum(energies), audio_s) if energies else None,
         states=states,
-        chunk_s=_durations(job.durations),
+        chunk_s=MetricFacts(*describe({ms / 1000: many for ms, many in job.durations.items()}))
+        if job.durations
+        else None,
         chunk_cost=_cost(job, states),
         audio_hours_on_cpu=job.cpu_audio_s / 3600,
         outlook=look_ahead(job, completeness, gpu_s, wall_s, now_ms),
@@ -224,16 +227,6 @@ def summarize(
         tasks_silent=silent,
         merged=job.merged,
     )
-
-
-def _durations(durations: Mapping[int, int]) -> MetricFacts | None:
-    """Describe how long tries took, from how many took so many milliseconds."""
-    tries = sum(durations.values())
-    p50_ms, p95_ms = percentile(durations, 50), percentile(durations, 95)
-    if not tries or p50_ms is None or p95_ms is None:
-        return None
-    mean_s = sum(took_ms * many for took_ms, many in durations.items()) / tries / 1000
-    return MetricFacts(tries, min(durations) / 1000, mean_s, p50_ms / 1000, p95_ms / 1000, max(durations) / 1000)
 
 
 def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
@@ -317,17 +310,6 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
                 measured_percent=None if measured is None else 100 * min(1.0, measured),
             )
     return found
-
-
-def percentile(counts: Mapping[int, int], share_percent: int) -> int | None:
-    """Return the smallest value that at least this share of the samples does not exceed (nearest rank)."""
-    total = sum(counts.values())
-    seen = 0
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen * 100 >= total * share_percent:
-            return value
-    return None
 
 
 def cards(devices: Iterable[DeviceFacts]) -> int:

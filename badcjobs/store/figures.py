@@ -6,7 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS
 from badcjobs.store.accounting import (
@@ -19,7 +19,7 @@ from badcjobs.store.accounting import (
     power_steps,
     state_seconds,
 )
-from badcjobs.store.schema import DERIVED, insert_sql
+from badcjobs.store.schema import DERIVED, LAST_SIGN, insert_sql
 
 LONGEST_STEP_MS = 15_000  # neighbouring readings may be joined, but not across a hole
 MOST_STRETCHES = 120
@@ -28,14 +28,7 @@ _SHORTEST_STRETCH_MS = 1000
 # A try ``a`` of a task ``t`` by a worker ``w``, none of which had ended when the task was last heard of.
 UNDER_WAY = "(a.outcome IS NULL AND t.verdict IS NULL AND t.ended_at_ms IS NULL AND w.ended_at_ms IS NULL)"
 
-_LAST_SIGN = """
-    SELECT started_at_ms, coalesce(ended_at_ms, max(started_at_ms,
-        coalesce((SELECT max(to_ms) FROM gap WHERE task_id = t.task_id), 0),
-        coalesce((SELECT max(at_ms) FROM host_sample WHERE task_id = t.task_id), 0),
-        coalesce((SELECT max(max(started_at_ms, coalesce(ended_at_ms, 0))) FROM attempt WHERE task_id = t.task_id), 0)))
-    FROM task t WHERE task_id = ?"""
-
-
+_Number = TypeVar("_Number", int, float)
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
 _OVER_TIME = ("power_w", "busy_percent", "utilization_percent")
 _BLOCK_ROWS = 20_000
@@ -48,15 +41,17 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
     """Add up the samples of every device of one task, and keep its accounts, anew."""
     for table in DERIVED:
         db.execute(f"DELETE FROM {table} WHERE task_id = ?", (task_id,))
-    lived = db.execute(_LAST_SIGN, (task_id,)).fetchone()  # None: a recorder's half alone
+    lived = db.execute(
+        f"SELECT started_at_ms, {LAST_SIGN} FROM task t WHERE task_id = ?", (task_id,)
+    ).fetchone()  # None: a recorder's half alone
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,)).fetchall()
     for (device_id,) in devices:
         busy, energy = _write_totals(db, task_id, device_id)
         if lived is not None:
             from_ms, to_ms = lived
             tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
-            lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
-            spans = list(make_spans(from_ms, to_ms, tries, lives))
+            worker_lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
+            spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
             by_state, by_try = keep_books(spans, busy, energy)
             states = {attempt_id: state for attempt_id, _, _, state in tries}
             times = [
@@ -184,12 +179,13 @@ _TASK_TOTAL = f"""
 
 def describe(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:
     """Return samples, minimum, mean, p50, p95 and maximum of values that came so many times each."""
-    values = sorted(counts)
-    reached = list(accumulate(counts[value] for value in values))
-    mean = sum(value * counts[value] for value in values) / reached[-1]
-    return reached[-1], values[0], mean, _rank(values, reached, 50), _rank(values, reached, 95), values[-1]
+    total = sum(counts.values())
+    mean = sum(value * many for value, many in sorted(counts.items())) / total
+    return total, min(counts), mean, percentile(counts, 50), percentile(counts, 95), max(counts)
 
 
-def _rank(values: Sequence[float], reached: Sequence[int], share_percent: int) -> float:
-    """Return the smallest value that at least this share does not exceed."""
-    return next(v for v, many in zip(values, reached, strict=True) if many * 100 >= reached[-1] * share_percent)
+def percentile(counts: Mapping[_Number, int], share_percent: int) -> _Number:
+    """Return the smallest value that at least this share of the samples does not exceed (nearest rank)."""
+    values, total = sorted(counts), sum(counts.values())
+    reached = accumulate(counts[value] for value in values)
+    return next(v for v, many in zip(values, reached, strict=True) if many * 100 >= total * share_percent)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from badcjobs import __version__
 from badcjobs.store.connect import file_uri, with_tool
-from badcjobs.store.schema import TABLE_BY_NAME, TABLES, Column, ddl_script, define_table
+from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, ddl_script, define_table
 
 _COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
 
@@ -131,12 +131,6 @@ def _metric(alias: str, metric: str) -> str:
     return f"LEFT JOIN metric_summary {alias} ON {keys} AND {alias}.metric = '{metric}'"
 
 
-# When a task ended, or (killed, or still running) the last moment anything was heard of it.
-_LAST_SIGN = """coalesce(t.ended_at_ms, max(
-        t.started_at_ms,
-        coalesce((SELECT max(to_ms) FROM gap g WHERE g.task_id = t.task_id), 0),
-        coalesce((SELECT max(at_ms) FROM host_sample h WHERE h.task_id = t.task_id), 0),
-        coalesce((SELECT max(ended_at_ms) FROM attempt a WHERE a.task_id = t.task_id), 0)))"""
 _GAPS = """(SELECT sum(g.to_ms - g.from_ms) / 1000.0 FROM gap g
       WHERE g.task_id = d.task_id AND g.metric IS NULL AND (g.device_id = d.device_id OR g.device_id IS NULL))"""
 
@@ -146,8 +140,8 @@ VIEWS = (
         "One row per array task attempt: how long it lived and what became of its chunks.",
         *_from("task", "t", "task_id", "name", "job_id", "array_index", "restart", "node", "shard_count"),
         *_from("task", "t", "verdict", "exit_code", "telemetry", "devices", "started_at_ms"),
-        Column("last_sign_ms", _LAST_SIGN, "when it ended; of a killed or running one, when it was last heard of"),
-        Column("wall_s", f"({_LAST_SIGN} - t.started_at_ms) / 1000.0", "from its start to its last sign"),
+        Column("last_sign_ms", LAST_SIGN, "when it ended; of a killed or running one, when it was last heard of"),
+        Column("wall_s", f"({LAST_SIGN} - t.started_at_ms) / 1000.0", "from its start to its last sign"),
         Column("done", _chunks("= 'done'"), "chunks whose final state, done, is this task's"),
         Column("failed", _chunks("IN ('failed', 'poison')"), "likewise, failed or poison"),
         Column("pending", _chunks("= 'pending'"), "likewise, not begun or not finished"),

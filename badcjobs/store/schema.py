@@ -453,6 +453,13 @@ TABLES = (*_OWN, *_DERIVED)
 DERIVED = tuple(table.name for table in _DERIVED)
 TABLE_BY_NAME = {table.name: table for table in TABLES}
 
+# When a task ``t`` ended, or (killed, or still running) the last moment anything was heard of it.
+LAST_SIGN = """coalesce(t.ended_at_ms, max(
+        t.started_at_ms,
+        coalesce((SELECT max(to_ms) FROM gap g WHERE g.task_id = t.task_id), 0),
+        coalesce((SELECT max(at_ms) FROM host_sample h WHERE h.task_id = t.task_id), 0),
+        coalesce((SELECT max(coalesce(ended_at_ms, started_at_ms)) FROM attempt a WHERE a.task_id = t.task_id), 0)))"""
+
 
 def columns_of(name: str) -> tuple[str, ...]:
     """Return the column names of one table of a task database, in order."""

@@ -98,26 +98,11 @@ class TaskWriter:
 
     # --- the task -------------------------------------------------------------------------------------------------
 
-    def begin_task(
-        self,
-        allocation: Allocation,
-        *,
-        started_at_ms: int,
-        pid: int,
-        version: str,
-        engine: str | None,
-        telemetry: bool,
-        memory_limit_bytes: int | None = None,
-        time_limit_s: float | None = None,
-    ) -> None:
-        """Write the task's own row: from here on a published file says that it was there."""
-        key = self._key
-        self._insert(
-            "task", task_id=self.task_id, name=key.name, job_id=key.job_id, array_index=key.array_index,
-            restart=key.restart, node=key.node, procid=key.procid, pid=pid, engine=engine, telemetry=int(telemetry),
-            cpus=allocation.cpus, version=version, started_at_ms=started_at_ms,
-            memory_limit_bytes=memory_limit_bytes, time_limit_s=time_limit_s,
-        )  # fmt: skip
+    def begin_task(self, allocation: Allocation, **values: object) -> None:
+        """Write the task's own row, with these columns: from here on a published file says that it was there."""
+        key = asdict(self._key)
+        del key["born_ms"]
+        self._insert("task", task_id=self.task_id, name=self._key.name, **key, cpus=allocation.cpus, **values)
         self.write_meta({"environment": json.dumps(dict(allocation.facts))})
 
     def update_task(self, **values: object) -> None:

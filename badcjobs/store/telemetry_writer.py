@@ -11,15 +11,11 @@ from pathlib import Path
 from badcjobs.model import METRICS, HostReading, Reading
 from badcjobs.store.connect import create_live, rows_by_name, transaction
 from badcjobs.store.live_files import take_snapshot
-from badcjobs.store.schema import insert_sql
+from badcjobs.store.schema import columns_of, insert_sql
 
 _values_of = attrgetter(*METRICS)
 _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
               VALUES (?, ?, ?{", ?" * len(METRICS)})"""
-_OF_AN_ALERT = "device_id, kind, severity, started_at_ms, ended_at_ms, peak, threshold, message"
-_OF_A_PROCESS = "device_id, pid, name, user, ours, first_at_ms, last_at_ms, memory_peak_bytes"
-_SAME_PROCESS = "(task_id, device_id, pid, first_at_ms)"
-_SAME_LIFE = "(task_id, started_at_ms, pid)"
 
 
 class TelemetryWriter:
@@ -80,38 +76,30 @@ class TelemetryWriter:
             values,
         )
         if changed.rowcount == 0:
-            self._put("alert", values)
+            self.put("alert", values)
 
     def open_alerts(self) -> list[dict[str, object]]:
         """Return the alerts that have not ended."""
-        return rows_by_name(self._db, f"SELECT {_OF_AN_ALERT} FROM alert WHERE ended_at_ms IS NULL")
-
-    def write_process(self, values: Mapping[str, object]) -> None:
-        """Write a process on a device, or what is new about it."""
-        news = "last_at_ms = excluded.last_at_ms, memory_peak_bytes = excluded.memory_peak_bytes"
-        self._put("process", values, f"ON CONFLICT {_SAME_PROCESS} DO UPDATE SET {news}")
+        return self._noted("alert", "WHERE ended_at_ms IS NULL")
 
     def last_processes(self) -> list[dict[str, object]]:
         """Return every process in its newest row, as an earlier recorder has left them."""
-        return rows_by_name(self._db, f"SELECT {_OF_A_PROCESS} FROM process ORDER BY first_at_ms")
+        return self._noted("process", "ORDER BY first_at_ms")
+
+    def _noted(self, table: str, which: str) -> list[dict[str, object]]:
+        names = ", ".join(name for name in columns_of(table) if name != "task_id")
+        return rows_by_name(self._db, f"SELECT {names} FROM {table} {which}")
 
     def write_process_samples(self, rows: Sequence[tuple[int, int, int, int | None, int | None]]) -> None:
         """Write processes of one instant: device, time, pid, memory, share of the multiprocessors."""
         self._db.executemany(insert_sql("process_sample"), [(self.task_id, *row) for row in rows])
 
-    def write_source(self, device_id: int, metric: str, source: str, from_ms: int) -> None:
-        """Write where a metric is read from, from now on."""
-        self._db.execute(insert_sql("metric_source"), (self.task_id, device_id, metric, source, from_ms))
-
-    def write_recorder(self, values: Mapping[str, object]) -> None:
-        """Write the row of this life of the recorder, anew."""
-        news = ", ".join(f"{name} = excluded.{name}" for name in values)
-        self._put("recorder", values, f"ON CONFLICT {_SAME_LIFE} DO UPDATE SET {news}")
-
-    def _put(self, table: str, values: Mapping[str, object], if_there: str = "") -> None:
+    def put(self, table: str, values: Mapping[str, object]) -> None:
+        """Write a row, in place of the one with the same key; the process on a device, the source of a metric, …."""
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        news = ", ".join(f"{name} = excluded.{name}" for name in values)
         self._db.execute(
-            f"INSERT INTO {table} (task_id, {columns}) VALUES (:task_id, {marks}) {if_there}",
+            f"INSERT INTO {table} (task_id, {columns}) VALUES (:task_id, {marks}) ON CONFLICT DO UPDATE SET {news}",
             {"task_id": self.task_id, **values},
         )
 

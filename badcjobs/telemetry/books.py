@@ -125,7 +125,7 @@ class ProcessBook(Book):
             row["last_at_ms"] = at_ms
             known = [row.get("memory_peak_bytes"), process.memory_used_bytes]
             row["memory_peak_bytes"] = max((value for value in known if value is not None), default=None)
-            self._writer.write_process(row)
+            self._writer.put("process", row)
         self._writer.write_process_samples(
             [(device_id, at_ms, p.pid, p.memory_used_bytes, p.sm_percent) for device_id, p in seen]
         )
@@ -156,7 +156,8 @@ class SourceBook(Book):
         for device_id, reading in readings:
             for metric, source in reading.sources.items():
                 if self._written.get((device_id, metric)) != source:
-                    self._writer.write_source(device_id, metric, source, at_ms)
+                    row = {"device_id": device_id, "metric": metric, "source": source, "from_ms": at_ms}
+                    self._writer.put("metric_source", row)
                     self._news[device_id, metric] = source
 
     def written(self) -> None:
@@ -202,7 +203,8 @@ class CostBook(Book):
     def finish(self) -> None:
         """Write the row now."""
         effort, (cpu_s, memory_bytes), (backend, why) = self.effort, self.use(), self.backend()
-        self.writer.write_recorder(
+        self.writer.put(
+            "recorder",
             {
                 "pid": os.getpid(), "backend": backend, "why": why, "interval_s": self.interval_s,
                 "started_at_ms": self.started_at_ms, "last_at_ms": self._at_ms, "ticks": effort.ticks,

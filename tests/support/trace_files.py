@@ -196,7 +196,8 @@ class TraceWriter:
         for who, lost_s in self._story.lost.items():
             telemetry.open_gap(ids[who], None, self._at(lost_s), self._at(self._play.end_s), "GPU is lost")
         for who, from_s, to_s, gib in self._story.foreign:
-            telemetry.write_process(
+            telemetry.put(
+                "process",
                 {"device_id": ids[who], "pid": 4711, "name": "python", "user": "somebody", "ours": 0,
                  "first_at_ms": self._at(from_s), "last_at_ms": self._at(to_s), "memory_peak_bytes": round(gib * GIB)}
             )  # fmt: skip

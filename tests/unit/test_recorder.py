@@ -698,7 +698,7 @@ class BrokenBook(Book):
         self._error = error
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        self._writer.write_source(0, "half written", "x", at_ms)
+        self._writer.put("metric_source", {"device_id": 0, "metric": "half written", "source": "x", "from_ms": at_ms})
         raise self._error
 
     def finish(self) -> None:

@@ -27,9 +27,10 @@ from badcjobs.model import NameGaps, Reading
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.page import page
 from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.summary import percentile, running_s, summarize
+from badcjobs.report.summary import running_s, summarize
 from badcjobs.report.text import removal_text, summary_text
 from badcjobs.report.words import moment
+from badcjobs.store.figures import percentile
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, JobFacts, TaskFacts
@@ -65,7 +66,6 @@ def device(**changes: object) -> DeviceFacts:
 @pytest.mark.parametrize(
     ("counts", "p50", "p95"),
     [
-        ({}, None, None),
         ({0: 1}, 0, 0),
         ({70: 1}, 70, 70),
         ({0: 1, 100: 1}, 0, 100),
@@ -77,9 +77,7 @@ def device(**changes: object) -> DeviceFacts:
         ({80: 0, 90: 1}, 90, 90),
     ],
 )
-def test_percentiles_are_values_that_were_measured_by_nearest_rank(
-    counts: dict[int, int], p50: int | None, p95: int | None
-) -> None:
+def test_percentiles_are_values_that_were_measured_by_nearest_rank(counts: dict[int, int], p50: int, p95: int) -> None:
     assert (percentile(counts, 50), percentile(counts, 95)) == (p50, p95)
 
 
