@@ -41,9 +41,8 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
     """Add up the samples of every device of one task, and keep its accounts, anew."""
     for table in DERIVED:
         db.execute(f"DELETE FROM {table} WHERE task_id = ?", (task_id,))
-    lived = db.execute(
-        f"SELECT started_at_ms, {LAST_SIGN} FROM task t WHERE task_id = ?", (task_id,)
-    ).fetchone()  # None: a recorder's half alone
+    lives = f"SELECT started_at_ms, {LAST_SIGN} FROM task t WHERE task_id = ?"
+    lived = db.execute(lives, (task_id,)).fetchone()  # None: a recorder's half alone
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,)).fetchall()
     for (device_id,) in devices:
         busy, energy = _write_totals(db, task_id, device_id)
