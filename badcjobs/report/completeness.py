@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -185,24 +184,27 @@ def _compare(
     lengths = known_lengths(database) if any(one.cutting.cuts_recordings for one in sources) else {}
     states: Counter[str] = Counter()
     indices: dict[str, Indices] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="badcjobs-complete-") as folder,
-        closing(sqlite3.connect(Path(folder) / "rows.sqlite", isolation_level=None, uri=True)) as db,
-    ):
+    with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory; on disk what is too much
         db.executescript(_SCRATCH)
+        batch: list[tuple[str, str, int | None]] = []
         seen = 0
+
+        def flush() -> None:
+            # A row that repeats another counts once, as it would be done once.
+            db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", batch)
+            batch.clear()
 
         def note(row: int, part: int, key: tuple[str, str]) -> None:
             nonlocal seen
             seen += 1
-            index = None if index_of is None else index_of(row, part)
-            # A row that repeats another counts once, as it would be done once.
-            db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index))
-            if seen % _BATCH == 0:
+            batch.append((*key, None if index_of is None else index_of(row, part)))
+            if len(batch) == _BATCH:
+                flush()
                 progress(seen)
 
         for one in sources:
             one.read_identities(note, lengths)
+        flush()
         db.execute("COMMIT")
         db.execute("ATTACH ? AS job", (published_uri(database),))
         for index, state, many in db.execute(_STATES):
