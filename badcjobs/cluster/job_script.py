@@ -462,21 +462,20 @@ _WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 class JobRequest:
     """What a job asks for, as far as one machine can give it."""
 
-    name: str | None = None
+    given: Mapping[str, str]  # all options, under their long names
     array: sbatch.ArraySpec | None = None
     time_s: int | None = None  # None: no limit
     warning: sbatch.EarlySignal | None = None
-    output: str | None = None
-    error: str | None = None
-    append: bool = False
     gpus: int = 0
     cpus: int | None = None  # --cpus-per-task
     ntasks: int | None = None
     mem_mib: int | None = None  # not enforced, but a task is told; None: all there is
-    chdir: str | None = None
     exports: Mapping[str, str] = field(default_factory=dict)  # variables that --export sets
-    requeue: bool = True
-    ignored: tuple[str, ...] = ()  # options without effect here
+
+    @property
+    def ignored(self) -> list[str]:
+        """The options without effect here."""
+        return sorted(self.given.keys() - _UNDERSTOOD)
 
     @property
     def cores(self) -> int:
@@ -498,21 +497,15 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
     given = sbatch.read_options(words, mistakes) | sbatch.read_options(options, mistakes)
     read = {name: sbatch.tried(mistakes, partial(_READERS[name], given[name])) for name in _READERS if name in given}
     request = JobRequest(
-        name=given.get("job-name"),
+        given=given,
         array=read.get("array"),
         time_s=read.get("time"),
         warning=read.get("signal"),
-        output=given.get("output"),
-        error=given.get("error"),
-        append=given.get("open-mode", "").startswith("a"),
         gpus=sbatch.tried(mistakes, lambda: sbatch.count_gpus(given)) or 0,
         cpus=sbatch.tried(mistakes, lambda: sbatch.whole(given, "cpus-per-task")),
         ntasks=sbatch.tried(mistakes, lambda: sbatch.count_tasks(given)),
         mem_mib=read.get("mem") or None,
-        chdir=given.get("chdir"),
         exports=read.get("export") or {},
-        requeue="no-requeue" not in given,
-        ignored=tuple(sorted(given.keys() - _UNDERSTOOD)),
     )
     mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
     ways = [name for name in _WAYS_TO_GPUS if given.get(name)]

@@ -159,7 +159,9 @@ class LocalScheduler:
         )
         job_id, folder = _claim_number(world, state_folder)
         state_file = None if state_folder is None else state_folder / f"{job_id}.json"
-        job = LocalJob(job_id, request.name or name, request, script, world, folder, state_file, tuple(keep))
+        job = LocalJob(
+            job_id, request.given.get("job-name") or name, request, script, world, folder, state_file, tuple(keep)
+        )
         try:
             array = LocalArray(job, pool, settings, RunFolder(self._run).tasks, self._tell)
             self._check(job, array.rows[0].log.parent, pool, tell_mem=tell_mem)

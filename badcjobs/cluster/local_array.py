@@ -159,7 +159,7 @@ class LocalArray:
         self, job: LocalJob, pool: DevicePool, settings: LocalSettings, tasks: Path, tell: Callable[[str], None]
     ) -> None:
         self.job = job
-        self.rows = [TaskRow(one, PENDING, None, job.log(one, job.request.output)) for one in job.request.indices]
+        self.rows = [TaskRow(one, PENDING, None, job.log(one, "output")) for one in job.request.indices]
         self._pool = pool
         self._settings = settings
         self._tasks = tasks  # the folder of the task databases, by which progress is seen
@@ -282,7 +282,7 @@ class LocalArray:
         """Return why a task with work left is not started again; None: it is."""
         if self._heard:
             return "the emulation is being stopped"
-        if not self.job.request.requeue:
+        if "no-requeue" in self.job.request.given:
             return "--no-requeue"
         if self._settings.max_requeues == 0:
             return "--requeues 0"

@@ -52,7 +52,7 @@ class LocalJob:
     @property
     def workdir(self) -> Path:
         """The folder in which the script runs; relative names of logs are meant from there, as in Slurm."""
-        return self.world.cwd / (self.request.chdir or "")
+        return self.world.cwd / self.request.given.get("chdir", "")
 
     @property
     def node(self) -> str:
@@ -73,15 +73,15 @@ class LocalJob:
         indices = self.request.indices
         return self.job_id if index == indices[-1] else self.job_id + 1 + indices.index(index)
 
-    def log(self, index: int | None, pattern: str | None) -> Path:
-        """Return where a task's output goes: Slurm's pattern, filled in."""
+    def log(self, index: int | None, option: str) -> Path:
+        """Return where a task's output (or error) goes: Slurm's pattern, filled in."""
         values = {
             "A": str(self.job_id), "a": str(index or 0), "j": str(self.own_id(index)), "N": self.node,
             "u": psutil.Process().username(), "x": self.name, "%": "%",
         }  # fmt: skip
         default = "slurm-%j.out" if index is None else "slurm-%A_%a.out"
         return self.workdir / _LOG_LETTERS.sub(
-            lambda found: values[found[2]].zfill(int(found[1] or 0)), pattern or default
+            lambda found: values[found[2]].zfill(int(found[1] or 0)), self.request.given.get(option) or default
         )
 
     def attempt_folder(self, index: int | None, restart: int) -> Path:
@@ -105,10 +105,10 @@ class LocalJob:
         env = self.variables(index, restart, devices) | {
             "SLURM_TMPDIR": str(folder / "tmp"), MARK: mark, _NOTES: str(notes),
         }  # fmt: skip
-        mode = "ab" if request.append else "wb"
+        mode = "ab" if request.given.get("open-mode", "").startswith("a") else "wb"
         with ExitStack() as logs:
-            output = logs.enter_context(self.log(index, request.output).open(mode))
-            error = request.error and logs.enter_context(self.log(index, request.error).open(mode))
+            output = logs.enter_context(self.log(index, "output").open(mode))
+            error = "error" in request.given and logs.enter_context(self.log(index, "error").open(mode))
             return subprocess.Popen(
                 # Run by hand, for a disk may forbid to execute its files.
                 [*self.script.partition("\n")[0].removeprefix("#!").split(None, 1), str(script)],

@@ -38,9 +38,6 @@ UNFINISHED = frozenset(
 )  # fmt: skip
 # What everybody waits for; all other reasons are worth a word.
 _USUAL = frozenset({"", "None", "Priority", "Resources", "Dependency", "BeginTime", "JobArrayTaskLimit"})
-# With this in its environment scontrol says the controller's time in seconds since 1970.
-TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
-CONFIG_QUESTION = ("scontrol", "show", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,26 +209,3 @@ def parse_ends(text: str, job: Submitted) -> dict[int, str]:
         if number == job.job_id and index.isascii() and index.isdecimal() and state:
             ends[int(index)] = state.split()[0]
     return ends
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmConfig:
-    """Settings of a Slurm; None: it does not say."""
-
-    cluster: str | None
-    max_array_size: int | None
-    kill_wait_s: int | None
-    as_of_s: int | None  # the controller's clock
-
-
-def parse_config(text: str) -> SlurmConfig:
-    """Read the lines ``KillWait                = 30 sec``."""
-    name = re.search(r"^ClusterName\s*= (.*)$", text, re.MULTILINE)
-    numbers = dict(re.findall(r"^(\w+)\s*= (\d+)", text, re.MULTILINE))
-    as_of = re.search(r"^Configuration data as of (\d{9,})$", text, re.MULTILINE)
-    return SlurmConfig(
-        cluster=name[1] if name else None,
-        max_array_size=int(numbers["MaxArraySize"]) if "MaxArraySize" in numbers else None,
-        kill_wait_s=int(numbers["KillWait"]) if "KillWait" in numbers else None,
-        as_of_s=int(as_of[1]) if as_of else None,
-    )

@@ -6,6 +6,7 @@ What the answers mean is said by the rules beside this file. None: not asked, or
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
 from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.slurm_commands import CONFIG_QUESTION, TIME_FORMAT, ask, parse_config
+from badcjobs.cluster.slurm_commands import ask
 from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
@@ -163,15 +164,18 @@ def ask_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     """Ask scontrol for its settings; None: there is no Slurm here."""
     before_s = clock.now_ms() / 1000
     try:
-        config = parse_config(ask(CONFIG_QUESTION, {**environ, **TIME_FORMAT}))
+        # With this format the controller's clock is shown in seconds since 1970.
+        text = ask(("scontrol", "show", "config"), {**environ, "SLURM_TIME_FORMAT": "%s"})
     except NotHere:
         return None
     except Unanswered as error:
         return SlurmFacts(trouble=str(error).splitlines()[-1])
+    numbers = {name: int(value) for name, value in re.findall(r"^(\w+)\s*= (\d+)", text, re.MULTILINE)}
     skew_s = None
-    if config.as_of_s is not None:  # whole seconds, cut off
-        skew_s = config.as_of_s - min(max(config.as_of_s, before_s - 1), clock.now_ms() / 1000)
-    return SlurmFacts(config.max_array_size, config.kill_wait_s, skew_s)
+    if as_of := re.search(r"^Configuration data as of (\d{9,})$", text, re.MULTILINE):
+        as_of_s = int(as_of[1])  # whole seconds, cut off
+        skew_s = as_of_s - min(max(as_of_s, before_s - 1), clock.now_ms() / 1000)
+    return SlurmFacts(numbers.get("MaxArraySize"), numbers.get("KillWait"), skew_s)
 
 
 def ask_nodes(environ: Mapping[str, str]) -> Cluster | None:

@@ -375,8 +375,9 @@ def kinds_of(option: str) -> list[str]:
 
 
 def _other(option: str, value: str | None, wrong: str, known: Sequence[str], ask: str) -> str:
-    """Return the line with the name that was probably meant; else how to find it."""
+    """Return the line with the name that was probably meant, or with the only one; else how to find it."""
     right = {one.lower(): one for one in known}.get(nearest(wrong.lower(), [one.lower() for one in known]) or "")
+    right = known[0] if len(known) == 1 else right
     if right is None:
         return f"{ask}   (which are there?)"
     line = re.sub(rf"(?<![\w.-]){re.escape(wrong)}(?![\w.-])", right, value or wrong)

@@ -418,7 +418,7 @@ def test_an_order_becomes_a_script_that_a_slurm_would_take_and_its_states_can_be
     scheduler: Scheduler = LocalScheduler(place.settings, world, place.said.append, out)
     request = read_request(scheduler.script(order))
     assert request.array == parse_array("1-5:2%2")
-    assert (request.gpus, request.time_s, request.append) == (2, 43_200, True)
+    assert (request.gpus, request.time_s, request.given["open-mode"]) == (2, 43_200, "append")
     assert scheduler.script(order).splitlines()[-2] == "export X='a b'"
     job = scheduler.submit(order)
     assert scheduler.states(job).array == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
