@@ -7,8 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers read it as true; importing it would cost more than the rest of this module
 if TYPE_CHECKING:
-    from badcjobs.api.query import list_devices, open_job
-    from badcjobs.api.recorder import Recorder
+    from badcjobs.api.python import Recorder, list_devices, open_job
     from badcjobs.model import AlertLimits
     from badcjobs.telemetry.alerts import Alert
 
@@ -19,9 +18,9 @@ __all__ = ["Alert", "AlertLimits", "Recorder", "__version__", "list_devices", "o
 _HOMES = {
     "Alert": "badcjobs.telemetry.alerts",
     "AlertLimits": "badcjobs.model",
-    "Recorder": "badcjobs.api.recorder",
-    "list_devices": "badcjobs.api.query",
-    "open_job": "badcjobs.api.query",
+    "Recorder": "badcjobs.api.python",
+    "list_devices": "badcjobs.api.python",
+    "open_job": "badcjobs.api.python",
 }
 
 

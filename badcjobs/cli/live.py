@@ -18,9 +18,9 @@ from badcjobs.settings import stand_in
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from badcjobs.live.machine_view import MachineView
     from badcjobs.live.serve import Place
     from badcjobs.live.ui_state import UiState
+    from badcjobs.live.views import MachineView
 
 Shown = Annotated[
     Path | None, typer.Argument(metavar="[DIR|FILE]", help="A run folder or a database; without: this machine's GPUs.")
@@ -33,7 +33,7 @@ def _open_machine(command: str, target: Path | None, devices: Mapping[str, Any])
     """Look at the devices of this machine, or at those that stand in for them; None: a run is to be shown."""
     import socket
 
-    from badcjobs.live.machine_view import open_machine_view
+    from badcjobs.live.views import open_machine_view
 
     if target is None:
         hostname = socket.gethostname().split(".")[0]
@@ -70,7 +70,7 @@ def monitor(
     from contextlib import closing
 
     from badcjobs.cli.live_screen import can_show, print_snapshot, show, shows_only_ascii
-    from badcjobs.live.run_view import open_run_view
+    from badcjobs.live.views import open_run_view
 
     view = _open_machine("monitor", target, devices) or open_run_view(target or Path(), SystemClock())
     ui = _ui_state(target, begin_with_devices, sort, show_only)

@@ -25,8 +25,8 @@ from badcjobs.live.draw import Page, as_plain_text, draw
 from badcjobs.live.ui_state import UiState, parse_keys, press
 
 if TYPE_CHECKING:
-    from badcjobs.live.run_view import View
     from badcjobs.live.snapshot import Snapshot
+    from badcjobs.live.views import View
 
 _SHARE = 0.04  # of the time, at most, for looking again; of a thousand tasks that publish, a few have their turn
 _FIRST_PATIENCE_S = 1.0

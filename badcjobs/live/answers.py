@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from badcjobs import __version__
 from badcjobs.live.run_files import Mark, leads_out, mark_at
-from badcjobs.live.run_view import RunView, View, open_run_view, summarize_run
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
+from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.report.prometheus import HOST, READING, Sample, device_samples, prometheus_text, run_samples, samples_of
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock

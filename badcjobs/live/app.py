@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import h11
@@ -28,15 +28,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from badcjobs import __version__
-from badcjobs.errors import BadcjobsError
 from badcjobs.live.answers import Document, json_text
-from badcjobs.live.hub import EVENTS, HEADERS, Background, Hub, no_look, what_is_wrong
+from badcjobs.live.hub import EVENTS, HEADERS, Hub
 from badcjobs.live.snapshot import STATES, mean_of_known, sum_of_known
 
 if TYPE_CHECKING:
     from badcjobs.live.answers import LiveSource, Look
 
-Found = TypeVar("Found")
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"
 JSON, HTML = "application/json", "text/html"
@@ -64,20 +62,19 @@ class Parameter:
 
     def parse(self, text: str) -> int | bool | str:
         """Return the value, or raise a 400 with what would be right."""
-        value: int | bool | str | None = None
         if self.kind is bool:
-            value, wanted = _BOOLEANS.get(text), "true or false"
+            right, wanted = text in _BOOLEANS, "true or false"
         elif self.kind is int:
             low, high = self.among
+            right = text.isascii() and text.isdecimal() and len(text) <= 12 and low <= int(text) <= high
             wanted = f"a whole number from {low} to {high}"
-            if text.isascii() and text.isdecimal() and len(text) <= 12 and low <= int(text) <= high:
-                value = int(text)
+        elif self.among:
+            right, wanted = text in self.among, f"one of {', '.join(self.among)}"
         else:
-            wanted = f"one of {', '.join(self.among)}" if self.among else f"at most {_LONGEST} characters"
-            value = text if text in self.among or (not self.among and len(text) <= _LONGEST) else None
-        if value is None:
+            right, wanted = len(text) <= _LONGEST, f"at most {_LONGEST} characters"
+        if not right:
             raise HTTPException(400, f"{self.name}={text[:20]}: must be {wanted}")
-        return value
+        return _BOOLEANS[text] if self.kind is bool else self.kind(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +188,9 @@ def _same(given: str, wanted: str) -> bool:
 # --- application ------------------------------------------------------------------------------------------------------
 
 
-def make_app(hub: Hub, source: LiveSource, background: Background, guard: Guard) -> ASGIApp:
+def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
     """Return the application: nothing is answered but what the guard lets in, and nothing without our headers."""
-    answers = Answers(hub, source, background, guard)
+    answers = Answers(hub, source, guard)
     routes = [Route(one.path, _endpoint(one, answers), methods=["GET"], name=one.name) for one in QUESTIONS]
     handlers: dict[Any, Any] = {
         HTTPException: _refuse,
@@ -254,7 +251,6 @@ class Answers:
 
     hub: Hub
     source: LiveSource
-    background: Background
     guard: Guard
 
     async def page(self, request: Request, wanted: Mapping[str, Any]) -> str | Response:
@@ -306,7 +302,7 @@ class Answers:
     async def metrics(self, request: Request, wanted: Mapping[str, Any]) -> Document:
         """Return the devices one by one, each with its processes."""
         look = await self.hub.latest()
-        processes = await self._aside(lambda: self.source.processes(look))
+        processes = await self.hub.read(lambda: self.source.processes(look))
         task, device, alive = wanted["task"], wanted["device"], wanted["alive"]
         if task is not None:
             _task(look, task)
@@ -351,7 +347,7 @@ class Answers:
         """Return the end of the log of a task that is there."""
         name = request.path_params["name"]
         _task(await self.hub.latest(), name)
-        found = await self._aside(lambda: self.source.log_end(name, wanted["lines"]))
+        found = await self.hub.read(lambda: self.source.log_end(name, wanted["lines"]))
         if found is None:
             raise HTTPException(404, f"{name} has no log that can be read")
         return {"task": name, "lines": list(found[0]), "whole": found[1]}
@@ -370,17 +366,7 @@ class Answers:
     async def prometheus(self, request: Request, wanted: Mapping[str, Any]) -> str:
         """Return what Prometheus reads."""
         look = await self.hub.latest()
-        return await self._aside(lambda: self.source.prometheus(look))
-
-    async def _aside(self, read: Callable[[], Found]) -> Found:
-        """Read something besides the look; raise a 503 where that fails or takes too long."""
-        patience_s = self.hub.patience_s
-        try:
-            return await asyncio.wait_for(self.background.call(read), patience_s)
-        except asyncio.TimeoutError:
-            raise no_look(f"no answer within {patience_s:g} s: a file system hangs") from None
-        except (BadcjobsError, OSError) as error:  # the run was moved or removed since the look
-            raise no_look(what_is_wrong(error)) from error
+        return await self.hub.read(lambda: self.source.prometheus(look))
 
 
 def _task(look: Look, name: str) -> Document:

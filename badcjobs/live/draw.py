@@ -17,6 +17,7 @@ from badcjobs.live import text_fit as fitting
 from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
 from badcjobs.live.text_fit import GAP, Column, Line, Part, bar_line, described, flowing, rate, span, sparkline, whole
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
+from badcjobs.report.tables import ending
 from badcjobs.report.words import UNKNOWN, count, duration
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
@@ -131,8 +132,14 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, whole: bool) ->
         lines.append(bar_line(snapshot.total.share, parts, width, most=_BAR, style="green", words="bold"))
     if not low:
         lines += flowing(_facts(snapshot), _DOT, width, "dim")
+    if whole and snapshot.total.standstill is not None:
+        lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {snapshot.total.standstill}", width)]
+        for command in snapshot.total.go_on[:1]:
+            wrapped = fitting.wrap_command(command, width - 2)
+            if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
+                wrapped = [f"badcjobs merge {shlex.quote(snapshot.title)}"]  # it says the same where there is room
+            lines += [[Part(f"  {line}")] for line in wrapped]
     if whole:
-        lines += _standstill(snapshot, width, height)
         remarks = snapshot.remarks[: 1 if low else 3]
         lines += [[Part(fitting.shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
     lines += [] if low else [[]]
@@ -159,7 +166,7 @@ def _title(snapshot: Snapshot, width: int) -> list[Line]:
     room -= beside + 2 if together else 0
     name = f"badcjobs  {name}" if cell_len(name) + 10 <= room else name
     beside_it = [*fitting.joined(parts, _DOT), Part(GAP)] if together else []
-    first = [Part(set_cell_size(fitting.tail(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
+    first = [Part(set_cell_size(ending(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
     return [first, *([] if together else flowing(parts, _DOT, width))]
 
 
@@ -195,19 +202,6 @@ def _facts(snapshot: Snapshot) -> list[Part]:
     if snapshot.unread:
         facts.append(f"{count(snapshot.unread, 'database')} still to be read")
     return [Part(fact) for fact in facts]
-
-
-def _standstill(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
-    """Say that work is left and how to go on; where the command is too long for this screen, what else says it."""
-    if snapshot.total.standstill is None:
-        return []
-    lines = [[Part(line, "yellow")] for line in fitting.wrap(f"! {snapshot.total.standstill}", width)]
-    for command in snapshot.total.go_on[:1]:
-        wrapped = fitting.wrap_command(command, width - 2)
-        if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
-            wrapped = fitting.wrap_command(f"badcjobs merge {shlex.quote(snapshot.title)}", width - 2)
-        lines += [[Part(f"  {line}")] for line in wrapped or ["badcjobs merge says how to go on"]]
-    return lines
 
 
 def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
@@ -276,7 +270,7 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
     every = snapshot.tasks
     chunks = max((len(f"{task.settled:,}/{task.chunks:,}") for task in every), default=1)
     return [
-        Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(fitting.tail(t.label, w))),
+        Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(ending(t.label, w))),
         Column("node", _name_width((task.node for task in every), 0), 3, cell=lambda t, _: Part(t.node)),
         Column("state", 7, 0, cell=lambda t, _: Part(t.state, STYLES[t.state])),
         Column("progress", 8, 2, most=30, cell=lambda t, w: Part(fitting.bar(_share(t), w), STYLES[t.state])),
@@ -335,7 +329,7 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
     figures = [(_memory(device), _heat(device), _power(device)) for device in devices]
     memory, heat, power = (max([5, *map(len, texts)]) for texts in zip(*figures or [("", "", "")], strict=True))
     return [
-        Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(fitting.tail(task_of(d), w))),
+        Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(ending(task_of(d), w))),
         Column("node", node, 5, cell=lambda d, _: Part(d.node)),
         Column("GPU", 3, 0, right=True, cell=lambda d, _: Part(_number(d))),
         Column(

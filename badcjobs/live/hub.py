@@ -83,7 +83,6 @@ class Hub:
     """The newest look, and those who want to hear of the next."""
 
     take_look: Callable[[], Look]
-    background: Background
     clock: Clock
     interval_s: float = 2.0
     always: bool = False  # look also without listeners, so that there is a past to show when one comes
@@ -92,6 +91,7 @@ class Hub:
     looks: int = 0
     look_ms: float | None = None
     trouble: str | None = None
+    _background: Background = field(default_factory=Background)
     _pending: asyncio.Task[Look] | None = None
     _looked_at_s: float | None = None
     _closed: bool = False
@@ -132,6 +132,15 @@ class Hub:
             self._complain(trouble)
             raise no_look(trouble) from None
 
+    async def read(self, function: Callable[[], Result]) -> Result:
+        """Read something besides the look; raise a 503 where that fails or takes too long."""
+        try:
+            return await asyncio.wait_for(self._background.call(function), self.patience_s)
+        except asyncio.TimeoutError:
+            raise no_look(f"no answer within {self.patience_s:g} s: a file system hangs") from None
+        except (BadcjobsError, OSError) as error:  # the run was moved or removed since the look
+            raise no_look(what_is_wrong(error)) from error
+
     def look_soon(self) -> None:
         """Have a look taken if the last one is old, and wait for nothing."""
         if self.age_s is None or self.age_s >= self.interval_s:
@@ -148,7 +157,7 @@ class Hub:
     async def _look(self) -> Look:
         began_s = self.clock.monotonic_s()
         try:
-            look = await self.background.call(self.take_look)
+            look = await self._background.call(self.take_look)
         except (BadcjobsError, OSError) as error:
             self._complain(what_is_wrong(error))
             raise no_look(what_is_wrong(error)) from error

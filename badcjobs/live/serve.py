@@ -139,12 +139,11 @@ def serve(
     import uvicorn
 
     from badcjobs.live.app import Connection, Guard, Server, make_app
-    from badcjobs.live.hub import Background, Hub
+    from badcjobs.live.hub import Hub
 
-    background = Background()
-    hub = Hub(source.look, background, clock, interval_s=interval_s, always=source.home is None)
+    hub = Hub(source.look, clock, interval_s=interval_s, always=source.home is None)
     config = uvicorn.Config(
-        make_app(hub, source, background, Guard(token, place.loopback, place.port)),
+        make_app(hub, source, Guard(token, place.loopback, place.port)),
         http=Connection,
         ws="none",
         lifespan="off",

@@ -13,12 +13,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from badcjobs.live.snapshot import mean_of_known
-from badcjobs.report.words import UNKNOWN, plain
+from badcjobs.report.words import UNKNOWN, plain, spark
 
 GAP = "  "
-_CONTINUED = " \\"
+_CONTINUED = " \\\n    "  # between the lines of a command
 _SHORTEST_BAR = 4
-_BARS = "▁▂▃▄▅▆▇█"
 _ASCII = dict(zip("–×·°…→▸↑↓━╸─▁▂▃▄▅▆▇█", "-x| ~>>^v=>-_.:-=+*#", strict=True))
 
 
@@ -79,16 +78,6 @@ def shorten(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     return set_cell_size(text, max(0, width - 1)) + "…"
-
-
-def tail(text: str, width: int) -> str:
-    """Return text in this width at most; where it is too long, its end is kept."""
-    if cell_len(text) <= width:
-        return text
-    kept = text[-max(1, width - 1) :]  # more is too much, but for accents that take no room
-    while len(kept) > 1 and cell_len(kept) > width - 1:
-        kept = kept[1:]
-    return "…" + kept
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -204,19 +193,14 @@ def wrap(text: str, width: int) -> list[str]:
 
 def wrap_command(command: str, width: int) -> list[str] | None:
     """Return a command in lines that can be pasted together; None: one of its words is too long for that."""
-    try:
-        words = [shlex.quote(word) if word != "…" else word for word in shlex.split(command)]
-    except ValueError:
-        words = [command]
-    lines: list[str] = []
-    for word in words:
-        if lines and cell_len(lines[-1]) + 1 + cell_len(word) + len(_CONTINUED) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"    {word}" if lines else word)
-    if any(cell_len(line) + len(_CONTINUED) > width for line in lines):
+    if cell_len(command) <= width:
+        return [command]
+    words = [Part(word if word == "…" else shlex.quote(word)) for word in shlex.split(command)]
+    room = width - len(_CONTINUED)
+    lines = flow(words, room, " ")
+    if any(width_of(line, " ") > room for line in lines):
         return None
-    return [line + _CONTINUED for line in lines[:-1]] + lines[-1:]
+    return _CONTINUED.join(" ".join(part.text for part in line) for line in lines).split("\n")
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------
@@ -251,6 +235,5 @@ def sparkline(values: Sequence[float | None], width: int, top: float, *, over: b
 
     Those of something that is ``over`` begin at the left: nothing comes after them.
     """
-    steps = [None if v is None else int(v / top * len(_BARS)) if top > 0 else 0 for v in thin(values, width)]
-    text = "".join(" " if step is None else _BARS[min(len(_BARS) - 1, max(0, step))] for step in steps)
+    text = spark(thin(values, width), top or 1).replace("·", " ")
     return text.ljust(width) if over else text.rjust(width)

@@ -94,7 +94,6 @@ class AlertBook(Book):
     ) -> None:
         self.work_waits = False
         self._writer = writer
-        self._devices = {device.device_id: device for device in devices}
         self._conditions = {device.device_id: DeviceConditions(device, limits) for device in devices}
         self._states: dict[tuple[int, str, str], AlertState] = {}
         self._tell = tell  # called at each begin and each end
@@ -108,14 +107,13 @@ class AlertBook(Book):
     def resume(self) -> None:
         """Go on with what a recorder that died has left open."""
         for values in self._writer.open_alerts() if self._writer else ():
-            device = self._devices.get(int(str(values["device_id"])))
-            if device is not None:
-                alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)  # type: ignore[arg-type]
-                place = _place(alert.device_id, alert.kind, alert.message)
-                if alert.kind == "fault":  # it was a moment
-                    self._unwritten[place, alert.started_at_ms] = replace(alert, ended_at_ms=alert.started_at_ms)
-                else:
-                    self._states[place] = AlertState(device, alert)
+            device = self._conditions[int(str(values["device_id"]))].device
+            alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)  # type: ignore[arg-type]
+            place = _place(alert.device_id, alert.kind, alert.message)
+            if alert.kind == "fault":  # it was a moment
+                self._unwritten[place, alert.started_at_ms] = replace(alert, ended_at_ms=alert.started_at_ms)
+            else:
+                self._states[place] = AlertState(device, alert)
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
         """Judge one instant and write what has changed."""
@@ -128,8 +126,8 @@ class AlertBook(Book):
 
     def finish(self) -> None:
         """End what was over already; the rest has not ended."""
-        for state in self._states.values():
-            self._note(state.end(), news=True)
+        for place, state in self._states.items():
+            self._note(place, state.end())
         self._write_changes()
 
     def written(self) -> None:
@@ -140,15 +138,15 @@ class AlertBook(Book):
         for condition in conditions:
             place = _place(device_id, condition.kind, condition.message)
             if place not in self._states:
-                self._states[place] = AlertState(self._devices[device_id])
+                self._states[place] = AlertState(self._conditions[device_id].device)
             state = self._states[place]
             was_on = state.alert is not None
             changed = state.take(at_ms, condition)
-            self._note(changed, news=not was_on or state.alert is None)
+            self._note(place, changed, news=not was_on or state.alert is None)
 
-    def _note(self, alert: Alert | None, *, news: bool) -> None:
+    def _note(self, place: tuple[int, str, str], alert: Alert | None, *, news: bool = True) -> None:
         if alert is not None:
-            self._unwritten[_place(alert.device_id, alert.kind, alert.message), alert.started_at_ms] = alert
+            self._unwritten[place, alert.started_at_ms] = alert
             if news:
                 self._tell(alert)
 
@@ -326,14 +324,7 @@ class DeviceConditions:
         """Return a condition for each fault that there ever was; its value is how often."""
         self._faults.update(fault for fault in faults if fault in self._faults or len(self._faults) < _MOST_FAULTS)
         return [
-            Condition(
-                "fault",
-                fault in faults,
-                f"{self.device.label} reports {fault}",
-                many,
-                severity=CRITICAL,
-                quiet_s=_STORM_S,
-            )
+            self._grave("fault", fault in faults, f"{self.device.label} reports {fault}", many)
             for fault, many in self._faults.items()
         ]
 
@@ -343,13 +334,12 @@ class DeviceConditions:
             return Condition("ecc", None)
         new = errors - (errors if self._ecc_before is None else self._ecc_before)
         self._ecc_before = errors
-        if new <= 0:
-            return _off("ecc", _STORM_S)
         self._ecc_new += max(0, new)
-        words = (
-            f"{self.device.label} has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
-        )
-        return Condition("ecc", True, words, float(self._ecc_new), severity=CRITICAL, quiet_s=_STORM_S)
+        words = f"has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
+        return self._grave("ecc", new > 0, f"{self.device.label} {words}", self._ecc_new)
+
+    def _grave(self, kind: str, on: bool, message: str, many: int) -> Condition:
+        return Condition(kind, on, message, float(many), severity=CRITICAL, quiet_s=_STORM_S)
 
 
 @cache
@@ -370,19 +360,11 @@ def _throttling(label: str, mask: int | None) -> list[Condition]:
     # HW_SLOWDOWN stands beside the reason that it has; alone it is a board that protects its power supply.
     hungry = mask & (HW_POWER_BRAKE | SW_POWER_CAP | (0 if mask & HW_THERMAL else HW_SLOWDOWN))
     found = []
-    for kind, bits, critical in (
-        ("throttle_thermal", hot, hot & HW_THERMAL),
-        ("throttle_power", hungry, hungry & ~SW_POWER_CAP),
-    ):
+    for kind, bits in (("throttle_thermal", hot), ("throttle_power", hungry)):
         reasons = ", ".join(words for bit, words in _REASONS.items() if bits & bit)
-        lowered = Condition(
-            kind,
-            True,
-            f"{label} has lowered its clock: {reasons}",
-            float(bits),
-            severity=CRITICAL if critical else WARNING,
-            after_s=_CAPPED_S if bits == SW_POWER_CAP else 0.0,
-            quiet_s=_FLICKER_S,
-        )
+        message = f"{label} has lowered its clock: {reasons}"
+        severity = CRITICAL if bits & ~(SW_THERMAL | SW_POWER_CAP) else WARNING
+        after_s = _CAPPED_S if bits == SW_POWER_CAP else 0.0
+        lowered = Condition(kind, True, message, float(bits), None, severity, after_s, _FLICKER_S)
         found.append(lowered if bits else _off(kind, _FLICKER_S))
     return found

@@ -18,7 +18,6 @@ from badcjobs.telemetry.recorder import Book, Effort
 
 # The inode of the machine's own PID namespace; in any other, the numbers that a driver gives are not those seen here.
 _HOST_NAMESPACE = "pid:[4026531836]"
-_MOST_ANCESTORS = 100
 _GONE_MS = 60_000  # one that comes back after so long is another one with the same number
 # What a command that is only recorded carries. Not the mark of workers: those are ended when their wrapper was killed.
 RECORDING_MARK = "BADCJOBS_RECORDING"
@@ -58,8 +57,11 @@ class ProcessLookup:
         marked = self._is_marked(pid)
         if marked or self._descends(pid, status):
             return Who(name, user, True)
-        # In a container the number may be that of another process: accuse nobody.
-        if not self._sees_the_host():
+        try:
+            sees_the_host = str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
+        except OSError:
+            sees_the_host = True
+        if not sees_the_host:  # in a container: the number may be that of another process
             return Who()
         return Who(name, user, None if marked is None and uid == os.getuid() else False)
 
@@ -78,20 +80,10 @@ class ProcessLookup:
         return not self._marks.isdisjoint(found.split(b"\0")) if found else None
 
     def _descends(self, pid: int, status: Mapping[str, str]) -> bool:
-        for _ in range(_MOST_ANCESTORS):
-            if pid == self._wrapper_pid:
-                return True
+        while pid != self._wrapper_pid and pid > 1:
             pid = int(status.get("PPid", 0))
-            if pid <= 1:
-                return False
             status = self._status(pid)
-        return False
-
-    def _sees_the_host(self) -> bool:
-        try:
-            return str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
-        except OSError:
-            return True
+        return pid == self._wrapper_pid
 
 
 def parse_status(text: str) -> dict[str, str]:

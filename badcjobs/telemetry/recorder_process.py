@@ -35,7 +35,6 @@ WRAPPER_GONE = ""
 _LISTEN_S = 5.0
 _LAST_PUBLICATION_TRIES = 3
 _TAKE_OVER_PATIENCE_S = 30.0
-_EARLIER_THAN_OTHERS = -5  # niceness
 
 
 def main(args: Sequence[str]) -> None:
@@ -43,8 +42,6 @@ def main(args: Sequence[str]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
-    with suppress(OSError):  # few are allowed to; then lateness, if there is any, becomes a gap
-        os.setpriority(os.PRIO_PROCESS, 0, _EARLIER_THAN_OTHERS)  # be woken in time on a busy machine
     pipe = WrapperPipe(sys.stdin.fileno(), sys.stdout.fileno())
     order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
     reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)

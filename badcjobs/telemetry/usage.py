@@ -105,22 +105,16 @@ class UsageReader:
 
     def read(self, at_s: float) -> UsageReading | None:
         """Return the reading of this instant of a monotonic clock; None where not even we can be seen."""
-        found = read_family(self.pid)
-        if not found:
+        found: dict[int, ProcessUse] = {}
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.pid)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    found[process.pid] = _read(process)
+        if self.pid not in found:
             return None
         before, self._before = self._before, (at_s, found)
         return add_up(found) if before is None else add_up(found, before[1], at_s - before[0])
-
-
-def read_family(pid: int) -> dict[int, ProcessUse]:
-    """Return a process and all below it, by their numbers; nothing where it cannot be seen itself."""
-    found: dict[int, ProcessUse] = {}
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                found[process.pid] = _read(process)
-    return found if pid in found else {}
 
 
 def _read(process: psutil.Process) -> ProcessUse:

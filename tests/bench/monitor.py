@@ -28,7 +28,7 @@ from support.live_run import write_live_run
 from support.terminal import Terminal
 
 from badcjobs.clock import SystemClock
-from badcjobs.live.run_view import open_run_view
+from badcjobs.live.views import open_run_view
 
 _STRETCH_S = 2.5  # a refresh, sometimes two
 

@@ -34,9 +34,9 @@ try:
 
     from badcjobs.clock import SystemClock
     from badcjobs.live.draw import draw
-    from badcjobs.live.run_view import open_run_view
     from badcjobs.live.snapshot import Snapshot
     from badcjobs.live.ui_state import DEVICES, TASK, UiState
+    from badcjobs.live.views import open_run_view
 except ModuleNotFoundError as error:
     sys.exit(f"pictures: there is no package {error.name} here\n  try: {sys.executable} -m pip install -e '.[test]'")
 

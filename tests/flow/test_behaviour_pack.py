@@ -32,7 +32,7 @@ from support.behaviour import (
 )
 from support.live_server import LiveServer
 
-from badcjobs.api.query import list_devices, open_job
+from badcjobs.api.python import list_devices, open_job
 
 Pinned = Callable[[Mapping[str, str]], None]
 DAY_S = 86400

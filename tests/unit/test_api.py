@@ -13,7 +13,7 @@ from support.databases import query
 from support.task_files import make_job
 
 import badcjobs
-from badcjobs.api.recorder import read_stats
+from badcjobs.api.python import read_stats
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import Device, HostReading, Reading
 from badcjobs.store.connect import read_only_uri
@@ -32,7 +32,7 @@ MIB = 2**20
 
 def test_the_promised_names_are_there() -> None:
     from badcjobs import Recorder
-    from badcjobs.api.query import list_devices, open_job
+    from badcjobs.api.python import list_devices, open_job
 
     assert [thing.__name__ for thing in (Recorder, list_devices, open_job)] == ["Recorder", "list_devices", "open_job"]
     assert set(badcjobs.__all__) <= set(dir(badcjobs))

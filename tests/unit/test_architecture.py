@@ -33,7 +33,7 @@ FLOOR = {room: number for number, line in enumerate(HOUSE) for room in line}
 FACADE = {"badcjobs", "badcjobs.__main__"}  # names for other people's Python, and python -m badcjobs
 
 # Entrances besides the command line: Python programs that use Recorder or list_devices have no cli above them.
-ENTRANCES = {"badcjobs.api.query", "badcjobs.api.recorder"}
+ENTRANCES = {"badcjobs.api.python"}
 # Processes of their own that a task starts; they parse their own arguments and answer on their own pipes.
 PROGRAMS = {
     "badcjobs.telemetry.recorder_process",

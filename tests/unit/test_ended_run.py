@@ -16,9 +16,9 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.live.draw import as_plain_text, draw
-from badcjobs.live.run_view import open_run_view
 from badcjobs.live.snapshot import Snapshot, device_document
 from badcjobs.live.ui_state import DEVICES, TASK, TASKS, UiState, arrange_devices
+from badcjobs.live.views import open_run_view
 from badcjobs.model import Reading, Submitted
 from badcjobs.store.run_lock import emulation_in
 from badcjobs.store.submission_record import Record, file_in, write_intent, write_record

@@ -12,8 +12,7 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
 from badcjobs.live.answers import LiveSource, open_run
-from badcjobs.live.machine_view import open_machine_view
-from badcjobs.live.run_view import open_run_view
+from badcjobs.live.views import open_machine_view, open_run_view
 from badcjobs.model import StandIn, Submitted
 from badcjobs.report.job import summarize_database
 from badcjobs.report.prometheus import METRIC_BY_NAME, METRICS, SERVED, TEXTFILE, job_samples, prometheus_text

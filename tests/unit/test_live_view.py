@@ -17,9 +17,8 @@ from support.task_files import START_MS, TaskFile
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
 from badcjobs.live.draw import as_plain_text
-from badcjobs.live.machine_view import open_machine_view
-from badcjobs.live.run_view import open_run_view
 from badcjobs.live.snapshot import Snapshot
+from badcjobs.live.views import open_machine_view, open_run_view
 from badcjobs.model import StandIn
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.progress import state_of

@@ -13,10 +13,10 @@ from support.live_run import write_live_run
 from support.task_files import START_MS
 
 from badcjobs.live.draw import Page, draw, help_lines
-from badcjobs.live.run_view import open_run_view
 from badcjobs.live.snapshot import Snapshot
 from badcjobs.live.text_fit import Part, fit, flow, wrap, wrap_command
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, TASKS, UiState, press
+from badcjobs.live.views import open_run_view
 from badcjobs.model import Reading
 from badcjobs.store.read_model import DeviceFacts
 
@@ -144,5 +144,5 @@ def test_lines_break_between_words_and_commands_can_be_pasted_together() -> None
     assert wrap("one two three", 7) == ["one two", "three"]
     assert wrap("", 7) == []
     assert wrap_command("cp 'a b' c", 12) == ["cp 'a b' c"]
-    assert wrap_command("cp 'a b' c", 11) == ["cp 'a b' \\", "    c"]
+    assert wrap_command("cp 'a b' c d e f g", 17) == ["cp 'a b' c \\", "    d e f g"]
     assert wrap_command("cp a-very-long-word", 12) is None

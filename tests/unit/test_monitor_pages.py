@@ -14,7 +14,6 @@ from support.live_run import write_live_run
 from support.task_files import START_MS
 
 from badcjobs.live.draw import Page, as_plain_text, draw
-from badcjobs.live.run_view import open_run_view
 from badcjobs.live.snapshot import Snapshot, Total, add_up
 from badcjobs.live.text_fit import Column, bar, choose_columns, in_ascii, sparkline, thin
 from badcjobs.live.ui_state import (
@@ -28,6 +27,7 @@ from badcjobs.live.ui_state import (
     parse_keys,
     press,
 )
+from badcjobs.live.views import open_run_view
 from badcjobs.model import Reading
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 

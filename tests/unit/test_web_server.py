@@ -19,7 +19,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.live.answers import Item, Look, json_text
 from badcjobs.live.app import Connection, Guard, Server, make_app
-from badcjobs.live.hub import Background, Hub
+from badcjobs.live.hub import Hub
 from badcjobs.live.snapshot import Snapshot
 
 EMPTY = Look(Snapshot(1000, "july", True))
@@ -45,14 +45,13 @@ class Running:
     """A server in a thread, on a free port."""
 
     def __init__(self, source: Source, *, patience_s: float) -> None:
-        background = Background()
         look = lambda: source.look()  # noqa: E731 - what it does may change later
-        self.hub = Hub(look, background, SystemClock(), interval_s=0.02, patience_s=patience_s)
+        self.hub = Hub(look, SystemClock(), interval_s=0.02, patience_s=patience_s)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         self.port = self._socket.getsockname()[1]
         ready = threading.Event()
-        app = make_app(self.hub, source, background, Guard(None, True, self.port))
+        app = make_app(self.hub, source, Guard(None, True, self.port))
         config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, log_level="critical")
         self._server = Server(config, started=ready.set, ending=self.hub.close)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))

@@ -1,4 +1,4 @@
-"""``badcjobs.Recorder``: the recorder around anyone's own code, in a script, a training loop or a notebook."""
+"""For other people's Python: ``list_devices``, ``open_job``, and ``Recorder`` around their own code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from badcjobs.api.query import BadArgument, check_simulate
 from badcjobs.clock import SystemClock
-from badcjobs.errors import DatabaseProblem
+from badcjobs.devices.listing import DeviceNow, list_granted
+from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
-from badcjobs.store.connect import read_only_uri
+from badcjobs.report.job import find_job_database, summarize_database
+from badcjobs.store.connect import open_job_database, read_only_uri, with_tool
 from badcjobs.store.figures import describe
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
@@ -28,11 +30,99 @@ from badcjobs.task.startup import StopRequest, World
 from badcjobs.telemetry.alert_command import AlertCalls
 from badcjobs.telemetry.alerts import Alert
 
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
 log = logging.getLogger(__name__)
 
 _SHORTEST_S, _LONGEST_S = 0.01, 86_400.0
 _LOOK_EVERY_S = 0.2
 _MIB = 2**20
+
+
+class BadArgument(BadInput, ValueError):
+    """An argument that cannot be used; also a ``ValueError``, as Python programs expect."""
+
+
+def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceNow]:
+    """Return the devices that this process may use, each with its state now.
+
+    The same devices as ``badcjobs gpus``: inside a job those that Slurm granted, outside all of them, and always only
+    what ``CUDA_VISIBLE_DEVICES`` shows. An empty list where there is none; what is not known of one is None.
+
+        >>> from badcjobs import list_devices
+        >>> for device in list_devices(simulate=2):
+        ...     print(device.index, device.name, device.memory_total_bytes)
+        0 Simulated GPU 17179869184
+        1 Simulated GPU 17179869184
+
+    Parameters
+    ----------
+    all
+        Every card of the machine, granted or not (``device.granted`` tells).
+    simulate
+        Pretend that the machine has so many devices; a number below 1 is a ``ValueError``.
+    """
+    found = list_granted(dict(os.environ), SystemClock(), stand_in=_checked_simulate(simulate), everything=all)
+    return list(found.devices)
+
+
+def _checked_simulate(simulate: object) -> StandIn:
+    if simulate is not None and (type(simulate) is not int or simulate < 1):
+        why = "it must be a whole number from 1 on, or None: the real ones"
+        raise BadArgument(f"simulate={simulate!r} cannot be used", why=why)
+    return StandIn(simulate)
+
+
+def open_job(path: str | os.PathLike[str]) -> Job:
+    """Return a merged job: ``path`` is its job.sqlite, or the run folder that holds it.
+
+        >>> from badcjobs import open_job
+        >>> job = open_job("runs/july")                                               # doctest: +SKIP
+        >>> job.summary()["audio_hours_per_gpu_hour"]                                 # doctest: +SKIP
+        >>> job.query("select label, count(*) as many from detection group by 1")     # doctest: +SKIP
+
+    Raises ``badcjobs.errors.DatabaseProblem`` when there is no such place, or it is not merged yet.
+    """
+    return Job(find_job_database(Path(path)))
+
+
+class Job:
+    """A job database; nothing here changes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Job({str(self.path)!r})"
+
+    def summary(self) -> dict[str, Any]:
+        """Return what ``badcjobs report --json`` prints; raises DatabaseProblem when the file cannot be read."""
+        return summarize_database(self.path, now_ms=SystemClock().now_ms()).to_dict()
+
+    @cached_property
+    def db(self) -> Database:
+        """The database as sqlite-utils gives it: ``job.db["chunk"].rows_where("status = ?", ["failed"])``."""
+        return with_tool(open_job_database(self.path))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of its tables and views; `badcjobs guide tables` explains them."""
+        found = self.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
+        return tuple(str(row["name"]) for row in found)
+
+    def query(self, sql: str, *values: object) -> list[dict[str, Any]]:
+        """Return the rows of a query, each as a dictionary; raises BadInput when SQLite does not understand it."""
+        try:
+            with closing(open_job_database(self.path)) as db:
+                cursor = db.execute(sql, values)
+                names = [column[0] for column in cursor.description or ()]
+                return [dict(zip(names, row, strict=True)) for row in cursor]
+        except sqlite3.Error as error:
+            raise BadInput(f"{self.path.name}: {sql}", why=str(error), fix="badcjobs guide tables") from error
+
+
+# --- the recorder -----------------------------------------------------------------------------------------------------
 
 
 class Recorder:
@@ -77,13 +167,12 @@ class Recorder:
         limits: AlertLimits | None = None,
         overwrite: bool = False,
     ) -> None:
-        check_simulate(simulate)
         if on_alert is not None and not callable(on_alert):
             raise BadArgument(f"on_alert={on_alert!r} cannot be used", why="it must be a function of one argument")
         self.path = Path(path)
         self._overwrite = overwrite
         self._on_alert = on_alert
-        self._options = RecordingOptions(_checked_interval(interval_s), StandIn(simulate), _checked_limits(limits))
+        self._options = _checked_options(interval_s, _checked_simulate(simulate), limits)
         self._session: RecordingSession | None = None
 
     def start(self) -> Recorder:
@@ -149,24 +238,17 @@ class Recorder:
             self._session.close(failed=failed)
 
 
-def _checked_interval(interval_s: object) -> float:
+def _checked_options(interval_s: Any, stand_in: StandIn, limits: object) -> RecordingOptions:
     is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
-    if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:  # type: ignore[operator]
-        raise BadArgument(
-            f"interval_s={interval_s!r} cannot be used",
-            why=f"it must be a number of seconds from {_SHORTEST_S} to {_LONGEST_S:.0f}, a day",
-        )
-    return float(interval_s)  # type: ignore[arg-type]
-
-
-def _checked_limits(limits: object) -> AlertLimits:
-    if limits is None:
-        return AlertLimits()
+    if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:
+        why = f"it must be a number of seconds from {_SHORTEST_S} to {_LONGEST_S:.0f}, a day"
+        raise BadArgument(f"interval_s={interval_s!r} cannot be used", why=why)
+    limits = AlertLimits() if limits is None else limits
     if not isinstance(limits, AlertLimits):
         raise BadArgument(f"limits={limits!r} cannot be used", fix="limits=AlertLimits(temperature_c=80)")
     if problems := limits.problems():
         raise BadArgument("these limits cannot be used", why="\n".join(problems), fix="badcjobs guide telemetry")
-    return limits
+    return RecordingOptions(float(interval_s), stand_in, limits)
 
 
 # --- one recording ----------------------------------------------------------------------------------------------------
