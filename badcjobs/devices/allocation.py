@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ArrayShape
@@ -186,14 +186,6 @@ class EndTime:
 
     at_ms: int
     source: str
-
-
-def end_words(end: EndTime | None, now_ms: int) -> str:
-    """Return which end a task works to and who says so, for its log."""
-    if end is None:
-        return "time: no end is known; working until all is done"
-    at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f"time: until {at}, {timedelta(seconds=(end.at_ms - now_ms) // 1000)} from now, says {end.source}"
 
 
 def read_end_variable(facts: Mapping[str, str], now_ms: int) -> EndTime | None:

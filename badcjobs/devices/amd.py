@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from badcjobs.devices.plausible import Absurd, NoAnswer, check_range, or_none
+from badcjobs.devices.plausible import NoAnswer, check_range, or_none
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -143,7 +143,7 @@ class AmdDevice:
                     continue
                 try:
                     values[metric] = (float if metric in _REAL else round)(check_range(metric, number))
-                except Absurd as reason:
+                except NoAnswer as reason:
                     missing[metric] = self._absurd.setdefault(metric, str(reason))
         missing.update(self._refused)
         if not values:

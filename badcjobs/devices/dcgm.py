@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from badcjobs.devices.plausible import Absurd, check_range
+from badcjobs.devices.plausible import NoAnswer, check_range
 from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, GpuReader
@@ -36,7 +36,7 @@ def parse_row(text: str) -> tuple[int, Shares] | None:
     for metric, said in zip(METRICS, row.groups()[1:], strict=True):
         try:
             shares[metric] = check_range(metric, round(float(said) * 100, 3), said)
-        except Absurd as reason:
+        except NoAnswer as reason:
             shares[metric] = str(reason)
         except ValueError:  # N/A
             shares[metric] = in_short(said)

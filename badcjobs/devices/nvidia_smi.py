@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from badcjobs.devices.plausible import Absurd, check_range
+from badcjobs.devices.plausible import NoAnswer, check_range
 from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
@@ -99,7 +99,7 @@ class Query:
                 if not text or text.startswith("[") or text in _NO_VALUE:
                     raise ValueError(text)
                 values[metric] = check_range(metric, understand(text), text)
-            except Absurd as reason:  # each new text would be a gap of its own
+            except NoAnswer as reason:  # each new text would be a gap of its own
                 missing[metric] = self._absurd.setdefault((uuid, metric), str(reason))
             except (ValueError, OverflowError):
                 missing[metric] = in_short(text.strip("[]")) or "nothing said"

@@ -58,6 +58,33 @@ def _is_refusal(error: Exception) -> bool:
     return code_of(error) in _FOR_GOOD or isinstance(error, AttributeError)
 
 
+class Question:
+    """One question to one device, put in the first way that it has not refused."""
+
+    __slots__ = ("_invalid_is_for_good", "_why", "metrics", "ways")
+
+    def __init__(self, metrics: tuple[str, ...], *ways: Way, to_slice: bool = False) -> None:
+        self.metrics = metrics
+        self.ways = ways  # none left: the device refuses
+        self._why = ""
+        self._invalid_is_for_good = to_slice  # what slices answer to calls that are meant for whole cards
+
+    def ask(self, nvml: Any, handle: Any) -> Any:
+        """Return the answer; raise NoAnswer, or NVML's own error when the device is gone."""
+        while self.ways:
+            try:
+                return self.ways[0](nvml, handle)
+            except NoAnswer:
+                raise
+            except Exception as error:  # broad: one question's trouble must not become its neighbour's
+                invalid = self._invalid_is_for_good and code_of(error) == _INVALID_ARGUMENT
+                if not (_is_refusal(error) or invalid):
+                    raise NoAnswer(reason_of(error)) from error
+                self._why = self._why or reason_of(error)
+                self.ways = self.ways[1:]
+        raise NoAnswer(self._why)
+
+
 class ReadingBuilder:
     """The readings of one device, one after the other, and what it refuses for good."""
 
@@ -78,11 +105,29 @@ class ReadingBuilder:
         """Metric → why it was not given, now or for good."""
         return {**self._refused, **self._failed} if self._failed else self._refused
 
+    def ask(self, questions: Iterable[Question], nvml: Any, handle: Any) -> None:
+        """Write down what the device answers; what it has refused is not asked again."""
+        for question in questions:
+            if not question.ways:
+                continue
+            metrics = question.metrics
+            try:
+                answer = question.ask(nvml, handle)
+            except NoAnswer as reason:
+                self.miss(metrics, str(reason), for_good=not question.ways)
+                continue
+            if len(metrics) == 1:
+                self.give(metrics[0], answer)
+            else:
+                for metric, number in zip(metrics, answer, strict=True):
+                    self.give(metric, number)
+
     def give(self, metric: str, value: float, source: str | None = None) -> None:
         """Write down a metric; ``source``: for one that has several."""
         low, high = LIMITS[metric]
-        if not low <= value <= high:
-            self._failed[metric] = self._absurd.setdefault(metric, why_absurd(value))
+        if not low <= value <= high or value in _NOT_AVAILABLE:
+            why = "Not Available" if value in _NOT_AVAILABLE else why_absurd(value)
+            self._failed[metric] = self._absurd.setdefault(metric, why)
             return
         self.values[metric] = value
         if source is not None:
@@ -99,55 +144,6 @@ class ReadingBuilder:
     def finish(self) -> Reading:
         """Return the reading."""
         return Reading(**self.values, missing=self.missing, sources=self._sources, processes=self.processes)
-
-
-class Question:
-    """One question to one device, put in the first way that it has not refused."""
-
-    __slots__ = ("_divisor", "_invalid_is_for_good", "_why", "metrics", "ways")
-
-    def __init__(
-        self, metrics: tuple[str, ...], *ways: Way, divisor: int | None = None, to_slice: bool = False
-    ) -> None:
-        self.metrics = metrics
-        self.ways = ways  # none left: the device refuses
-        self._divisor = divisor
-        self._why = ""
-        self._invalid_is_for_good = to_slice  # what slices answer to calls that are meant for whole cards
-
-    def put_to(self, to_slice: bool) -> Question:
-        """Return the same question for one more device, which has refused nothing yet."""
-        return Question(self.metrics, *self.ways, divisor=self._divisor, to_slice=to_slice)
-
-    def ask(self, nvml: Any, handle: Any) -> Any:
-        """Return the answer; raise NoAnswer, or NVML's own error when the device is gone."""
-        while self.ways:
-            try:
-                return self.ways[0](nvml, handle)
-            except NoAnswer:
-                raise
-            except Exception as error:  # broad: one question's trouble must not become its neighbour's
-                invalid = self._invalid_is_for_good and code_of(error) == _INVALID_ARGUMENT
-                if not (_is_refusal(error) or invalid):
-                    raise NoAnswer(reason_of(error)) from error
-                self._why = self._why or reason_of(error)
-                self.ways = self.ways[1:]
-        raise NoAnswer(self._why)
-
-    def put(self, nvml: Any, handle: Any, builder: ReadingBuilder) -> None:
-        """Write down what the device answers; what it has refused is not asked again."""
-        if not self.ways:
-            return
-        try:
-            answer = self.ask(nvml, handle)
-            numbers = answer if isinstance(answer, tuple) else (answer,)
-            for number in numbers:  # all before the first is written: without one of them there is none
-                check(number)
-        except NoAnswer as reason:
-            builder.miss(self.metrics, str(reason), for_good=not self.ways)
-            return
-        for metric, number in zip(self.metrics, numbers, strict=True):
-            builder.give(metric, number / self._divisor if self._divisor else number)
 
 
 _EXPENSIVE_S = 0.5e-3  # a call that takes so long is left out the next time; twice as long, the next two times
@@ -181,7 +177,7 @@ class NvmlCallBudget:
         self._turns_off = 0
 
 
-# --- the device ------------------------------------------------------------------------------------------------------
+# --- what is asked ---------------------------------------------------------------------------------------------------
 
 _WARM_S = 4.9  # every 5 s; a tick that comes a little early counts
 _SHORTEST_WINDOW_S = 0.2  # GPM needs its samples at least 0.1 s apart
@@ -207,37 +203,38 @@ def _utilization(nvml: Any, handle: Any) -> tuple[int, int]:
     return rates.gpu, rates.memory
 
 
-_HOT = (
-    Question(("utilization_percent", "memory_utilization_percent"), _utilization),
-    Question(
+# The metrics of a question, and the ways to ask it: the first one that this driver and this binding know is taken.
+_HOT: tuple[tuple[Any, ...], ...] = (
+    (("utilization_percent", "memory_utilization_percent"), _utilization),
+    (
         ("memory_used_bytes",),
         lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used,
         # Drivers before 510; this one calls used what the driver keeps for itself.
         lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
     ),
-    Question(
+    (
         ("temperature_c",),
         lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
         # The binding says that CUDA 14 drops the call above; older drivers and bindings lack this one.
         lambda nvml, handle: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
     ),
-    Question(("power_w",), lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle), divisor=1000),
-    Question(("sm_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-    Question(("memory_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-    Question(
+    (("power_w",), lambda nvml, handle: check(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000),
+    (("sm_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+    (("memory_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+    (
         ("throttle_reasons",),
         lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
         lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),  # drivers before 535
     ),
 )
 _EXPENSIVE = (  # 4 ms of the processor on an H200, a hundred times all of the hot ones
-    Question(("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle), divisor=1000),
+    (("energy_j",), lambda nvml, handle: check(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
 )
 _WARM = (
-    Question(("fan_percent",), lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle)),
-    Question(("encoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
-    Question(("decoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0]),
-    Question(
+    (("fan_percent",), lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle)),
+    (("encoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
+    (("decoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0]),
+    (
         ("ecc_errors",),
         lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
             handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
@@ -245,59 +242,6 @@ _WARM = (
     ),
 )
 
-
-class NvmlDevice:
-    """What a reader has learned of one device, and how it reads it."""
-
-    def __init__(self, uuid: str) -> None:
-        self.is_slice = uuid.startswith("MIG-")
-        self.handle: Any = None  # None: not looked up, or lost
-        refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG") if self.is_slice else {}
-        self._builder = ReadingBuilder(refused)
-        self._hot, self._warm, self._expensive = (
-            [question.put_to(self.is_slice) for question in questions if question.metrics[0] not in refused]
-            for questions in (_HOT, _WARM, _EXPENSIVE)
-        )
-        self._budget = NvmlCallBudget()
-        self._activity = Activity(to_slice=self.is_slice)
-        self._warm_due_s = _AT_ONCE
-
-    def read(self, nvml: Any, now_s: float) -> Reading:
-        """Ask what is due; raise NVML's error when the device is gone, DeviceUnreadable when it says nothing."""
-        builder = self._builder
-        builder.begin()
-        for question in self._hot:
-            question.put(nvml, self.handle, builder)
-        if not builder.values:
-            raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(builder.missing.values())))}")
-        if now_s < self._warm_due_s:
-            self._activity.glance(builder)
-            return builder.finish()
-        self._warm_due_s = now_s + _WARM_S
-        for question in self._warm:
-            question.put(nvml, self.handle, builder)
-        if self._budget.is_due():
-            with self._budget.timed():
-                for question in self._expensive:
-                    question.put(nvml, self.handle, builder)
-        self._activity.look(nvml, self.handle, now_s, builder)
-        return builder.finish()
-
-    def force_full_read(self, now_s: float) -> None:
-        """Let the next reading be a whole one, unless the last one was so just now."""
-        if now_s > self._warm_due_s - _WARM_S + _SHORTEST_WINDOW_S:
-            self._warm_due_s = _AT_ONCE
-            self._budget.force_full_read()
-            self._activity.force_full_read()
-
-    def let_go(self, nvml: Any | None) -> None:
-        """Forget where the device is, not what it refused; without ``nvml`` there is nothing left to give back."""
-        self.handle = None
-        self._warm_due_s = _AT_ONCE
-        self._activity.let_go(nvml)
-
-
-# --- how hard it worked ----------------------------------------------------------------------------------------------
 
 _ACTIVITY = {  # metric → the binding's name for it
     "busy_percent": "NVML_GPM_METRIC_GRAPHICS_UTIL",
@@ -368,47 +312,89 @@ class GpmWindows:
                 log.debug("a GPM sample was not given back: %s", error)
 
 
-class Activity:
-    """What one device did between two looks at it: GPM where there is GPM, else counters, processes, utilization.
+_COMPUTE: tuple[Way, ...] = (
+    lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
+    lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),  # drivers before 510
+)
+_GRAPHICS: tuple[Way, ...] = (
+    lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle),
+    lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v2(handle),
+)
 
-    The plain utilization is blind to light load (0 at a true 5 %), so it comes last.
+
+class NvmlDevice:
+    """What a reader has learned of one device, and how it reads it.
+
+    How busy it was tells GPM where there is GPM, else counters, processes, utilization. The plain utilization is blind
+    to light load (0 at a true 5 %), so it comes last.
     """
 
-    def __init__(self, *, to_slice: bool) -> None:
-        self._to_slice = to_slice
-        self._budget = NvmlCallBudget()
+    def __init__(self, uuid: str) -> None:
+        self.is_slice = uuid.startswith("MIG-")
+        self.handle: Any = None  # None: not looked up, or lost
+        refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG") if self.is_slice else {}
+        self._builder = ReadingBuilder(refused)
+        self._hot, self._warm, self._expensive = (
+            [Question(*asked, to_slice=self.is_slice) for asked in questions if asked[0][0] not in refused]
+            for questions in (_HOT, _WARM, _EXPENSIVE)
+        )
+        self._warm_due_s = _AT_ONCE
+        self._energy_budget, self._process_budget = NvmlCallBudget(), NvmlCallBudget()
         self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, and still covers every moment
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: the device has not said so far
         self._counters = Question(tuple(_PCIE_BYTES), _read_counters)
         self._counted: tuple[float, list[int]] | None = None  # when, and the counters then
-        self._compute = Question(
-            (),
-            lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
-            lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),  # drivers before 510
-            to_slice=to_slice,
-        )
-        self._graphics = Question(
-            (),
-            lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle),
-            lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v2(handle),
-            to_slice=to_slice,
-        )
-        self._shares = Question((), self._samples_of_processes, to_slice=to_slice)
+        self._compute, self._graphics = (Question((), *ways, to_slice=self.is_slice) for ways in (_COMPUTE, _GRAPHICS))
+        self._shares = Question((), self._samples_of_processes, to_slice=self.is_slice)
         self._seen_until_us: int | None = None  # samples of processes, by the driver's clock; None: not asked yet
 
-    def look(self, nvml: Any, handle: Any, now_s: float, builder: ReadingBuilder) -> None:
-        """Write down everything that happened since the last look."""
+    def read(self, nvml: Any, now_s: float) -> Reading:
+        """Ask what is due; raise NVML's error when the device is gone, DeviceUnreadable when it says nothing."""
+        builder = self._builder
+        builder.begin()
+        builder.ask(self._hot, nvml, self.handle)
+        if not builder.values:
+            raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(builder.missing.values())))}")
+        if now_s >= self._warm_due_s:
+            self._warm_due_s = now_s + _WARM_S
+            builder.ask(self._warm, nvml, self.handle)
+            if self._energy_budget.is_due():
+                with self._energy_budget.timed():
+                    builder.ask(self._expensive, nvml, self.handle)
+            self._read_activity(nvml, now_s, builder)
+        elif self._has_gpm is False and not self._shares.ways:  # only the plain utilization tells
+            _take_utilization(builder)
+        return builder.finish()
+
+    def force_full_read(self, now_s: float) -> None:
+        """Let the next reading be a whole one, unless the last one was so just now."""
+        if now_s > self._warm_due_s - _WARM_S + _SHORTEST_WINDOW_S:
+            self._warm_due_s = _AT_ONCE
+            for budget in (self._energy_budget, self._process_budget, self._gpm_budget):
+                budget.force_full_read()
+
+    def let_go(self, nvml: Any | None) -> None:
+        """Forget where the device is, not what it refused; without ``nvml`` there is nothing left to give back."""
+        self.handle = None
+        self._warm_due_s = _AT_ONCE
+        gpm, self._gpm = self._gpm, None
+        if gpm is not None and nvml is not None:
+            gpm.close()
+        self._seen_until_us = self._counted = None
+
+    def _read_activity(self, nvml: Any, now_s: float, builder: ReadingBuilder) -> None:
+        """Write down what the device did since the last time."""
         if self._has_gpm is not False and self._gpm_budget.is_due():
             with self._gpm_budget.timed():
-                self._look_with_gpm(nvml, handle, builder)
-        if self._has_gpm is False and not self._to_slice:
-            self._look_at_pcie(nvml, handle, now_s, builder)
+                self._look_with_gpm(nvml, builder)
+        if self._has_gpm is False and not self.is_slice:
+            self._look_at_pcie(nvml, now_s, builder)
         # Without GPM their shares tell how busy the device was; with it they can be left out where they are expensive.
-        with_shares = not self._has_gpm or self._budget.is_due()
-        with self._budget.timed() if with_shares else nullcontext():
-            shares = self._shares_since(nvml, handle) if with_shares else {}
-            self._list_processes(nvml, handle, shares, builder)
+        with_shares = not self._has_gpm or self._process_budget.is_due()
+        with self._process_budget.timed() if with_shares else nullcontext():
+            shares = self._shares_since(nvml) if with_shares else {}
+            self._list_processes(nvml, shares, builder)
         if "busy_percent" in builder.values:
             return
         if self._has_gpm and "busy_percent" not in builder.missing:
@@ -421,27 +407,10 @@ class Activity:
         elif not _take_utilization(builder) and "busy_percent" not in builder.missing:
             builder.miss(["busy_percent"], builder.missing.get("utilization_percent", "Not Available"))
 
-    def glance(self, builder: ReadingBuilder) -> None:
-        """Write down, between two looks, what only the plain utilization tells."""
-        if self._has_gpm is False and not self._shares.ways:
-            _take_utilization(builder)
-
-    def force_full_read(self) -> None:
-        """Leave nothing out of the next look."""
-        self._budget.force_full_read()
-        self._gpm_budget.force_full_read()
-
-    def let_go(self, nvml: Any | None) -> None:
-        """Begin anew, as with a device that was lost; without ``nvml`` there is nothing left to give back."""
-        gpm, self._gpm = self._gpm, None
-        if gpm is not None and nvml is not None:
-            gpm.close()
-        self._seen_until_us = self._counted = None
-
-    def _look_with_gpm(self, nvml: Any, handle: Any, builder: ReadingBuilder) -> None:
+    def _look_with_gpm(self, nvml: Any, builder: ReadingBuilder) -> None:
         try:
             if self._gpm is None:
-                self._gpm = GpmWindows(nvml, handle, to_slice=self._to_slice)
+                self._gpm = GpmWindows(nvml, self.handle, to_slice=self.is_slice)
                 self._has_gpm = True
             self._gpm.next_window(builder)
         except Exception as error:  # broad: without GPM there is still everything else
@@ -453,12 +422,12 @@ class Activity:
             self._gpm, self._has_gpm = None, False
             builder.miss(_ONLY_FROM_GPM, f"no GPM on this device: {reason_of(error)}", for_good=True)
 
-    def _look_at_pcie(self, nvml: Any, handle: Any, now_s: float, builder: ReadingBuilder) -> None:
+    def _look_at_pcie(self, nvml: Any, now_s: float, builder: ReadingBuilder) -> None:
         """Write down the rates between two readings of the counters."""
         if not self._counters.ways:
             return
         try:
-            counts = self._counters.ask(nvml, handle)
+            counts = self._counters.ask(nvml, self.handle)
         except NoAnswer as reason:
             builder.miss(_PCIE_BYTES, str(reason), for_good=not self._counters.ways)
             return
@@ -472,15 +441,15 @@ class Activity:
         for metric, one in zip(_PCIE_BYTES, moved, strict=True):
             builder.give(metric, round(one / (now_s - before[0])), "counters")
 
-    def _list_processes(self, nvml: Any, handle: Any, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
+    def _list_processes(self, nvml: Any, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
         try:
-            listed = list(self._compute.ask(nvml, handle))
+            listed = list(self._compute.ask(nvml, self.handle))
         except NoAnswer as reason:
             builder.miss(["processes"], str(reason))
             return
         try:
             # A process that computes and draws stands in both lists, with all its memory in each.
-            listed = [*self._graphics.ask(nvml, handle), *listed]
+            listed = [*self._graphics.ask(nvml, self.handle), *listed]
         except NoAnswer:
             pass  # many cards and all slices know compute processes alone
         memory = {one.pid: or_none("memory_used_bytes", one.usedGpuMemory) for one in listed}
@@ -489,11 +458,11 @@ class Activity:
             for pid in sorted({*memory, *shares})  # one that has ended meanwhile used its share all the same
         )
 
-    def _shares_since(self, nvml: Any, handle: Any) -> dict[int, float]:
+    def _shares_since(self, nvml: Any) -> dict[int, float]:
         """Return the mean share of each process since the last look that asked for shares."""
         first = self._seen_until_us is None
         try:
-            samples = self._shares.ask(nvml, handle)
+            samples = self._shares.ask(nvml, self.handle)
         except NoAnswer:
             return {}
         self._seen_until_us = max([self._seen_until_us or 0, *(one.timeStamp for one in samples)])

@@ -47,19 +47,15 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 
 
 class NoAnswer(Exception):
-    """A question has no answer now; the text is the reason."""
-
-
-class Absurd(ValueError):
-    """A value that cannot be; the text is the reason why there is none."""
+    """A question has no answer now, or one that cannot be; the text is the reason."""
 
 
 def check_range(metric: str, value: Value, said: object = None) -> Value:
-    """Return the value; raise Absurd for one that cannot be, in the words it was said in. Texts pass."""
+    """Return the value; raise NoAnswer for one that cannot be, in the words it was said in. Texts pass."""
     if isinstance(value, int | float) and metric in LIMITS:
         low, high = LIMITS[metric]
         if not low <= value <= high:  # nor is "not a number" in between
-            raise Absurd(why_absurd(value if said is None else said))
+            raise NoAnswer(why_absurd(value if said is None else said))
     return value
 
 
@@ -67,7 +63,7 @@ def or_none(metric: str, value: Value | None) -> Value | None:
     """Return the value, or None for one that cannot be; for facts that have no place for a reason."""
     try:
         return check_range(metric, value)
-    except Absurd:
+    except NoAnswer:
         return None
 
 

@@ -58,7 +58,7 @@ def ask(argv: Sequence[str], timeout_s: float = 5) -> str:
     if room < 0:
         raise ProgramFailed(f"it said more than {_MOST_BYTES // 2**20} MiB")
     if not answered:
-        raise ProgramFailed(f"no answer in {timeout_s:.3g} s")
+        raise ProgramFailed(f"no answer in {timeout_s:.2g} s")
     text = "\n".join(lines)
     if stream.exit_code != 0:
         raise ProgramFailed(in_short(text) or stream.last_words)

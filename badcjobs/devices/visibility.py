@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from badcjobs.model import Device, InventoryDevice
 
 CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the nearer one first
 _NONE = ("", "-1", "NoDevFiles")  # ways to write: no device
 
 
@@ -40,8 +41,19 @@ def resolve_devices(
     else:
         grant = _read_cuda_list(environ[CUDA], inventory) if CUDA in environ else None
     grant = grant or _without_list(variable, inventory, in_slurm=in_slurm)
-    remarks = _explain(environ, visible=environ.get(variable), devices=len(grant.devices))
-    return Grant(grant.devices, "; ".join([grant.why, *remarks]))
+    many, why = len(grant.devices), [grant.why]
+    name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
+    if name is not None and not many:
+        why.append(f"{name} says {environ[name]}, but nothing was granted to this step")
+    elif name is not None and environ[name] != environ.get(variable):
+        why.append(f"Slurm's own list ({name}={environ[name]}) is physical numbering")
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    if on_node and on_node != str(many):  # never a number for certain: typed GPUs are counted as a100:1
+        why.append(f"SLURM_GPUS_ON_NODE={on_node} counts the whole step on this node")
+    shown = environ.get("NVIDIA_VISIBLE_DEVICES")
+    if shown is not None and not (many and shown == "all"):  # the images of CUDA set it to all
+        why.append(f"NVIDIA_VISIBLE_DEVICES={shown} speaks to container runtimes and grants nothing")
+    return Grant(grant.devices, "; ".join(why))
 
 
 def _without_list(variable: str, inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool) -> Grant:
@@ -189,25 +201,3 @@ def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, c
     if device.why:  # ROCR has said where it is
         return replace(device, why=f"token {token} of {variable} → {device.why}")
     return replace(device, token=token, why=f"token {token} → index {device.index} → {device.uuid}, from {variable}")
-
-
-# --- what Slurm and containers say beside it --------------------------------------------------------------------------
-
-_SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the nearer one first
-
-
-def _explain(environ: Mapping[str, str], *, visible: str | None, devices: int) -> list[str]:
-    """Return remarks on a grant of so many devices through the list ``visible`` (None: there is no list)."""
-    remarks = []
-    name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
-    if name is not None and not devices:
-        remarks.append(f"{name} says {environ[name]}, but nothing was granted to this step")
-    elif name is not None and environ[name] != visible:
-        remarks.append(f"Slurm's own list ({name}={environ[name]}) is physical numbering")
-    many = environ.get("SLURM_GPUS_ON_NODE", "")
-    if many and many != str(devices):  # never a number for certain: typed GPUs are counted as a100:1
-        remarks.append(f"SLURM_GPUS_ON_NODE={many} counts the whole step on this node")
-    shown = environ.get("NVIDIA_VISIBLE_DEVICES")
-    if shown is not None and not (devices and shown == "all"):  # the images of CUDA set it to all
-        remarks.append(f"NVIDIA_VISIBLE_DEVICES={shown} speaks to container runtimes and grants nothing")
-    return remarks

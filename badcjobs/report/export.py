@@ -16,7 +16,7 @@ from badcjobs.model import NamePattern
 from badcjobs.report.completeness import find_news
 from badcjobs.report.job import find_job_database
 from badcjobs.settings import Config
-from badcjobs.sources.recording_names import NameReader, area_line, gap_lines
+from badcjobs.sources.recording_names import NameReader, gap_lines
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
 from badcjobs.store.export_tables import (
@@ -314,11 +314,10 @@ def _notes(
         what = "no detection is of these species and scores" if filtered else "the job has no detections"
         yield f"nothing to export: {what}; there is a header, and no row"
     gaps = heard.gaps()
-    yield from gap_lines(gaps, order.patterns)
-    if not order.needs_folder or order.output is None:
+    in_folder = order.needs_folder and order.output is not None
+    yield from gap_lines(gaps, order.patterns, nameless=f"{NAMELESS}.{order.form}" if in_folder else None)
+    if order.output is None or not in_folder:
         return
-    if line := area_line(gaps):
-        yield f"{line}; what was heard there is in {NAMELESS}.{order.form}"
     ours = {Path(file.path).name for file in files}
     there = order.output.glob(f"*.{order.form}")
     if others := sorted(path.name for path in there if path.name not in ours and path.is_file()):

@@ -100,7 +100,11 @@ class AudioCutter:
                 header = read_header(file)
                 first, last = _frames(header, start_s, end_s)
                 if first >= last:
-                    raise _nothing_there(source, header, start_s)
+                    there_s, promised_s = header.length_s, header.promised_s
+                    if promised_s - there_s > _SLACK_S and start_s < promised_s:
+                        there = f"{there_s:g} s are there, and none after {start_s:g} s"
+                        raise NotThere(f"{source} breaks off: its header says {promised_s:g} s, {there}")
+                    raise CannotCut(f"{source} has {there_s:.3f} s of audio, and none after {start_s:.3f} s")
                 try:
                     copy_frames(file, header, first, last, target)
                 except EOFError as problem:
@@ -145,16 +149,6 @@ def _look(path: Path) -> WavHeader | FlacInfo | None:
             return read_header(file)
         except NotWav:
             return read_flac_info(file)
-
-
-def _nothing_there(source: Path, header: WavHeader, start_s: float) -> CannotCut:
-    """Return why nothing can be cut out of a file behind a moment: it breaks off before, or has no more audio."""
-    there, promised_s = f"{header.length_s:g} s are there, and none after {start_s:g} s", header.promised_s
-    if promised_s - header.length_s > _SLACK_S and start_s < promised_s:
-        return NotThere(f"{source} breaks off: its header says {promised_s:g} s, {there}")
-    if not header.frames:
-        return CannotCut(f"{source} has no audio in it")
-    return CannotCut(f"{source} has {header.length_s:.3f} s of audio, and none after {start_s:.3f} s")
 
 
 def _frames(header: WavHeader, start_s: float, end_s: float) -> tuple[int, int]:

@@ -110,23 +110,19 @@ def name_reader(settings: RunSettings, cwd: Path) -> NameReader:
     return NameReader(settings.patterns, tuple(dict.fromkeys(os.path.abspath(root) for root in roots)))  # noqa: PTH100
 
 
-def gap_lines(gaps: NameGaps, patterns: Sequence[object]) -> Iterator[str]:
-    """Yield a line for each kind of thing that paths do not tell: dates, and where they fit no pattern."""
-    if gaps.undated:
-        what = "has no date in its name" if gaps.undated == 1 else "have no date in their name"
-        yield f"{_of(gaps.undated, gaps)} {what}, e.g. {gaps.undated_example} (badcjobs guide recordings)"
-    if patterns and gaps.no_pattern:
-        what = f"fit{'s' if gaps.no_pattern == 1 else ''} no pattern of [recordings], e.g. {gaps.no_pattern_example}"
-        yield f"{_of(gaps.no_pattern, gaps)} {what}; there the built-in rule was used"
+def gap_lines(gaps: NameGaps, patterns: Sequence[object], *, nameless: str | None = None) -> Iterator[str]:
+    """Yield a line for each kind of thing that paths do not tell: dates, and where they fit no pattern.
 
-
-def area_line(gaps: NameGaps) -> str | None:
-    """Return what to say of recordings without a study area; None: each has one."""
-    if not gaps.no_study_area:
-        return None
-    what = "has no study area in its path" if gaps.no_study_area == 1 else "have no study area in their path"
-    return f"{_of(gaps.no_study_area, gaps)} {what}, e.g. {gaps.no_study_area_example} (badcjobs guide recordings)"
-
-
-def _of(many: int, gaps: NameGaps) -> str:
-    return f"{many:,} of {gaps.recordings:,} recording{'' if gaps.recordings == 1 else 's'}"
+    ``nameless``: the file for what has no study area, where there is a file for each.
+    """
+    kinds = [(gaps.undated, "date in the name", gaps.undated_example, " (badcjobs guide recordings)")]
+    if patterns:
+        rule = "; there the built-in rule was used"
+        kinds.append((gaps.no_pattern, "fitting pattern in [recordings]", gaps.no_pattern_example, rule))
+    if nameless is not None:
+        there = f" (badcjobs guide recordings); what was heard there is in {nameless}"
+        kinds.append((gaps.no_study_area, "study area in the path", gaps.no_study_area_example, there))
+    for many, what, example, rest in kinds:
+        if many:
+            has = f"recording{'' if gaps.recordings == 1 else 's'} {'has' if many == 1 else 'have'}"
+            yield f"{many:,} of {gaps.recordings:,} {has} no {what}, e.g. {example}{rest}"

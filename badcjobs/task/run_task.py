@@ -23,10 +23,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from badcjobs import __version__
-from badcjobs.devices.allocation import end_words, own_memory_bytes
+from badcjobs.devices.allocation import own_memory_bytes
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
 from badcjobs.model import Device, TaskKey
 from badcjobs.paths import RunFolder
@@ -150,7 +151,12 @@ def list_work(task: Task) -> None:
     """Write one pending row for each chunk of our part of the source."""
     place, sources = task.resolved.place, task.resolved.sources
     log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
-    log.info("%s", end_words(task.resolved.end, task.records.started_at_ms))
+    if (end := task.resolved.end) is None:
+        log.info("time: no end is known; working until all is done")
+    else:
+        at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
+        log.info("time: until %s, %s from now, says %s", at, left, end.source)
     shard = Shard(place.index, place.count)
     if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
         shard = Shard(place.step_index, place.step_count)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from badcjobs.devices.allocation import EndTime, end_words, parse_squeue_end, read_end_variable, squeue_question
+from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
 from badcjobs.model import Allocation, parse_stop_after
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
@@ -80,9 +80,3 @@ def test_of_several_lines_the_earliest_end_counts_and_a_banner_does_not() -> Non
 def test_squeue_is_asked_for_this_array_task_alone() -> None:
     assert squeue_question(Allocation(True, "4821", "gpu3")) == ["squeue", "-h", "-j", "4821", "-o", "%e"]
     assert squeue_question(Allocation(True, "4821", "gpu3", array_index=0))[3] == "4821_0"
-
-
-def test_the_words_say_when_and_who_says_so() -> None:
-    words = end_words(EndTime(NOW_MS + 5_400_000, "squeue"), NOW_MS)
-    assert words == "time: until 2027-01-15T09:30:00Z, 1:30:00 from now, says squeue"
-    assert "no end is known" in end_words(None, NOW_MS)
