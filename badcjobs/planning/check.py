@@ -343,14 +343,13 @@ def _try_engine(order: CheckOrder, venvs: Sequence[str], here: Here) -> None:
     """Ask the engine as a task would, in the virtual environments that the script activates."""
     folders = [str(here.cwd / venv / "bin") for venv in reversed(venvs)]
     path = os.pathsep.join([*folders, here.environ.get("PATH", os.defpath)])
-    choose_engine(
-        order.engine or "",
-        args=order.engine_args,
+    settings = RunSettings(
+        here.cwd,
+        engine=order.engine or "",
+        engine_args=order.engine_args,
         command=order.command,
         hawkears_python=order.hawkears_python,
-        hawkears_root=None if order.hawkears_root is None else here.cwd / order.hawkears_root,
-        allow_cpu=True,
-        environ={**here.environ, "PATH": path},
-        launcher=SubprocessLauncher("check"),
-        clock=here.clock,
-    ).check()
+        hawkears_root=order.hawkears_root,
+    )
+    environ, launcher = {**here.environ, "PATH": path}, SubprocessLauncher("check")
+    choose_engine(settings, environ, launcher, here.clock, cwd=here.cwd, allow_cpu=True).check()

@@ -178,19 +178,7 @@ def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -
 
     Nothing is started: of HawkEars 2 the models are known, and its release is not.
     """
-    engine = choose_engine(
-        settings.engine,
-        args=settings.engine_args,
-        command=settings.command,
-        hawkears_python=settings.hawkears_python,
-        hawkears_root=None if settings.hawkears_root is None else cwd / settings.hawkears_root,
-        allow_cpu=True,
-        environ=environ,
-        launcher=SubprocessLauncher(""),
-        clock=SystemClock(),
-    )
-    version = getattr(engine, "version", None)
-    return version and str(version)
+    return choose_engine(settings, environ, SubprocessLauncher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
 
 
 def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:

@@ -230,17 +230,8 @@ def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) ->
     """Return the engine, checked: a missing program is found here, not by every chunk."""
     prefix = settings.engine_prefix
     launcher = SubprocessLauncher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
-    engine = choose_engine(
-        settings.engine,
-        args=settings.engine_args,
-        command=settings.command,
-        hawkears_python=settings.hawkears_python,
-        hawkears_root=None if settings.hawkears_root is None else world.cwd / settings.hawkears_root,
-        allow_cpu=not grant.devices,
-        environ=world.environ,
-        launcher=launcher,
-        clock=world.clock,
-    )
+    allow_cpu = not grant.devices
+    engine = choose_engine(settings, world.environ, launcher, world.clock, cwd=world.cwd, allow_cpu=allow_cpu)
     engine.check()
     return engine
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
 from badcjobs.processes import fingerprint_of, last_lines, worker_environment
-from badcjobs.seams import Clock, Launcher, More, Process, SessionBroken, nothing_more
+from badcjobs.seams import More, Process, SessionBroken, nothing_more
 from badcjobs.workers import retry
-from badcjobs.workers.stream_session import Patience, log_size
+from badcjobs.workers.stream_session import EngineStart, Patience, log_size
 
 PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", "chunk_id", "recording_id")
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
@@ -86,31 +86,32 @@ class CommandEngine:
     knows_hawkears = False  # a program that we do not know may mean anything by HawkEars' words
 
     def __init__(
-        self, template: str, *, environ: Mapping[str, str], launcher: Launcher, clock: Clock, args: Sequence[str] = ()
+        self, start: EngineStart, template: str, patience: Patience | None = None, batch: int | None = None
     ) -> None:
-        self.environ, self.launcher, self.clock, self.args = environ, launcher, clock, args
+        self.start = start
         self._template = parse_command(template)
         # How fast the program is, is not known: only a silence that is absurd is a hang.
-        self.patience = Patience(least_s=900.0, slowest=20.0)
+        self.patience = patience or Patience(least_s=900.0, slowest=20.0)
+        self._batch = batch  # None: as --engine-arg says
 
     @property
     def wants(self) -> int:
         """One chunk, or a batch."""
-        return parse_batch_size(self.args) if is_per_batch(self._template) else 1
+        return (self._batch or parse_batch_size(self.start.args)) if is_per_batch(self._template) else 1
 
     @property
     def version(self) -> str | None:
         """The files that the command names: a program that was changed is another one."""
-        found = [shutil.which(self._template[0], path=self.environ.get("PATH")), *self._template[1:]]
+        found = [shutil.which(self._template[0], path=self.start.environ.get("PATH")), *self._template[1:]]
         files = [Path(word) for word in found if word and Path(word).is_file()]
         return " ".join([*(path.name for path in files), fingerprint_of(files) or ""]) if files else None
 
     def check(self) -> None:
         """Look for the program now, not once per chunk."""
-        parse_batch_size(self.args)
+        parse_batch_size(self.start.args)
         program = self._template[0]
-        may_be_elsewhere = "{" in program or self.launcher.prefix_for("")  # in a container
-        if not may_be_elsewhere and shutil.which(program, path=self.environ.get("PATH")) is None:
+        may_be_elsewhere = "{" in program or self.start.launcher.prefix_for("")  # in a container
+        if not may_be_elsewhere and shutil.which(program, path=self.start.environ.get("PATH")) is None:
             raise NotHere(
                 f"the program {program!r} of --command was not found",
                 why="it is neither a file that can be run nor on PATH",
@@ -123,7 +124,7 @@ class CommandEngine:
 
     def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
         """Return the environment of one worker's programs."""
-        env = worker_environment(self.environ, plan)
+        env = worker_environment(self.start.environ, plan)
         if plan.lean:  # what the program makes of it is its own business
             env.update(BADCJOBS_LEAN="1", OMP_NUM_THREADS="1")
         return env
@@ -143,7 +144,7 @@ class CommandSession:
         self._env = engine.environment(plan, scratch)
         self._device = plan.device
         self._most = 1 if plan.lean else engine.wants
-        self._launcher, self._clock, self._patience = engine.launcher, engine.clock, engine.patience
+        self._launcher, self._clock, self._patience = engine.start.launcher, engine.start.clock, engine.patience
         self._knows_hawkears = engine.knows_hawkears
         self._per_batch = is_per_batch(self._words)
         self._folder = scratch / "command"  # emptied before each run, whatever a program has left there

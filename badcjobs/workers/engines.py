@@ -25,9 +25,10 @@ from badcjobs.model import WorkerPlan
 from badcjobs.paths import user_cache
 from badcjobs.processes import fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine, Launcher
+from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo_worker import parse_arguments
-from badcjobs.workers.stream_session import Patience, StreamSession
+from badcjobs.workers.stream_session import EngineStart, Patience, StreamSession
 
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
@@ -48,28 +49,19 @@ _BATCH_1 = 256  # nothing of a batch is seen before its end, so it must not be l
 
 
 def choose_engine(
-    name: str,
-    *,
-    args: Sequence[str],
-    command: str | None,
-    hawkears_python: str | None,
-    hawkears_root: Path | None,
-    allow_cpu: bool,
-    environ: Mapping[str, str],
-    launcher: Launcher,
-    clock: Clock,
+    settings: RunSettings, environ: Mapping[str, str], launcher: Launcher, clock: Clock, *, cwd: Path, allow_cpu: bool
 ) -> Engine:
-    """Return the engine called ``name``."""
-    given: dict[str, Any] = {"args": args, "environ": environ, "launcher": launcher, "clock": clock}
-    if name == "demo":
-        return DemoEngine(**given)
-    if name == "command":
-        return CommandEngine(command or "", **given)
-    given.update(root=hawkears_root, allow_cpu=allow_cpu)
-    if name == "hawkears1":
-        return HawkEars1Engine(hawkears_python or "python3", **given)
+    """Return the engine that the settings name; relative paths in them start at ``cwd``."""
+    start = EngineStart(settings.engine_args, environ, launcher, clock)
+    if settings.engine == "demo":
+        return DemoEngine(start)
+    if settings.engine == "command":
+        return CommandEngine(start, settings.command or "")
+    python, root = settings.hawkears_python, cwd / (settings.hawkears_root or "")
+    if settings.engine == "hawkears1":
+        return HawkEars1Engine(start, python or "python3", root, allow_cpu=allow_cpu)
     script = shutil.which("hawkears", path=environ.get("PATH"))
-    return HawkEarsEngine(hawkears_python or (script and python_of(Path(script))), **given)
+    return HawkEarsEngine(start, python or (script and python_of(Path(script))), root, allow_cpu=allow_cpu)
 
 
 def lanes_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
@@ -84,11 +76,7 @@ class DemoEngine:
     Finds loud stretches in WAV files with the standard library alone, in FLAC files with the extra ``audio``.
     """
 
-    args: Sequence[str]
-    _: KW_ONLY
-    environ: Mapping[str, str]
-    launcher: Launcher
-    clock: Clock
+    start: EngineStart
     name: str = "demo"
     version: str | None = __version__  # it is ours
     wants: int = 2  # one at work, one behind it
@@ -96,7 +84,7 @@ class DemoEngine:
 
     def check(self) -> None:
         """Refuse wrong arguments now, not once per worker."""
-        parse_arguments(self.args)
+        parse_arguments(self.start.args)
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
         """Start the worker process; it gets to know how little memory to take, and how much there is."""
@@ -104,12 +92,11 @@ class DemoEngine:
         if plan.device is not None and plan.device.memory_total_bytes is not None:
             place += [f"--device={plan.device.pin}", f"--device-bytes={plan.device.memory_total_bytes}"]
         return StreamSession(
-            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self.args, *place],
-            env=worker_environment(self.environ, plan),
+            self.start,
+            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self.start.args, *place],
+            env=worker_environment(self.start.environ, plan),
             cwd=None,
             log_file=scratch / "demo.log",
-            launcher=self.launcher,
-            clock=self.clock,
             patience=self.patience,
         )
 
@@ -121,16 +108,13 @@ class HawkEarsEngine:
     Parameters
     ----------
     python: the Python that it is installed in; None: ``hawkears`` on PATH does not tell which one that is.
-    root: the folder with its models and settings (None: the current one); HawkEars works there.
+    root: the folder with its models and settings; HawkEars works there.
     """
 
+    start: EngineStart
     python: str | None
+    root: Path
     _: KW_ONLY
-    root: Path | None
-    args: Sequence[str]
-    environ: Mapping[str, str]
-    launcher: Launcher
-    clock: Clock
     allow_cpu: bool
     patience: Patience = field(default_factory=Patience)
     name: str = field(default="hawkears", init=False)
@@ -138,7 +122,7 @@ class HawkEarsEngine:
 
     @property
     def _models(self) -> Path:
-        return (self.root or Path()).absolute() / "data" / "ckpt"
+        return self.root.absolute() / "data" / "ckpt"
 
     @property
     def version(self) -> str | None:
@@ -150,12 +134,12 @@ class HawkEarsEngine:
     @property
     def wants(self) -> int:
         """What its threads work on, and two behind them."""
-        return threads_of(self.args) + 2
+        return threads_of(self.start.args) + 2
 
     def check(self) -> None:
         """Look for HawkEars' Python and its models; let HawkEars itself read the options."""
-        refuse_arguments(self.args, _OURS_2)
-        self._ask(find_python(self.python, self.environ, self.launcher))
+        refuse_arguments(self.start.args, _OURS_2)
+        self._ask(find_python(self.python, self.start))
         if not any(self._models.glob("*.ckpt")):
             raise NotHere(
                 f"HawkEars has no models in {self._models}",
@@ -165,16 +149,15 @@ class HawkEarsEngine:
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
         """Start a worker."""
-        args = sized_arguments(self.args, plan)
+        args = sized_arguments(self.start.args, plan)
         scratch = scratch.absolute()
         (scratch / "hawkears").mkdir(exist_ok=True)
         return StreamSession(
-            [find_python(self.python, self.environ, self.launcher), str(WORKER), str(scratch / "hawkears"), *args],
-            env=hawkears_environment(self.environ, plan, args, scratch),
+            self.start,
+            [find_python(self.python, self.start), str(WORKER), str(scratch / "hawkears"), *args],
+            env=hawkears_environment(self.start.environ, plan, args, scratch),
             cwd=self.root,
             log_file=scratch / "hawkears.log",
-            launcher=self.launcher,
-            clock=self.clock,
             patience=self.patience,
             must_use_cuda=has_real_device(plan) and not self.allow_cpu,
             pin=plan.device.pin if plan.device else None,
@@ -182,12 +165,12 @@ class HawkEarsEngine:
 
     def _ask(self, python: str) -> None:
         """Start HawkEars' Python for a second; refuse options that HawkEars refuses, and a HawkEars without its API."""
-        argv = [*self.launcher.prefix_for("check"), python]
-        self.release, problem = ask_hawkears(argv, self.args, environ=self.environ, cwd=self.root)
+        argv, args = [*self.start.launcher.prefix_for("check"), python], self.start.args
+        self.release, problem = ask_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
         if problem is None:
             return
         if problem.startswith("Error: "):
-            what = f"HawkEars does not understand --engine-arg {' '.join(self.args)}"
+            what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
             raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
         if "No module named 'hawkears'" in problem:
             raise NotHere(f"{python} has no HawkEars", why=problem, fix=_GIVE_PYTHON)
@@ -207,19 +190,10 @@ class HawkEars1Engine(CommandEngine):
     name = "hawkears1"
     knows_hawkears = True
 
-    def __init__(self, python: str, *, root: Path | None, allow_cpu: bool, batch: int = _BATCH_1, **start: Any) -> None:
-        super().__init__("{inputs} {outputs}", **start)
-        self._python = python
-        self._root = (root or Path()).absolute()
-        self._allow_cpu = allow_cpu
-        self._batch = batch
+    def __init__(self, start: EngineStart, python: str, root: Path, *, allow_cpu: bool, batch: int = _BATCH_1) -> None:
         # It may print one line per recording, and compile at its start: only minutes are silence.
-        self.patience = Patience(least_s=600.0)
-
-    @property
-    def wants(self) -> int:
-        """A batch."""
-        return self._batch
+        super().__init__(start, "{inputs} {outputs}", Patience(least_s=600.0), batch)
+        self._python, self._root, self._allow_cpu = python, root.absolute(), allow_cpu
 
     @property
     def version(self) -> str | None:
@@ -229,8 +203,8 @@ class HawkEars1Engine(CommandEngine):
 
     def check(self) -> None:
         """Look for Python, for analyze.py, and for options that badcjobs chooses itself."""
-        refuse_arguments(self.args, _OURS_1)
-        find_python(self._python, self.environ, self.launcher)
+        refuse_arguments(self.start.args, _OURS_1)
+        find_python(self._python, self.start)
         script = self._root / "analyze.py"
         if not script.is_file():
             raise NotHere(
@@ -241,25 +215,26 @@ class HawkEars1Engine(CommandEngine):
 
     def words(self, plan: WorkerPlan) -> list[str]:
         """Return the words of the program between, then those of analyze.py."""
-        merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in self.args} else ["--merge", "0"]
+        args = self.start.args
+        merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in args} else ["--merge", "0"]
         device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
-        python = find_python(self._python, self.environ, self.launcher)
-        analyze = [str(self._root), python, "analyze.py", *merge, *sized_arguments(self.args, plan)]
+        python = find_python(self._python, self.start)
+        analyze = [str(self._root), python, "analyze.py", *merge, *sized_arguments(args, plan)]
         quoted = [word.replace("{", "{{").replace("}", "}}") for word in (sys.executable, *analyze)]
         return [quoted[0], "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *quoted[1:]]
 
     def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
         """Return an environment whose cores are shared out among HawkEars' threads."""
-        return hawkears_environment(self.environ, plan, sized_arguments(self.args, plan), scratch)
+        return hawkears_environment(self.start.environ, plan, sized_arguments(self.start.args, plan), scratch)
 
 
 # --- HawkEars' Python -------------------------------------------------------------------------------------------------
 
 
-def find_python(python: str | None, environ: Mapping[str, str], launcher: Launcher) -> str:
+def find_python(python: str | None, start: EngineStart) -> str:
     """Return the whole path of HawkEars' Python; behind a prefix, which may be a container, as it was given."""
-    found = python and shutil.which(python, path=environ.get("PATH"))
-    if python and not found and launcher.prefix_for(""):
+    found = python and shutil.which(python, path=start.environ.get("PATH"))
+    if python and not found and start.launcher.prefix_for(""):
         return python
     if not found:
         raise NotHere(

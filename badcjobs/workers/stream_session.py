@@ -13,6 +13,7 @@ import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ class Patience:
         return max(self._least_s, self.FACTOR * self._worst_rate * audio_s)
 
 
+@dataclass(frozen=True)
+class EngineStart:
+    """What every engine has to start its programs: the words of --engine-arg, and the world."""
+
+    args: Sequence[str]
+    environ: Mapping[str, str]
+    launcher: Launcher
+    clock: Clock
+
+
 class StreamSession:
     """One worker process, fed through a pipe.
 
@@ -77,26 +88,24 @@ class StreamSession:
 
     def __init__(
         self,
+        start: EngineStart,
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
         cwd: Path | None,
         log_file: Path,
-        launcher: Launcher,
-        clock: Clock,
         patience: Patience,
         must_use_cuda: bool = False,
         pin: str | None = None,
     ) -> None:
         self._pin = pin
-        self._clock = clock
-        self._launcher = launcher
+        self._clock, self._launcher = start.clock, start.launcher
         self._log = log_file
         self._log_mark = log_size(log_file)  # what was said before the last result is no evidence
         self._patience = patience
         self._must_use_cuda = must_use_cuda
         self._oom_kills = read_oom_kills()
-        self._process = launcher.start(argv, env=env, cwd=cwd, stderr=log_file, pipes=True)
+        self._process = start.launcher.start(argv, env=env, cwd=cwd, stderr=log_file, pipes=True)
         self.pid: int | None = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

@@ -37,6 +37,7 @@ from badcjobs.workers.engines import DemoEngine, HawkEars1Engine, HawkEarsEngine
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
 from badcjobs.workers.staging import Stager
+from badcjobs.workers.stream_session import EngineStart
 
 CLOCK = SystemClock()
 DEVICE = Device("1", "test", index=1, uuid="GPU-1b2c", name="Tesla V100", backend="nvml")
@@ -96,10 +97,10 @@ class DemoBench:
     bad_class = "bad_audio"
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        return DemoEngine([f"--burn-s={slow_s}"], environ=environment(), launcher=launcher, clock=CLOCK)
+        return DemoEngine(EngineStart([f"--burn-s={slow_s}"], environment(), launcher, CLOCK))
 
     def broken_engine(self, launcher: Launcher) -> Engine:
-        return DemoEngine(["--no-such-option"], environ=environment(), launcher=launcher, clock=CLOCK)
+        return DemoEngine(EngineStart(["--no-such-option"], environment(), launcher, CLOCK))
 
     def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         return {(300, 600)}
@@ -114,11 +115,11 @@ class CommandBench:
 
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{input}} {{output}}"
-        return CommandEngine(template, environ=environment(SLOW_S=str(slow_s)), launcher=launcher, clock=CLOCK)
+        return CommandEngine(EngineStart((), environment(SLOW_S=str(slow_s)), launcher, CLOCK), template)
 
     def broken_engine(self, launcher: Launcher) -> Engine:
         template = "/no/such/program {input} {output}"
-        return CommandEngine(template, environ=environment(), launcher=launcher, clock=CLOCK)
+        return CommandEngine(EngineStart((), environment(), launcher, CLOCK), template)
 
     def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         return {(300, 600)}
@@ -134,7 +135,7 @@ class CommandBatchBench(CommandBench):
     def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
         template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{inputs}} {{outputs}}"
         environ = environment(SLOW_S=str(slow_s))
-        return CommandEngine(template, args=["--batch=4"], environ=environ, launcher=launcher, clock=CLOCK)
+        return CommandEngine(EngineStart(["--batch=4"], environ, launcher, CLOCK), template)
 
 
 class HawkEarsBench:
@@ -153,15 +154,9 @@ class HawkEarsBench:
         return self._make(self._root / "empty", launcher, 0.0)
 
     def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
-        return HawkEarsEngine(
-            sys.executable,
-            root=root,
-            args=["--threads", "1"],
-            environ=environment(FAKE_HAWKEARS_S=str(slow_s), **fake_package_environ()),
-            launcher=launcher,
-            clock=CLOCK,
-            allow_cpu=True,
-        )
+        environ = environment(FAKE_HAWKEARS_S=str(slow_s), **fake_package_environ())
+        start = EngineStart(["--threads", "1"], environ, launcher, CLOCK)
+        return HawkEarsEngine(start, sys.executable, root, allow_cpu=True)
 
     def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
         heard = hear(Path(chunk.audio_path).read_bytes())
@@ -175,16 +170,8 @@ class HawkEars1Bench(HawkEarsBench):
         self._root = make_fake_hawkears1(folder / "HawkEars")
 
     def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
-        return HawkEars1Engine(
-            sys.executable,
-            root=root,
-            args=["--threads", "1"],
-            environ=environment(FAKE_HAWKEARS_S=str(slow_s)),
-            launcher=launcher,
-            clock=CLOCK,
-            allow_cpu=True,
-            batch=4,
-        )
+        start = EngineStart(["--threads", "1"], environment(FAKE_HAWKEARS_S=str(slow_s)), launcher, CLOCK)
+        return HawkEars1Engine(start, sys.executable, root, allow_cpu=True, batch=4)
 
 
 @dataclass

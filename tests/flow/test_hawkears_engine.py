@@ -27,7 +27,7 @@ from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.command import parse_detections_csv
 from badcjobs.workers.engines import HawkEars1Engine, HawkEarsEngine, hawkears_environment, python_of
-from badcjobs.workers.stream_session import Patience
+from badcjobs.workers.stream_session import EngineStart, Patience
 
 CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
@@ -51,16 +51,9 @@ class Bench:
         return self.folder / "scratch" / "worker-0"
 
     def engine(self) -> HawkEarsEngine:
-        return HawkEarsEngine(
-            python_of(self.program),
-            root=self.root,
-            args=self.extra_args,
-            environ=self.environ,
-            launcher=SubprocessLauncher("test"),
-            clock=SystemClock(),
-            allow_cpu=self.allow_cpu,
-            patience=self.patience or Patience(),
-        )
+        start = EngineStart(self.extra_args, self.environ, SubprocessLauncher("test"), SystemClock())
+        patience = self.patience or Patience()
+        return HawkEarsEngine(start, python_of(self.program), self.root, allow_cpu=self.allow_cpu, patience=patience)
 
     def open(self, plan: WorkerPlan = CPU):
         self.scratch.mkdir(parents=True, exist_ok=True)
@@ -268,15 +261,8 @@ class FirstBench(Bench):
     """The stand-in of HawkEars 1."""
 
     def engine(self) -> HawkEars1Engine:  # type: ignore[override]
-        return HawkEars1Engine(
-            sys.executable,
-            root=self.root,
-            args=self.extra_args,
-            environ=self.environ,
-            launcher=SubprocessLauncher("test"),
-            clock=SystemClock(),
-            allow_cpu=self.allow_cpu,
-        )
+        start = EngineStart(self.extra_args, self.environ, SubprocessLauncher("test"), SystemClock())
+        return HawkEars1Engine(start, sys.executable, self.root, allow_cpu=self.allow_cpu)
 
 
 def test_version_1_labels_come_back_to_their_chunks_with_names(first: FirstBench):

@@ -16,6 +16,7 @@ from badcjobs.workers.command import (
     parse_command,
     split_batch,
 )
+from badcjobs.workers.stream_session import EngineStart
 
 
 def refusal(template: str) -> BadInput:
@@ -85,12 +86,8 @@ def test_braces_are_written_twice() -> None:
 
 
 def test_a_program_that_is_not_there_is_found_out_before_the_first_chunk() -> None:
-    engine = CommandEngine(
-        "no-such-program {input} {output}",
-        environ={"PATH": "/usr/bin:/bin"},
-        launcher=SubprocessLauncher("test"),
-        clock=SystemClock(),
-    )
+    start = EngineStart((), {"PATH": "/usr/bin:/bin"}, SubprocessLauncher("test"), SystemClock())
+    engine = CommandEngine(start, "no-such-program {input} {output}")
     with pytest.raises(NotHere) as refused:
         engine.check()
     assert "'no-such-program'" in refused.value.what

@@ -23,8 +23,9 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
+from badcjobs.settings import RunSettings
 from badcjobs.workers.engines import WORKER, HawkEarsEngine, ask_hawkears, choose_engine, python_of
-from badcjobs.workers.stream_session import Patience
+from badcjobs.workers.stream_session import EngineStart, Patience
 
 GPU = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="nvml"), 1, 6)
 NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
@@ -58,11 +59,9 @@ class Place:
         return Talk([sys.executable, str(WORKER), str(self.folder / "out"), *options], self.environ, self.root)
 
     def engine(self, *options: str, patience: Patience | None = None, allow_cpu: bool = False) -> HawkEarsEngine:
-        return HawkEarsEngine(
-            sys.executable, root=self.root, args=options, environ=self.environ,
-            launcher=SubprocessLauncher("test"), clock=SystemClock(), allow_cpu=allow_cpu,
-            patience=patience or Patience(),
-        )  # fmt: skip
+        start = EngineStart(options, self.environ, SubprocessLauncher("test"), SystemClock())
+        patience = patience or Patience()
+        return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=allow_cpu, patience=patience)
 
     def process(self, engine: HawkEarsEngine, paths: Sequence[str], plan: WorkerPlan = GPU) -> dict[str, ChunkResult]:
         scratch = self.folder / "scratch" / "worker-0"
@@ -428,10 +427,10 @@ def test_a_program_on_path_that_is_no_python_script_is_refused(place: Place) -> 
     script.parent.mkdir()
     script.write_text('#!/bin/sh\nexec apptainer exec --nv hawkears.sif hawkears "$@"\n')
     script.chmod(0o755)
+    environ, launcher = {"PATH": str(script.parent)}, SubprocessLauncher("test")
     engine = choose_engine(
-        "hawkears", args=[], command=None, hawkears_python=None, hawkears_root=place.root,
-        allow_cpu=False, environ={"PATH": str(script.parent)}, launcher=SubprocessLauncher("test"), clock=SystemClock(),
-    )  # fmt: skip
+        RunSettings(place.folder, engine="hawkears"), environ, launcher, SystemClock(), cwd=place.root, allow_cpu=False
+    )
     with pytest.raises(NotHere, match="program 'hawkears' was not found"):
         engine.check()
 
@@ -439,10 +438,8 @@ def test_a_program_on_path_that_is_no_python_script_is_refused(place: Place) -> 
 def test_behind_a_prefix_the_python_is_looked_for_there(place: Place) -> None:
     inside = install_fake_prefix(place.folder / "bin")
     words = ["bash", "-c", f'{inside} "$0" "{sys.executable}" "${{@:2}}"', f"{place.folder}/{{worker}}"]
-    engine = HawkEarsEngine(
-        "/only/in/the/container/python", root=place.root, args=[], environ=place.environ,
-        launcher=SubprocessLauncher("task", words), clock=SystemClock(), allow_cpu=True,
-    )  # fmt: skip
+    start = EngineStart([], place.environ, SubprocessLauncher("task", words), SystemClock())
+    engine = HawkEarsEngine(start, "/only/in/the/container/python", place.root, allow_cpu=True)
     engine.check()
     assert (place.folder / "task-check.report").exists()
 

@@ -21,6 +21,7 @@ from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import Engine, SessionBroken
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.engines import DemoEngine, HawkEars1Engine, HawkEarsEngine, hawkears_environment, sized_arguments
+from badcjobs.workers.stream_session import EngineStart
 
 USUAL = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="simulated"), 1, 8)
 LEAN = replace(USUAL, lean=True)
@@ -32,32 +33,20 @@ def environment(folder: Path, **others: str) -> dict[str, str]:
 
 
 def hawkears(folder: Path, **others: str) -> Engine:
-    return HawkEarsEngine(
-        sys.executable,
-        root=make_fake_root(folder / "root"),
-        args=THREE_AT_ONCE,
-        environ=environment(folder, FAKE_HAWKEARS_ROOM_S="40", **others),
-        launcher=SubprocessLauncher("lean"),
-        clock=SystemClock(),
-        allow_cpu=True,
-    )
+    environ = environment(folder, FAKE_HAWKEARS_ROOM_S="40", **others)
+    start = EngineStart(THREE_AT_ONCE, environ, SubprocessLauncher("lean"), SystemClock())
+    return HawkEarsEngine(start, sys.executable, make_fake_root(folder / "root"), allow_cpu=True)
 
 
 def version_1(folder: Path) -> Engine:
-    return HawkEars1Engine(
-        sys.executable,
-        root=make_fake_hawkears1(folder / "root"),
-        args=THREE_AT_ONCE,
-        environ=environment(folder, FAKE_HAWKEARS_ROOM_S="40"),
-        launcher=SubprocessLauncher("lean"),
-        clock=SystemClock(),
-        allow_cpu=True,
-    )
+    environ = environment(folder, FAKE_HAWKEARS_ROOM_S="40")
+    start = EngineStart(THREE_AT_ONCE, environ, SubprocessLauncher("lean"), SystemClock())
+    return HawkEars1Engine(start, sys.executable, make_fake_hawkears1(folder / "root"), allow_cpu=True)
 
 
 def demo(folder: Path) -> Engine:
     environ = environment(folder)
-    return DemoEngine(["--room-s=40"], environ=environ, launcher=SubprocessLauncher("lean"), clock=SystemClock())
+    return DemoEngine(EngineStart(["--room-s=40"], environ, SubprocessLauncher("lean"), SystemClock()))
 
 
 def analyse(engine: Engine, plan: WorkerPlan, folder: Path, lengths_s: Sequence[float]) -> list[ChunkResult]:
@@ -147,7 +136,7 @@ def test_a_command_is_told_and_gets_one_chunk_at_a_time(
     program.write_text(PROGRAM)
     command = f"{shlex.quote(sys.executable)} {program} {template}"
     environ = {"PATH": os.environ["PATH"]}
-    engine = CommandEngine(command, environ=environ, launcher=SubprocessLauncher("lean"), clock=SystemClock())
+    engine = CommandEngine(EngineStart((), environ, SubprocessLauncher("lean"), SystemClock()), command)
     for plan, expected in ((USUAL, usual), (LEAN, lean)):
         assert all(result.ok for result in analyse(engine, plan, tmp_path, [1, 1]))
         assert (tmp_path / "runs").read_text().splitlines() == expected

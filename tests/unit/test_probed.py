@@ -26,6 +26,7 @@ from badcjobs.workers.learned import (
     to_toml,
 )
 from badcjobs.workers.memory_limits import MemoryLimit
+from badcjobs.workers.stream_session import EngineStart
 
 TRIALS = [
     trial(60, 400, peak_bytes=3 * GIB),
@@ -159,7 +160,7 @@ def plan(slot: int = 0, *, name: str = "Tesla V100", memory_bytes: int | None = 
 
 
 def engine() -> DemoEngine:
-    made = DemoEngine((), environ={}, launcher=SubprocessLauncher("test"), clock=SystemClock())
+    made = DemoEngine(EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
     made.version = "1.0"
     return made
 

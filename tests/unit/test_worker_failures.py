@@ -13,7 +13,7 @@ from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.retry import classify, how_ended, signal_of
-from badcjobs.workers.stream_session import Patience, read_oom_kills
+from badcjobs.workers.stream_session import EngineStart, Patience, read_oom_kills
 
 # Cut from real logs of HawkEars, PyTorch, the NVIDIA driver, Linux and Slurm.
 SAID = [
@@ -152,13 +152,9 @@ def test_without_a_length_the_slowest_chunk_is_the_measure() -> None:
 
 
 def run_command(folder: Path, program: str) -> list[str | None]:
-    engine = CommandEngine(
-        f"sh -c '{program}' {{input}} {{output}}",
-        environ={"PATH": os.environ["PATH"]},
-        launcher=SubprocessLauncher("test"),
-        clock=SystemClock(),
-    )
-    engine.patience = Patience(start_s=0.3, least_s=0.3, slowest=0.0)
+    start = EngineStart((), {"PATH": os.environ["PATH"]}, SubprocessLauncher("test"), SystemClock())
+    patience = Patience(start_s=0.3, least_s=0.3, slowest=0.0)
+    engine = CommandEngine(start, f"sh -c '{program}' {{input}} {{output}}", patience)
     session = engine.open(WorkerPlan(0, None, None, 1), folder)
     try:
         news = list(session.process([Chunk("r", "c", "a.wav", "/a.wav", 0, 1000)]))
