@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from badcjobs.model import Device, MemoryHeld, WorkerPlan
 from badcjobs.seams import Clock
@@ -94,29 +94,18 @@ def begin(
     return wanted, most, reason, False
 
 
+@dataclass
 class Ramp:
-    """Measures what each number of workers achieves, and says when to go on.
+    """Measures what each number of workers achieves, and says when to go on."""
 
-    Parameters
-    ----------
-    workers: with how many per device the work was started.
-    most: how many there may be.
-    devices: how many devices there are.
-    settled: an earlier run has found the best number already: nothing is tried.
-    granted_bytes: the main memory of the task; None: no known limit.
-    """
-
-    def __init__(
-        self, workers: int, most: int, devices: int, *, settled: bool, granted_bytes: int | None = None
-    ) -> None:
-        self.workers = workers
-        self.settled = settled
-        self.rates: dict[int, float] = {}  # workers per device → seconds of audio (or chunks) per second
-        self._granted_bytes = granted_bytes
-        self._held: list[MemoryHeld] = []  # main memory, since the window began
-        self._most = most
-        self._devices = devices
-        self._since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
+    workers: int  # per device; at first so many as the work was started with
+    most: int  # how many there may be
+    devices: int  # how many there are
+    settled: bool  # nothing more is tried: an earlier run has found the best number, or this one
+    granted_bytes: int | None = None  # the main memory of the task; None: no known limit
+    rates: dict[int, float] = field(default_factory=dict)  # workers → seconds of audio (or chunks) per second
+    _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since the window began
+    _since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
 
     def look(
         self,
@@ -144,7 +133,7 @@ class Ramp:
             self._held.append(memory_held)  # the same reading may come many times
         started_s, work_before, chunks_before = self._since
         took_s, chunks = now_s - started_s, chunks_done - chunks_before
-        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self.workers * self._devices:
+        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self.workers * self.devices:
             return None
         self.rates[self.workers] = (work_done - work_before) / took_s
         return self._decide(memory_share, chunks_left * took_s / chunks, memory_is_read=memory_held is not None)
@@ -163,12 +152,12 @@ class Ramp:
 
     def _decide(self, memory_share: float | None, left_s: float, *, memory_is_read: bool) -> WorkerStep | None:
         now, rate = self.workers, self.rates[self.workers]
-        granted, held = self._granted_bytes, self.peak_bytes or 0
+        granted, held = self.granted_bytes, self.peak_bytes or 0
         before = self.rates.get(now - 1)
         if before is not None and rate <= _PAYS * before:
             return self._settle(now - 1, f"{now} per device did {rate / before - 1:+.0%} against {now - 1}")
         gain = "" if before is None else f"{now} per device did {rate / before - 1:+.0%} against {now - 1}; "
-        if now >= self._most:
+        if now >= self.most:
             return self._settle(now, f"{gain}no more cores than that")
         if granted is not None and (then := held * (now + 1) / now) > _FULL * granted:
             more = f"one more might raise the main memory in use from {size(held)} to {size(then)}"

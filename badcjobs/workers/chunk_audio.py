@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
@@ -168,30 +168,24 @@ def _join(before: Sequence[Detection], after: Sequence[Detection], joint_ms: int
     return joined + crossing
 
 
+@dataclass
 class PieceRun:
-    """One chunk that is done piece by piece: whatever happens is the fault of the piece at hand.
+    """One chunk that is done piece by piece: whatever happens is the fault of the piece at hand."""
 
-    ``problem``: why a piece could not be cut; ``piece_s``: the length of the piece at hand; ``begun_at_ms``: None
-    before the first piece has begun.
-    """
-
-    def __init__(
-        self, session: Session, chunk: Chunk, audio_s: float, pieces: int, *, cutter: AudioCutter, folder: Path
-    ) -> None:
-        self.chunk = chunk
-        self.audio_s = audio_s
-        self.problem: CannotCut | OSError | None = None
-        self.begun_at_ms: int | None = None
-        self.piece_s = audio_s
-        self._session = session
-        self._pieces = pieces
-        self._cutter = cutter
-        self._folder = folder
+    session: Session
+    chunk: Chunk
+    audio_s: float
+    pieces: int
+    cutter: AudioCutter
+    folder: Path
+    piece_s: float = 0.0  # the length of the piece at hand
+    begun_at_ms: int | None = None  # None: no piece has begun
+    problem: CannotCut | OSError | None = None  # why a piece could not be cut
 
     def process(self) -> Iterator[ChunkStarted | ChunkResult]:
         """Yield the begin and the result of the whole chunk; none where it was stopped, or ``problem`` says why."""
         chunk, heard, result = self.chunk, list[tuple[Stretch, Sequence[Detection]]](), None
-        for start_s, end_s in plan_pieces(self.audio_s, self._pieces):
+        for start_s, end_s in plan_pieces(self.audio_s, self.pieces):
             self.piece_s = end_s - start_s
             try:
                 piece = self._cut(start_s, end_s)
@@ -199,7 +193,7 @@ class PieceRun:
                 self.problem = problem
                 return
             result = None
-            for news in self._session.process([piece]):
+            for news in self.session.process([piece]):
                 if isinstance(news, ChunkResult):
                     result = news
                 if self.begun_at_ms is None:
@@ -212,7 +206,7 @@ class PieceRun:
             if not result.ok:
                 said = (result.error or "").replace(piece.audio_path, chunk.audio_path)
                 where = f"in its piece from {start_s:.0f} s to {end_s:.0f} s"
-                yield replace(result, pieces=self._pieces, error=f"{where}: {said}")
+                yield replace(result, pieces=self.pieces, error=f"{where}: {said}")
                 return
             heard.append(((start_s, end_s), result.detections))
         if result is not None:
@@ -221,17 +215,17 @@ class PieceRun:
 
     def close(self) -> None:
         """Leave no piece behind."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _cut(self, start_s: float, end_s: float) -> Chunk:
         chunk, source = self.chunk, Path(self.chunk.audio_path)
         check_audio(chunk)
         start_ms, end_ms = round(start_s * 1000), round(end_s * 1000)
         name = f"{start_ms // 1000}s"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        target = (self._folder / f"{source.stem[:LONGEST_KEPT_STEM]}~{name}.wav").absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = (self.folder / f"{source.stem[:LONGEST_KEPT_STEM]}~{name}.wav").absolute()
         begin_s = chunk.start_ms / 1000 if chunk.is_cut else 0.0  # of the chunk in its file
-        self._cutter.cut(source, begin_s + start_s, begin_s + end_s, target)
+        self.cutter.cut(source, begin_s + start_s, begin_s + end_s, target)
         return Chunk(
             chunk.recording_id,
             f"{chunk.chunk_id}~{name}",

@@ -31,8 +31,8 @@ _PER_BATCH = ("inputs", "outputs")
 _DEFAULT_BATCH = 64
 
 
-def parse_command(template: str) -> list[str]:
-    """Split a command into words and check its placeholders."""
+def parse_command(template: str) -> tuple[list[str], bool]:
+    """Split a command into words and check its placeholders; say also whether it takes many chunks at once."""
     try:
         words = shlex.split(template)
         fields = {field for word in words for field in _fields(word)}
@@ -49,12 +49,7 @@ def parse_command(template: str) -> list[str]:
             why="placeholders are " + " ".join(f"{{{name}}}" for name in PLACEHOLDERS) + "; write {{ for a brace",
             fix="badcjobs run … --engine command --command 'program {input} {output}'",
         )
-    return words
-
-
-def is_per_batch(words: Sequence[str]) -> bool:
-    """Say whether a checked command takes many chunks at once."""
-    return any(field in _PER_BATCH for word in words for field in _fields(word))
+    return words, needed is _PER_BATCH
 
 
 def _fields(word: str) -> Iterator[str]:
@@ -89,7 +84,7 @@ class CommandEngine:
         self, start: EngineStart, template: str, patience: Patience | None = None, batch: int | None = None
     ) -> None:
         self.start = start
-        self._template = parse_command(template)
+        self._template, self.per_batch = parse_command(template)
         # How fast the program is, is not known: only a silence that is absurd is a hang.
         self.patience = patience or Patience(least_s=900.0, slowest=20.0)
         self._batch = batch  # None: as --engine-arg says
@@ -97,7 +92,7 @@ class CommandEngine:
     @property
     def wants(self) -> int:
         """One chunk, or a batch."""
-        return (self._batch or parse_batch_size(self.start.args)) if is_per_batch(self._template) else 1
+        return (self._batch or parse_batch_size(self.start.args)) if self.per_batch else 1
 
     @property
     def version(self) -> str | None:
@@ -140,13 +135,11 @@ class CommandSession:
     pid: int | None = None
 
     def __init__(self, engine: CommandEngine, plan: WorkerPlan, scratch: Path) -> None:
+        self._engine, self._plan = engine, plan
         self._words = engine.words(plan)
         self._env = engine.environment(plan, scratch)
-        self._device = plan.device
-        self._most = 1 if plan.lean else engine.wants
-        self._launcher, self._clock, self._patience = engine.start.launcher, engine.start.clock, engine.patience
-        self._knows_hawkears = engine.knows_hawkears
-        self._per_batch = is_per_batch(self._words)
+        self._launcher, self._clock = engine.start.launcher, engine.start.clock
+        self._per_batch = engine.per_batch
         self._folder = scratch / "command"  # emptied before each run, whatever a program has left there
         self._outputs = self._folder / "outputs"
         self._log = self._folder / "command.log"
@@ -157,7 +150,7 @@ class CommandSession:
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
         """Run the program; chunks of a batch whose names would collide have a run of their own."""
-        for part in split_batch(batch, self._most):
+        for part in split_batch(batch, 1 if self._plan.lean else self._engine.wants):
             if self._interrupted or self._killed:
                 return
             yield from self._process(part)
@@ -190,7 +183,7 @@ class CommandSession:
         """Run the program on these chunks; return its exit code, None when it was killed before it began."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._outputs.mkdir(parents=True)
-        device = self._device
+        device = self._plan.device
         index = "" if device is None or device.index is None else str(device.index)
         values = {"device": device.pin if device else "", "device_index": index}
         env = dict(self._env)
@@ -208,15 +201,15 @@ class CommandSession:
         audio_s = None if None in lengths else sum(length or 0.0 for length in lengths)
         began_s = self._clock.monotonic_s()
         argv = [word.format(**values) for word in self._words]
-        code = self._wait(argv, env, self._patience.limit_s(audio_s))
+        code = self._wait(argv, env, self._engine.patience.limit_s(audio_s))
         if code == 0:
-            self._patience.learn(self._clock.monotonic_s() - began_s, audio_s)
+            self._engine.patience.learn(self._clock.monotonic_s() - began_s, audio_s)
         return code
 
     def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
         """Run a program to its end; silence in its log for ``limit_s`` is a hang."""
         # A program that we do not know may end processes of its own with TERM: deaf to it, they would hang.
-        hears_term = not self._knows_hawkears
+        hears_term = not self._engine.knows_hawkears
         with self._lock:
             if self._killed:
                 return None
@@ -264,7 +257,7 @@ class CommandSession:
         """Charge a chunk that was alone; of many it is not known which it was, and tables may be half written."""
         said = last_lines(self._log)
         error_class = retry.classify(said, code)
-        if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._knows_hawkears:
+        if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._engine.knows_hawkears:
             error_class = retry.EXIT_CODE
         if error_class == retry.TERMINATED:
             raise SessionBroken(retry.TERMINATED, "the program was ended from outside (SIGTERM)")

@@ -7,14 +7,13 @@ the conversation in it.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import struct
 import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +21,7 @@ from badcjobs.devices.simulated import pretended_bytes
 from badcjobs.errors import BadInput
 from badcjobs.sources.audio_formats import read_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
+from badcjobs.store.run_lock import alone_in
 from badcjobs.workers.hawkears_worker import OrderPipe
 from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
@@ -172,25 +172,15 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
     if per_s is None:
         return None
     wanted = round((audio_s if options.lean else 2 * audio_s) * per_s * _MIB)
-    lock = None if folder is None else os.open(folder, os.O_RDONLY)
-    others = 0
-    try:
-        if folder is not None and lock is not None:
-            with suppress(OSError):  # this filesystem may have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            others = pretended_bytes(folder, options.device, besides=os.getpid())
+    with nullcontext() if folder is None else alone_in(folder):
+        others = 0 if folder is None else pretended_bytes(folder, options.device, besides=os.getpid())
         if device_bytes is not None and wanted + others > device_bytes:
-            free = max(0, device_bytes - others) / _MIB
+            total, free = device_bytes / _MIB, max(0, device_bytes - others) / _MIB
             tried = f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB."
-            return (
-                f"{tried} GPU 0 has a total capacity of {device_bytes / _MIB:.0f} MiB of which {free:.0f} MiB is free"
-            )
+            return f"{tried} GPU 0 has a total capacity of {total:.0f} MiB of which {free:.0f} MiB is free"
         if folder is not None:
             (folder / f"{options.device}.{os.getpid()}").write_text(str(wanted), encoding="ascii")
-        return None
-    finally:
-        if lock is not None:
-            os.close(lock)
+    return None
 
 
 if __name__ == "__main__":

@@ -203,7 +203,6 @@ class SessionFeed:
         broke = False
         try:
             given = self._stage(batch)
-            yield from self._take_not_given()
             for news in self._session.process(given, staged_more) if given else ():
                 yield self._take_back(news)
                 yield from self._take_not_given()
@@ -297,7 +296,7 @@ class SessionFeed:
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
     def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[News]:
-        run = PieceRun(self._session, chunk, audio_s, way.pieces, cutter=self._cutter, folder=self._folder)
+        run = PieceRun(self._session, chunk, audio_s, way.pieces, self._cutter, self._folder)
         try:
             for news in run.process():
                 if isinstance(news, ChunkStarted):
@@ -316,6 +315,7 @@ class SessionFeed:
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
             run.close()
+            self._stager.release(chunk)  # a copy of the whole is of no use
             with self._lock:
                 self._in_pieces = False
                 if self._stopped:

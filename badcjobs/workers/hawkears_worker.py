@@ -122,8 +122,7 @@ def device_facts(module: Any) -> dict[str, object]:
     """Return where HawkEars is going to compute: its own answer, and who that is."""
     import torch  # type: ignore[import-not-found]
 
-    chosen = getattr(getattr(module, "util", None), "get_device", None)
-    device = str(chosen()) if chosen else "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(module.util.get_device())
     if device != "cuda":
         return {"device": device, "uuid": None, "name": platform.processor() or platform.machine()}
     properties = torch.cuda.get_device_properties(0)
@@ -212,14 +211,12 @@ def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int,
 
 
 def species_names(analyzer: Any) -> dict[str, str]:
-    """Return the common name of each label, whichever of them --label chooses; none where HawkEars keeps them apart."""
-    listed = getattr(getattr(analyzer, "class_mgr", None), "all_classes", None)
-    classes, names = list(listed()) if callable(listed) else [], dict[str, str]()
+    """Return the common name of each label, whichever of them --label chooses."""
+    names: dict[str, str] = {}
     for field in ("code", "alt_code", "name", "alt_name"):
-        for one in classes:
-            label, name = getattr(one, field, None), getattr(one, "name", None)
-            if label and name:
-                names.setdefault(str(label), str(name))
+        for one in analyzer.class_mgr.all_classes():
+            if label := getattr(one, field, None):
+                names.setdefault(str(label), str(one.name))
     return names
 
 
@@ -252,11 +249,11 @@ def keep_predictors(module: Any, here: Any) -> None:
 
 def forget_failure(here: Any, error: str) -> None:
     """Put a thread's models back as they were when they were loaded; where that fails, load them anew."""
-    torch = sys.modules.get("torch")
     if is_out_of_memory(error):
+        import torch  # type: ignore[import-not-found]
+
         gc.collect()
-        if torch is not None and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where CUDA is not in use
     predictor = getattr(here, "predictor", None)
     try:
         if predictor is not None:
@@ -288,18 +285,15 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
                 except Exception as problem:
                     error = describe(problem)  # without the frames, which hold memory on the device
                 forget_failure(feed.here, error)
-                if not feed.fail(error):
-                    self._leave(error)
-                    return
-
-        def _leave(self, error: str) -> None:
-            """End a thread that could not load its models: others may have found room."""
-            with self._lock:
-                self._threads -= 1
-            if self._threads and is_out_of_memory(error):
-                feed.talk.say("fewer", threads=self._threads, error=error)
-            else:
-                feed.give_up(error)
+                if feed.fail(error):
+                    continue
+                with self._lock:  # this thread could not load its models; others may have found room
+                    self._threads -= 1
+                if not (self._threads and is_out_of_memory(error)):
+                    feed.give_up(error)
+                else:
+                    feed.talk.say("fewer", threads=self._threads, error=error)
+                return
 
         def _load_heuristics_manager(self, *args: Any, **named: Any) -> Any:
             if getattr(feed.here, "heuristics", None) is None:

@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -249,11 +249,11 @@ def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} = {text}"
 
 
+@dataclass(frozen=True)
 class ProbeStore:
     """The file while a probe writes it; others may write it as well, each their own entries."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    file: Path
 
     def open(self) -> Path | None:
         """Make sure that the file can be read and written; return where a damaged one was put aside, or None.
@@ -307,21 +307,9 @@ class ProbeStore:
     def _alone(self) -> Iterator[None]:
         """Let one probe after the other read the file and write it; not where a filesystem has no locks.
 
-        A lock file of its own, for the file that is kept is replaced; and no folder, which NFS does not lock.
+        A hidden lock file, which stays: the file itself is replaced, and NFS does not lock folders.
         """
-        lock = self.file.with_name(f".{self.file.name}.lock")
-        while True:
-            with lock.open("a") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-                        continue
-                except FileNotFoundError:
-                    continue  # the process that had it before us has removed it
-                except OSError:
-                    pass
-                try:
-                    yield
-                finally:
-                    lock.unlink(missing_ok=True)  # while it is ours: who waits for it finds that it is gone
-                return
+        with self.file.with_name(f".{self.file.name}.lock").open("a") as lock:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

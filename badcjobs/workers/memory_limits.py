@@ -163,13 +163,11 @@ class MemoryLimits:
 
     def _lower(self, limit: MemoryLimit, trouble: _RanOut, way: Way) -> MemoryLimit:
         """Return the limit as it is after a trouble that ended this way."""
-        crowded_s, alone_s = limit.crowded_s, limit.alone_s
         usual_s, lean_s = (self._fitted.get((trouble.model, lean), 0.0) for lean in (False, True))
-        if way.lean and trouble.crowded_s is not None and trouble.crowded_s > usual_s:
-            crowded_s = _least(crowded_s, trouble.crowded_s)
-        if way.pieces > 1 and trouble.alone_s is not None and trouble.alone_s > max(usual_s, lean_s):
-            alone_s = _least(alone_s, trouble.alone_s)
-        return MemoryLimit(crowded_s, alone_s)
+        is_crowded = way.lean and (trouble.crowded_s or 0.0) > usual_s
+        is_alone = way.pieces > 1 and (trouble.alone_s or 0.0) > max(usual_s, lean_s)
+        found = MemoryLimit(trouble.crowded_s if is_crowded else None, trouble.alone_s if is_alone else None)
+        return limit.lower(found)
 
 
 def _least(one: float | None, other: float | None) -> float | None:

@@ -29,7 +29,6 @@ _SHARE = 0.25  # of what is free: workers, databases and other people's jobs nee
 _LOOK_AGAIN_S = 0.2  # fresh chunks come to the queue, and room to the disk, without a word to us
 _GOODBYE_S = 1.0  # a reader that hangs in a dead filesystem is not waited for
 _MOST_FAILURES = 20  # in a row
-_PASSED_OVER = 3  # so often, and a copy makes room
 _MOST_BYTES = 20 * 2**30
 _MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs is the job's own memory
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -82,7 +81,6 @@ class Copy:
     ready: bool = False
     taken: bool = False
     unwanted: bool = False  # an engine has begun with the original
-    passed_over: int = 0  # how often others were taken, and this one was not even near
 
     @property
     def is_sound(self) -> bool:
@@ -110,23 +108,18 @@ def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
     Raise CannotCut where the file is missing, or another one than was listed.
     """
     check_audio(copy.chunk)
-    if not copy.chunk.is_cut:
-        return copy_file(copy.chunk.audio_path, copy.path)
     copy.path.parent.mkdir()
-    copy.end_ms = cut_chunk(copy.chunk, copy.path, cutter)
-    check_audio(copy.chunk)  # it may have been replaced while it was read
-    copy.size_bytes = copy.path.stat().st_size
-    return True
-
-
-def copy_file(source: str, target: Path) -> bool:
-    """Copy a file into a new folder; return False when it has changed meanwhile, or was cut short."""
-    before = os.stat(source)  # noqa: PTH116
-    target.parent.mkdir()
-    shutil.copyfile(source, target)
-    after = os.stat(source)  # noqa: PTH116
+    if copy.chunk.is_cut:
+        copy.end_ms = cut_chunk(copy.chunk, copy.path, cutter)
+        check_audio(copy.chunk)  # it may have been replaced while it was read
+        copy.size_bytes = copy.path.stat().st_size
+        return True
+    source = Path(copy.chunk.audio_path)
+    before = source.stat()
+    shutil.copyfile(source, copy.path)
+    after = source.stat()
     same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    return same and target.stat().st_size == before.st_size
+    return same and copy.path.stat().st_size == before.st_size
 
 
 # --- all copies -------------------------------------------------------------------------------------------------------
@@ -156,7 +149,6 @@ class Stager:
         self._planned: dict[tuple[str, str], Chunk] = {}
         self._copies: dict[tuple[str, str], Copy] = {}
         self._hopeless: set[tuple[str, str]] = set()  # no copy, or one that did not serve: read where they lie
-        self._astray = False  # engines take other chunks than those that are ready
         self._failures = 0  # in a row
         self._number = 0
         self._stopped = False
@@ -232,7 +224,6 @@ class Stager:
             return copy
         if copy is not None:
             copy.unwanted = True
-        self._astray = True
         return None
 
     def _cut_now(self, chunk: Chunk) -> Copy:
@@ -242,7 +233,9 @@ class Stager:
             self.cut_late += 1
             self._folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self._folder).free < size_bytes:
-                self._drop([copy for copy in self._waiting() if copy.ready])
+                for other in [copy for copy in self._waiting() if copy.ready]:
+                    del self._copies[other.chunk.key]
+                    other.remove()
             copy = self._begin(chunk)
             copy.taken, copy.size_bytes = True, size_bytes
         try:
@@ -290,29 +283,18 @@ class Stager:
             return None
 
     def _plan(self) -> None:
-        """Ask what comes next when half of what was ready is gone, or when others are taken than were expected."""
-        if self._planned or not (self._astray or len(self._waiting()) <= self._ahead // 2):
+        """Ask what comes next when half of what was ready is gone."""
+        waiting = len(self._waiting())
+        if self._planned or waiting > self._ahead // 2:
             return
-        coming = {chunk.key: chunk for chunk in self._upcoming(self._ahead)}
-        if self._astray:
-            # Make room: longer chunks may have come to the queue since, and go first. Once is no proof: between queue
-            # and engine a chunk is in neither for a moment.
-            self._astray = False
-            for copy in self._waiting():
-                copy.passed_over = 0 if copy.chunk.key in coming else copy.passed_over + 1
-            self._drop([copy for copy in self._waiting() if copy.ready and copy.passed_over >= _PASSED_OVER])
         fresh = [
-            chunk
-            for key, chunk in coming.items()
-            if key not in self._copies and key not in self._hopeless and (chunk.is_cut or not self._only_cuts)
+            (chunk.key, chunk)
+            for chunk in self._upcoming(self._ahead)
+            if chunk.key not in self._copies
+            and chunk.key not in self._hopeless
+            and (chunk.is_cut or not self._only_cuts)
         ]
-        room = max(0, self._ahead - len(self._waiting()))
-        self._planned.update((chunk.key, chunk) for chunk in fresh[:room])
-
-    def _drop(self, copies: Sequence[Copy]) -> None:
-        for copy in copies:
-            del self._copies[copy.chunk.key]
-            copy.remove()
+        self._planned.update(fresh[: self._ahead - waiting])
 
     def _waiting(self) -> list[Copy]:
         return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]

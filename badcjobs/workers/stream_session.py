@@ -26,31 +26,23 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_HEARD_S = 0.5
 _GOODBYE_S = 10.0
+_FACTOR = 20  # a worker that is silent so many times longer than the slowest chunk so far hangs
+_UNKNOWN_AUDIO_S = 3600.0  # a whole recording, as long as any
 _LONGEST_ERROR = 2000
 _NO_USE_ANY_MORE = frozenset({retry.GPU_LOST, retry.GPU_ERROR, retry.CONFIGURATION, retry.HOST_MEMORY})
 _PROC = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 
 
+@dataclass(kw_only=True)
 class Patience:
-    """Learns from every finished chunk how slow this engine is; one for all workers of a task.
+    """Learns from every finished chunk how slow this engine is; one for all workers of a task."""
 
-    Parameters
-    ----------
-    start_s: how long it may take until the first chunk begins (imports, models, a cold file system).
-    least_s: no silence shorter than this is a hang.
-    slowest: seconds of work per second of audio that are believed while nothing is known yet.
-    """
-
-    FACTOR = 20
-    _UNKNOWN_AUDIO_S = 3600.0  # a whole recording, as long as any
-
-    def __init__(self, *, start_s: float = 900.0, least_s: float = 120.0, slowest: float = 2.0) -> None:
-        self.start_s = start_s
-        self._least_s = least_s
-        self._slowest = slowest
-        self._worst_rate: float | None = None  # seconds of work per second of audio
-        self._worst_s: float | None = None  # where the length of the audio is not known
+    start_s: float = 900.0  # until the first chunk begins (imports, models, a cold file system)
+    least_s: float = 120.0  # no shorter silence is a hang
+    slowest: float = 2.0  # seconds of work per second of audio that are believed while nothing is known yet
+    _worst_rate: float | None = None  # seconds of work per second of audio
+    _worst_s: float | None = None  # where the length of the audio is not known
 
     def learn(self, took_s: float, audio_s: float | None) -> None:
         """Take note of a chunk that came through."""
@@ -61,10 +53,10 @@ class Patience:
     def limit_s(self, audio_s: float | None) -> float:
         """Return how long a worker may be silent that has so much audio in progress."""
         if self._worst_s is None:
-            return self.start_s + self._slowest * (audio_s or self._UNKNOWN_AUDIO_S)
+            return self.start_s + self.slowest * (audio_s or _UNKNOWN_AUDIO_S)
         if audio_s is None or self._worst_rate is None:
-            return max(self._least_s, self.FACTOR * self._worst_s)
-        return max(self._least_s, self.FACTOR * self._worst_rate * audio_s)
+            return max(self.least_s, _FACTOR * self._worst_s)
+        return max(self.least_s, _FACTOR * self._worst_rate * audio_s)
 
 
 @dataclass(frozen=True)

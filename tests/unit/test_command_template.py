@@ -11,7 +11,6 @@ from badcjobs.processes import SubprocessLauncher
 from badcjobs.workers.command import (
     PLACEHOLDERS,
     CommandEngine,
-    is_per_batch,
     parse_batch_size,
     parse_command,
     split_batch,
@@ -37,14 +36,14 @@ def refusal(template: str) -> BadInput:
     ],
 )
 def test_a_command_is_split_as_a_shell_splits_it(template: str, words: list[str]) -> None:
-    assert parse_command(template) == words
+    assert parse_command(template) == (words, False)
 
 
 def test_every_placeholder_of_the_contract_is_known() -> None:
     per_chunk = {"input", "output", "device", "device_index", "chunk_id", "recording_id"}
     assert set(PLACEHOLDERS) == per_chunk | {"inputs", "outputs"}
-    assert not is_per_batch(parse_command(" ".join(["prog", *(f"{{{name}}}" for name in per_chunk)])))
-    assert is_per_batch(parse_command("prog {inputs} {outputs} {device} {device_index}"))
+    assert not parse_command(" ".join(["prog", *(f"{{{name}}}" for name in per_chunk)]))[1]
+    assert parse_command("prog {inputs} {outputs} {device} {device_index}")[1]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_a_placeholder_with_a_format_of_its_own_is_refused_now_not_at_the_first_
 
 
 def test_braces_are_written_twice() -> None:
-    assert parse_command("awk '{{print $1}}' {input} {output}")[1] == "{{print $1}}"
+    assert parse_command("awk '{{print $1}}' {input} {output}")[0][1] == "{{print $1}}"
 
 
 def test_a_program_that_is_not_there_is_found_out_before_the_first_chunk() -> None:

@@ -60,14 +60,14 @@ def test_a_store_keeps_what_others_have_written(tmp_path: Path) -> None:
     assert store.find(other.key).result == FOUND.result
     store.put(Probed(KEY.key))
     assert [probed.key.gpu for probed in read_probes(store.file)] == ["H200"]
-    assert [path.name for path in store.file.parent.iterdir()] == ["probe.toml"]
+    assert [path.name for path in store.file.parent.glob("[!.]*")] == ["probe.toml"]
 
 
 def test_a_store_without_an_entry_leaves_no_file_where_there_was_none(tmp_path: Path) -> None:
     store = ProbeStore(tmp_path / "a100.toml")
     assert store.open() is None
     store.put(Probed(KEY.key))  # what was to be forgotten
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("[!.]*")) == []
     store.put(FOUND)
     store.put(Probed(KEY.key))
     assert read_probes(store.file) == [] and store.file.exists()
@@ -80,7 +80,7 @@ def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_pat
                 for n in range(4)]  # fmt: skip
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     assert len(read_probes(store.file)) == 16
-    assert [path.name for path in tmp_path.iterdir()] == ["probe.toml"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["probe.toml"]
 
 
 def _put_in_a_child(store: ProbeStore, probes: list[Probed]) -> int:
@@ -136,7 +136,7 @@ def test_a_file_that_no_probe_has_written_is_never_replaced_nor_renamed(tmp_path
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadInput):
         ProbeStore(file).open()
-    assert [(one, one.read_bytes()) for one in tmp_path.iterdir()] == [(file, text.encode("latin-1"))]
+    assert [(one, one.read_bytes()) for one in tmp_path.glob("[!.]*")] == [(file, text.encode("latin-1"))]
 
 
 def test_a_store_of_another_name_that_is_empty_or_was_ours_is_mended(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import SessionBroken
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.staging import Stager, copy_file
+from badcjobs.workers.staging import Copy, Stager, make_copy
 from badcjobs.workers.supervise import Supervisor
 
 PLENTY = 10**9
@@ -176,20 +176,6 @@ def test_a_file_that_is_too_large_is_read_where_it_lies_and_holds_nobody_up(benc
     assert bench.stager.failed_copies == 0
 
 
-def test_copies_that_come_much_later_than_was_thought_make_room(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ahead=4)
-    chunks = bench.chunks(12)
-    bench.start(chunks[:4])
-    bench.coming[:] = [*chunks[4:], *chunks[:4]]  # longer chunks have come to the queue
-    for chunk in chunks[4:7]:
-        assert bench.take(chunk) == chunk
-        time.sleep(0.1)
-    expected = ["c10.wav", "c7.wav", "c8.wav", "c9.wav"]
-    wait_for(lambda: [path.name for path in bench.copies] == expected, "the next four")
-    assert bench.take(chunks[7]) != chunks[7]
-    bench.stager.stop()
-
-
 # --- a favour, not a condition ----------------------------------------------------------------------------------------
 
 
@@ -243,9 +229,10 @@ def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path, caplo
 
 def test_a_file_whose_length_is_not_what_was_said_is_no_copy(tmp_path: Path) -> None:
     # What /proc says of its files' sizes is never true: as with a file that is still being written.
-    assert not copy_file("/proc/self/status", tmp_path / "1" / "status")
     (tmp_path / "a.wav").write_bytes(b"audio")
-    assert copy_file(str(tmp_path / "a.wav"), tmp_path / "2" / "a.wav")
+    for audio, is_copy in (("/proc/self/status", False), (str(tmp_path / "a.wav"), True)):
+        copy = Copy(Chunk("r", "c", "a.wav", audio), tmp_path / f"copy-{is_copy}" / "a.wav")
+        assert make_copy(copy, AudioCutter(None)) is is_copy
 
 
 def test_a_copy_that_was_swept_away_is_not_handed_out(bench: Bench) -> None:
