@@ -250,7 +250,7 @@ def keep_predictors(module: Any, here: Any) -> None:
 def forget_failure(here: Any, error: str) -> None:
     """Put a thread's models back as they were when they were loaded; where that fails, load them anew."""
     if is_out_of_memory(error):
-        import torch  # type: ignore[import-not-found]
+        import torch
 
         gc.collect()
         torch.cuda.empty_cache()  # does nothing where CUDA is not in use
