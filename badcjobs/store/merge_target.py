@@ -162,7 +162,7 @@ def _refuse_if(wrong: bool, what: str) -> None:
 
 
 def damaged_name(target: Path) -> Path:
-    """Return where a damaged job database is kept: rows whose task files are gone may still be in it."""
+    """Return where a damaged file is kept: of a job database, rows whose task files are gone may still be in it."""
     names = (target.with_name(f"{target.name}.damaged" + (f".{number}" if number > 1 else "")) for number in count(1))
     return next(name for name in names if not name.exists())
 

@@ -123,7 +123,8 @@ class EngineSetup:
         said = [f"audio of {seconds:g} s and more is {how}" for seconds, how in steps if seconds is not None]
         reason = f"{source}: {', '.join(said)}"
         log.info("%s: %s", model, reason)
-        self._decisions.put(("memory_limit", model, limit.shortest_s, reason))
+        leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
+        self._decisions.put(("memory_limit", model, leanest_s, reason))
 
 
 class SessionFeed:
@@ -180,12 +181,13 @@ class SessionFeed:
 
     def _fitting(self, chunks: Sequence[Chunk], too_long: deque[tuple[Chunk, float, Way]]) -> list[Chunk]:
         """Return the chunks that the engine gets whole; a lean session sets aside those that it gets in pieces."""
+        if not self._way.lean:
+            return list(chunks)
         fitting = []
         for chunk in chunks:
-            way, audio_s = self._way, chunk.audio_s
-            if self._way.lean:
-                way = self._limits.way_of(self._model, chunk.key, audio_s)
-            if self._way.lean and (audio_s is None or way.pieces > 1):  # else it costs nothing to know
+            audio_s = chunk.audio_s
+            way = self._limits.way_of(self._model, chunk.key, audio_s)
+            if audio_s is None or way.pieces > 1:  # else the file need not be looked at
                 audio_s = there_s(chunk, self._cutter)
                 way = self._limits.way_of(self._model, chunk.key, audio_s)
             if audio_s is None or way.pieces == 1:

@@ -27,6 +27,8 @@ from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
 from badcjobs.paths import user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
+from badcjobs.store.atomic_write import replacing, unfinished_name
+from badcjobs.store.merge_target import damaged_name
 from badcjobs.workers.engines import lanes_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
@@ -63,19 +65,19 @@ class Lesson:
     worker_bytes: int | None = None  # of main memory, for each worker
 
 
+@dataclass(frozen=True)
 class Learned:
     """The lessons about one engine and its options; files nearer to the run come first, all of them are written."""
 
-    def __init__(self, subject: str, files: Iterable[Path]) -> None:
-        self._subject = subject
-        self._files = list(files)
+    subject: str
+    files: Sequence[Path]
 
     def about(self, model: str) -> Lesson:
         """Return what is known about a model of device, each fact from the first file that has it."""
         facts: dict[str, Any] = {}
         try:
-            for file in self._files:
-                facts = {**_read_lessons(file).get(self._subject, {}).get(model, {}), **facts}
+            for file in self.files:
+                facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
             limit = MemoryLimit(facts.pop("crowded_s", None), facts.pop("alone_s", None))
             return Lesson(**facts, limit=limit)
         except (AttributeError, TypeError):
@@ -83,10 +85,10 @@ class Learned:
 
     def note(self, model: str, **facts: float | None) -> None:
         """Add facts to every file that can be written; who writes at the same moment may win, and that is no harm."""
-        for file in self._files:
+        for file in self.files:
             lessons = _read_lessons(file)
             try:
-                lessons.setdefault(self._subject, {}).setdefault(model, {}).update(facts)
+                lessons.setdefault(self.subject, {}).setdefault(model, {}).update(facts)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 _replace(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
             except (OSError, AttributeError) as error:
@@ -113,15 +115,10 @@ def _read_lessons(file: Path) -> dict[str, Any]:
     return lessons if isinstance(lessons, dict) else {}
 
 
-def _replace(file: Path, text: str, *, if_there: bool = False) -> None:
-    """Write a file and put it in the place of the old one; ``if_there``: only if there is an old one."""
-    temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    try:
+def _replace(file: Path, text: str) -> None:
+    temporary = unfinished_name(file)
+    with replacing(file, temporary, lasting=False):
         temporary.write_text(text, encoding="utf-8")
-        if file.exists() or not if_there:
-            temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # --- what probes have found -------------------------------------------------------------------------------------------
@@ -274,8 +271,7 @@ class ProbeStore:
                         why=f"it is there already, and no probe has written it ({error})",
                         fix=f"the same command with --store {STORE}",
                     ) from error
-                names = (self.file.with_name(f"{self.file.name}.damaged-{number}") for number in range(1, 1000))
-                aside = next(name for name in names if not name.exists())
+                aside = damaged_name(self.file)
                 log.warning("%s is damaged (%s); it is kept as %s", self.file, error, aside.name)
                 self.file.rename(aside)
                 _replace(self.file, to_toml([]))
@@ -301,7 +297,8 @@ class ProbeStore:
             self._write([*others, *([new] if new.trials else [])])
 
     def _write(self, probes: Sequence[Probed]) -> None:
-        _replace(self.file, to_toml(probes), if_there=not probes)
+        if probes or self.file.exists():
+            _replace(self.file, to_toml(probes))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -25,11 +25,6 @@ class MemoryLimit:
     crowded_s: float | None = None  # with the usual threads
     alone_s: float | None = None  # even lean
 
-    @property
-    def shortest_s(self) -> float | None:
-        """What did not fit in the leanest way that was tried."""
-        return self.crowded_s if self.alone_s is None else self.alone_s
-
     def lower(self, other: MemoryLimit) -> MemoryLimit:
         """Return the limit that keeps to both."""
         return MemoryLimit(_least(self.crowded_s, other.crowded_s), _least(self.alone_s, other.alone_s))

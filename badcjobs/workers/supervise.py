@@ -80,7 +80,6 @@ class Supervisor:
         )
         self._threads = [self._make_thread(plan) for plan in plans]
         self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
-        self._failed_openings: dict[int, int] = {}
         self.finished: dict[int, int] = {}  # slot → chunks done
         self.audio_done_s = 0.0
         self.draining = False
@@ -247,11 +246,8 @@ class Supervisor:
         left = {chunk.key: chunk for chunk in event.unanswered}
         rest_s = self._policy.backoff_s if event.broken else 0.0
         if event.broken is not None and event.broken.at_start:
-            failures = self._failed_openings[plan.slot] = self._failed_openings.get(plan.slot, 0) + 1
             log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, event.broken)
-            rest_s = self._policy.rest_s(failures)
-        else:
-            self._failed_openings.pop(plan.slot, None)
+            rest_s = self._policy.rest_s(event.failed_openings)
         for result in self._accuse(plan, event):
             del left[result.chunk.key]
             if result.charged:

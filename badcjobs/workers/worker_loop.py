@@ -52,6 +52,7 @@ class BatchOver:
     broken: SessionBroken | None
     at_ms: int
     retires: bool = False  # the worker ends with it
+    failed_openings: int = 0  # in a row, this one included
 
 
 # An exception is a bug of ours in the thread: it is raised again where the CLI can see it.
@@ -91,7 +92,7 @@ class WorkerThread(threading.Thread):
         self._must_be_lean = plan.lean  # whatever comes: its models did not fit as usual
         self._interrupted = False
         self._killed = False
-        self._gpu_errors = 0  # in a row
+        self._gpu_errors = self._failed_openings = 0  # in a row
 
     # --- called from outside --------------------------------------------------------------------------------------
 
@@ -111,15 +112,13 @@ class WorkerThread(threading.Thread):
 
     def run(self) -> None:
         """Work off the queue (threading.Thread)."""
-        failed_openings = 0
         try:
             while (batch := self._take()) is not None:
                 if not batch.chunks:
                     continue
-                over = self._process(batch, failed_openings)
+                over = self._process(batch)
                 if over.broken is not None:
                     self._close()
-                failed_openings = failed_openings + 1 if over.broken is not None and over.broken.at_start else 0
                 if over.retires:
                     break  # a new process would do the same; the other workers go on
             self._close()
@@ -174,7 +173,7 @@ class WorkerThread(threading.Thread):
             feed.kill()
         return feed
 
-    def _process(self, batch: Batch, failed_openings: int) -> BatchOver:
+    def _process(self, batch: Batch) -> BatchOver:
         """Feed one batch, and what comes after it, to a session; report and return how it ended."""
         unanswered = {chunk.key: chunk for chunk in batch.chunks}
         begun: dict[ChunkKey, ChunkStarted] = {}
@@ -212,9 +211,10 @@ class WorkerThread(threading.Thread):
             broken = SessionBroken(retry.NO_PROGRAM, str(error), at_start=True)
         if broken is not None and broken.error_class == retry.GPU_ERROR and not batch.alone:
             self._gpu_errors += 1  # suspects, which are alone, say nothing of the GPU
-        broken, retires = self._decide_end(broken, failed_openings)
-        left = list(unanswered.values())
-        over = BatchOver(left, list(begun.values()), lost, broken, self._clock.now_ms(), retires)
+        self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
+        broken, retires = self._decide_end(broken)
+        left, now_ms = list(unanswered.values()), self._clock.now_ms()
+        over = BatchOver(left, list(begun.values()), lost, broken, now_ms, retires, self._failed_openings)
         self._report(over)
         return over
 
@@ -228,7 +228,7 @@ class WorkerThread(threading.Thread):
         in_hand = [(chunk, begun[key].at_ms if key in begun else None) for key, chunk in unanswered.items()]
         return self._timetable(self.plan.device_id, in_hand, self._lanes)
 
-    def _decide_end(self, broken: SessionBroken | None, failed_openings: int) -> tuple[SessionBroken | None, bool]:
+    def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:
         """Say whether the worker ends with what broke its session; repeated errors of one GPU mean that it is lost."""
         if broken is None:
             return None, False
@@ -237,10 +237,10 @@ class WorkerThread(threading.Thread):
             return SessionBroken(retry.GPU_LOST, why), True
         if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # the work of others fills the device
             self._must_be_lean = True
-            return broken, failed_openings > 0
+            return broken, self._failed_openings > 1
         is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
         limit = self._openings * (_PATIENCE_WITH_KILLERS if is_killed else 1)
-        return broken, broken.error_class in retry.RETIRING or (broken.at_start and failed_openings + 1 >= limit)
+        return broken, broken.error_class in retry.RETIRING or (broken.at_start and self._failed_openings >= limit)
 
     def _close(self) -> None:
         feed, self._feed = self._feed, None
