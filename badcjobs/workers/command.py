@@ -153,7 +153,13 @@ class CommandSession:
         for part in split_batch(batch, 1 if self._plan.lean else self._engine.wants):
             if self._interrupted or self._killed:
                 return
-            yield from self._process(part)
+            started_at_ms = self._clock.now_ms()
+            yield from (ChunkStarted(chunk, started_at_ms) for chunk in part)
+            code = self._run(part)
+            if code == 0:
+                yield from (self._read(chunk, started_at_ms) for chunk in part)
+            elif code is not None and not (self._per_batch and self._killed):
+                yield from self._explain(part, code, started_at_ms)
 
     def interrupt(self) -> None:
         """Finish what is at hand, then stop."""
@@ -169,15 +175,6 @@ class CommandSession:
         """Remove the last outputs; the exit codes are with the attempts."""
         shutil.rmtree(self._folder, ignore_errors=True)
         return None
-
-    def _process(self, part: Sequence[Chunk]) -> Iterator[ChunkStarted | ChunkResult]:
-        started_at_ms = self._clock.now_ms()
-        yield from (ChunkStarted(chunk, started_at_ms) for chunk in part)
-        code = self._run(part)
-        if code == 0:
-            yield from (self._read(chunk, started_at_ms) for chunk in part)
-        elif code is not None and not (self._per_batch and self._killed):
-            yield from self._explain(part, code, started_at_ms)
 
     def _run(self, chunks: Sequence[Chunk]) -> int | None:
         """Run the program on these chunks; return its exit code, None when it was killed before it began."""

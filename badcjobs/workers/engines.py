@@ -321,16 +321,10 @@ def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
     A thread keeps two cores busy: while one waits for the device, the next recording is decoded. A lean worker has
     one thread whatever was asked for: each has models of its own.
     """
+    kept = [word for before, word in pairwise(["", *extra_args]) if "--threads" not in (before, word.split("=")[0])]
+    if len(kept) < len(extra_args) and not plan.lean:
+        return list(extra_args)
     threads = 1 if plan.lean else min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2))
-    kept: list[str] = []
-    words = iter(extra_args)
-    for word in words:
-        if word.split("=")[0] != "--threads":
-            kept.append(word)
-        elif not plan.lean:
-            return list(extra_args)
-        elif word == "--threads":
-            next(words, None)
     return [*kept, "--threads", str(threads)]
 
 
