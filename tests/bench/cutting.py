@@ -20,7 +20,7 @@ from typing import Any
 from badcjobs.model import Chunk
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.workers.chunk_audio import cut_chunk
-from badcjobs.workers.staging import copy_file
+from badcjobs.workers.staging import Copy, make_copy
 
 RATE = 48_000
 
@@ -64,7 +64,8 @@ def measure(folder: Path, minutes: float, chunk_s: float, rounds: int) -> dict[s
             chunk = Chunk("night", str(start_ms), "", str(folder / "night.wav"), start_ms, end_ms, is_cut=True)
             cut, copied = folder / "cut.wav", folder / f"copy{turn}-{start_ms}" / "cut.wav"
             found["cut"].append(took_s(lambda c=chunk, to=cut: cut_chunk(c, to, cutter)))  # type: ignore[misc]
-            found["copy"].append(took_s(lambda of=str(cut), to=copied: copy_file(of, to)))  # type: ignore[misc]
+            copy = Copy(Chunk("night", str(start_ms), "", str(cut)), copied)
+            found["copy"].append(took_s(lambda c=copy: make_copy(c, cutter)))  # type: ignore[misc]
             size_bytes = cut.stat().st_size
             cut.unlink()
             shutil.rmtree(copied.parent)
