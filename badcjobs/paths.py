@@ -109,23 +109,16 @@ class LocalFolder:
         self.scratch = path / "scratch"
 
     @classmethod
-    def create(cls, parent: str | None, key: TaskKey) -> LocalFolder:
-        """Make the folder below $SLURM_TMPDIR, $TMPDIR or /tmp."""
-        fix = "export TMPDIR=/a/local/folder   (in the job script, before badcjobs)"
-        return cls._make(f"badcjobs-{key.name}-", parent, fix)
-
-    @classmethod
-    def beside(cls, target: Path) -> LocalFolder:
-        """Make a hidden folder beside the file that will be published: there is no node-local disk to use."""
-        return cls._make(f"{LIVE_PREFIX}{target.stem}-", str(target.parent), None)
-
-    @classmethod
-    def _make(cls, prefix: str, parent: str | None, fix: str | None) -> LocalFolder:
+    def create(cls, parent: Path, prefix: str) -> LocalFolder:
+        """Make a new folder in ``parent``."""
         try:
             return cls(Path(tempfile.mkdtemp(prefix=prefix, dir=parent)))
         except OSError as error:
-            where = parent or error.filename
-            raise BadInput(f"there is no folder to work in: {where}", why=error.strerror, fix=fix) from error
+            raise BadInput(
+                f"there is no folder to work in: {parent}",
+                why=error.strerror,
+                fix="export TMPDIR=/a/local/folder   (in the job script, before badcjobs)",
+            ) from error
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.options import DEVICES
+from badcjobs.cli.options import ConfigWords
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import with_settings
+from badcjobs.cli.output import answer
+from badcjobs.cli.output import environ
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import read_world
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.settings import Config
+from badcjobs.settings import refuse
+from badcjobs.settings import stand_in
+from badcjobs.cli.options import Target
+from badcjobs.cli.options import refuse_data
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli.options import DEVICES, ConfigWords, JsonWanted, with_settings
-from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, read_world, remark, say
-from badcjobs.cli.targets import Target, refuse_data
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.settings import Config, refuse, stand_in
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceWish
-    from badcjobs.devices.listing import Listing
-    from badcjobs.model import StandIn
 
 
 @with_settings(*DEVICES)
@@ -36,10 +49,19 @@ def gpus(
     Example: CUDA_VISIBLE_DEVICES=2 badcjobs gpus --simulate 4 --json   (or, on a shared machine: badcjobs gpus
     --free 2 --wait 600)
     """
+    from badcjobs.devices.free import Waiting, list_free
+    from badcjobs.devices.listing import list_granted
+    from badcjobs.devices.locks import DeviceLocks, lock_folder
+    from badcjobs.report.text import devices_text
 
     wish = _wish(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
-        found = _find(stand_in(Path.cwd(), **devices), wish, everything)
+        simulated, clock, variables = stand_in(Path.cwd(), **devices), SystemClock(), environ()
+        if wish is None:
+            found = list_granted(variables, clock, stand_in=simulated, everything=everything)
+        else:
+            locks = DeviceLocks(lock_folder(variables), clock, None)
+            found = list_free(variables, simulated, wish, locks, Waiting(clock, remark))
     except NotHere as error:
         if not json_wanted:
             raise
@@ -77,25 +99,13 @@ def _wish(free: int | None, everything: bool, **limits: Any) -> DeviceWish | Non
     return wish
 
 
-def _find(devices: StandIn, wish: DeviceWish | None, everything: bool) -> Listing:
-    from badcjobs.devices.free import Waiting, list_free
-    from badcjobs.devices.listing import list_granted
-    from badcjobs.devices.locks import DeviceLocks, lock_folder
-
-    clock, variables = SystemClock(), environ()
-    if wish is None:
-        return list_granted(variables, clock, stand_in=devices, everything=everything)
-    view = DeviceLocks(lock_folder(variables), clock, None)
-    return list_free(variables, devices, wish, view, Waiting(clock, remark))
-
-
 @with_settings(*DEVICES)
 def record(
     out: Annotated[Path, typer.Option(help="Where to; .sqlite, .csv or .jsonl.")],
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Record while this command runs.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between samples.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.01, max=86_400, help="Seconds between samples.")] = 1.0,
     duration: Annotated[float | None, typer.Option(min=0.0, help="Stop after so many seconds, with SIGTERM.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     config: ConfigWords = None,

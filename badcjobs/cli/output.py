@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -165,7 +164,7 @@ def environ() -> Mapping[str, str]:
 
 
 def read_world() -> World:
-    """Return the real world, listening for signals from now on; under nohup the work outlives the terminal."""
+    """Return the real world, listening for signals from now on."""
     from dataclasses import replace
 
     from badcjobs.clock import SystemClock
@@ -173,8 +172,5 @@ def read_world() -> World:
 
     clock = SystemClock()
     stop = StopRequest(clock.monotonic_s)
-    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     stop.install()
-    if deaf:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return replace(World.here(environ(), clock, stop), log_to=log_to_file, progress=Pace("chunks listed"))

@@ -31,9 +31,9 @@ COMMANDS = {
     "merge": ("results", "Join task databases and say what happened."),
     "report": ("results", "Say what a merged job's numbers mean."),
     "export": ("results", "Write tables for other programs."),
-    "check": ("check", "Say what would go wrong, before anything is submitted."),
-    "plan": ("plan", "Say what a campaign takes; write its shards and scripts."),
-    "probe": ("probe", "Find how long a chunk may be on each GPU model."),
+    "check": ("before", "Say what would go wrong, before anything is submitted."),
+    "plan": ("before", "Say what a campaign takes; write its shards and scripts."),
+    "probe": ("before", "Find how long a chunk may be on each GPU model."),
     "cluster": ("machine", "Show the free GPUs of the cluster."),
     "guide": ("start", "Show a page of the handbook."),
 }

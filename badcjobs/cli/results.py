@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import errno
+from badcjobs.cli.options import ConfigWords
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.output import Pace
+from badcjobs.cli.output import colour_wanted
+from badcjobs.cli.output import hand_out
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.cli.output import shown
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.settings import Config
+from badcjobs.settings import refuse
+from badcjobs.cli.options import Target
+from badcjobs.cli.options import is_stdout
+from badcjobs.cli.options import refuse_data
+from badcjobs.cli.options import sources_of
+
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from badcjobs.cli.options import ConfigWords, JsonWanted
-from badcjobs.cli.output import Pace, colour_wanted, hand_out, log_to_stderr, print_json, remark, say, shown
-from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, ExitCode
-from badcjobs.settings import Config, refuse
 
 if TYPE_CHECKING:
-    from badcjobs.report.export import ExportOrder
     from badcjobs.report.job import FinishedJob
 
 _ROWS = "rows of the source read"
@@ -110,7 +121,7 @@ def report(
     )
     for target, make in zip(targets, forms, strict=True):
         if target.path is not None:
-            _write(target, target.path, make(), job)
+            _write(target.path, make())
     if json_wanted:
         print_json(found.to_dict())
     elif not to_stdout and not quiet:
@@ -123,14 +134,12 @@ def _refuse_two_results(job: Path, json_wanted: bool, targets: Sequence[Target])
     wanted = ["--json"] if json_wanted else []
     wanted += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
     if len(wanted) > 1:
-        kept = wanted[0].split()  # the others go into files
-        files = [word for target in targets if is_stdout(target.path) for word in (target.option, target.instead)]
-        again = shlex.join(["badcjobs", "report", str(job), *kept, *(files if json_wanted else files[2:])])
+        again = f"badcjobs report {shlex.quote(str(job))} {wanted[0]}   (and the others into files)"
         raise BadInput(f"{' and '.join(wanted)} cannot be printed together", why="stdout holds one document", fix=again)
     return bool(wanted)
 
 
-def _write(target: Target, path: Path, text: str, job: Path) -> None:
+def _write(path: Path, text: str) -> None:
     """Write a document, to stdout or whole to its file; a reader who has seen enough of a pipe is no failure."""
     from badcjobs.report.job import write_whole
 
@@ -140,14 +149,8 @@ def _write(target: Target, path: Path, text: str, job: Path) -> None:
     try:
         write_whole(path, text)
     except BadInput as error:
-        if isinstance(error.__cause__, BrokenPipeError):
-            return
-        fix, again = error.fix, ["badcjobs", "report", str(job), target.option]
-        if isinstance(error.__cause__, IsADirectoryError):
-            fix = shlex.join([*again, target.instead])
-        elif isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
-            fix = f"ulimit -f unlimited && {shlex.join([*again, str(path)])}"
-        raise BadInput(f"{target.option} {error.what}", why=error.why, fix=fix) from error
+        if not isinstance(error.__cause__, BrokenPipeError):
+            raise
 
 
 # --- export -----------------------------------------------------------------------------------------------------------
@@ -179,11 +182,12 @@ def export(
 
     Example: badcjobs export runs/july --format csv --by-study-area --min-score 0.8 -o july-detections
     """
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from badcjobs.report.export import ExportOrder
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
+    from badcjobs.store.atomic_write import cannot_write
     from badcjobs.store.export_tables import Wanted, parse_window
 
     log_to_stderr(quiet=True)
@@ -215,10 +219,8 @@ def export(
         chosen,
         force,
     )
-    # What was written of several files before it is stopped is of this export, and may be overwritten.
-    again = replace(order, force=order.force or (order.heard and order.needs_folder))
-    with _careful_output(again):
-        pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
+    pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
+    try:
         written, notes, never_heard = carry_out(
             order, sys.stdout.buffer, lambda table, rows: pace(rows, what=f"rows of {table} written")
         )
@@ -230,26 +232,11 @@ def export(
         elif not to_stdout:
             for file in written:
                 say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
-        for note in notes:
-            remark(note)
-    return 0
-
-
-@contextmanager
-def _careful_output(order: ExportOrder) -> Iterator[None]:
-    """Say what is wrong with the output; a reader of stdout who has seen enough (`| head -1`) is no failure."""
-    from dataclasses import replace
-
-    into_file = order if order.output is not None else replace(order, output=Path(f"export.{order.form}"))
-    larger_files = f"ulimit -f unlimited && {into_file.command_line()}"
-    try:
-        yield
-    except BadInput as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
-            raise BadInput(error.what, why=error.why, fix=larger_files) from error
-        raise
-    except OSError as error:
+    except OSError as error:  # of stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
-        if not isinstance(error, BrokenPipeError):
-            fix = larger_files if error.errno == errno.EFBIG else "df -h   (then -o FILE, on a disk with space)"
-            raise BadInput("stdout cannot be written", why=error.strerror, fix=fix) from error
+        if isinstance(error, BrokenPipeError):
+            return 0  # a reader who has seen enough (`| head -1`) is no failure
+        raise cannot_write(Path("stdout"), error) from error
+    for note in notes:
+        remark(note)
+    return 0

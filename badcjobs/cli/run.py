@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -108,6 +109,8 @@ def submit(
     if cluster != "local":
         refuse_for_slurm({"--script": script, "--share-gpus": share_gpus or None, "--kill-wait": kill_wait})
     kill_wait_s = 30.0 if kill_wait is None else kill_wait
+    if not math.isfinite(kill_wait_s):
+        raise BadInput(f"--kill-wait {kill_wait_s} is not a number of seconds", fix="--kill-wait 30")
     local = LocalSettings(share_gpus=share_gpus, max_requeues=requeues, kill_wait_s=kill_wait_s, again=again)
     if script is not None:
         return submit_script(script, out, flags if config is None else {**flags, "config": config}, options, local, how)

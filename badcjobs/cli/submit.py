@@ -45,16 +45,11 @@ _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVI
 _NOT_OF_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
 # Of run: what reaches a script, or the emulation; all others are for the badcjobs that the script starts.
 _FOR_SCRIPTS = ("source", "simulate", "simulate_script", "replay")
+# What only the emulation takes, and what to do instead under Slurm.
 _OF_THE_EMULATION = {
-    "--script": ("Slurm takes a script from sbatch", "sbatch {}"),
-    "--share-gpus": (
-        "which tasks share a GPU is for Slurm to say",
-        "the same command without it; --workers-per-gpu auto starts as many engines on each GPU as pay",
-    ),
-    "--kill-wait": (
-        "how long Slurm waits between TERM and KILL is set for the whole cluster",
-        "scontrol show config | grep KillWait   (and the same command without it)",
-    ),
+    "--script": "sbatch {}",
+    "--share-gpus": "--workers-per-gpu auto   (as many engines on each GPU as pay)",
+    "--kill-wait": "scontrol show config | grep KillWait   (it is set for the whole cluster)",
 }
 _ROWS = "rows of the source read"
 
@@ -71,9 +66,11 @@ class SubmitFlags:
 
 def refuse_for_slurm(given: Mapping[str, object]) -> None:
     """Refuse options that mean something to the emulation only; without a word they would change nothing."""
-    for option, (why, fix) in _OF_THE_EMULATION.items():
+    for option, fix in _OF_THE_EMULATION.items():
         if given[option] is not None:
-            raise BadInput(f"{option} goes with --cluster local", why=why, fix=fix.format(given[option]))
+            raise BadInput(
+                f"{option} goes with --cluster local", why="Slurm decides this itself", fix=fix.format(given[option])
+            )
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------

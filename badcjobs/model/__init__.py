@@ -60,4 +60,3 @@ from badcjobs.model.work import is_longer as is_longer
 from badcjobs.model.work import is_stretch as is_stretch
 from badcjobs.model.work import parse_pattern as parse_pattern
 from badcjobs.model.work import parse_patterns as parse_patterns
-from badcjobs.model.work import plan_stretches as plan_stretches

@@ -241,25 +241,20 @@ class Cutting:
         return found
 
     def stretches(self, audio_ms: int) -> Sequence[tuple[int, int]]:
-        """Return start and end of the chunks of a whole recording."""
+        """Return start and end of the chunks that cover a whole recording, each sharing the overlap with the next.
+
+        What would be left for a last one that has less than three seconds of its own goes to the one before.
+        """
         if self.chunk_length_s is None:
             return [(0, audio_ms)]
-        return plan_stretches(audio_ms, round(self.chunk_length_s * 1000), round(self.overlap_s * 1000))
+        length_ms, overlap_ms = round(self.chunk_length_s * 1000), round(self.overlap_s * 1000)
+        step_ms = length_ms - overlap_ms
+        more_ms = audio_ms - overlap_ms - _LEAST_OF_ITS_OWN_MS  # where the last one begins at the latest
+        starts = range(0, (1 + max(0, more_ms // step_ms)) * step_ms, step_ms)
+        return [*((start, start + length_ms) for start in starts[:-1]), (starts[-1], audio_ms)]
 
 
 AS_IT_COMES = Cutting()
-
-
-def plan_stretches(audio_ms: int, length_ms: int, overlap_ms: int) -> list[tuple[int, int]]:
-    """Return the stretches that cover a recording, each sharing the overlap with the next.
-
-    What would be left for a last one that has less than three seconds of its own goes to the one before.
-    """
-    step_ms = length_ms - overlap_ms
-    more_ms = audio_ms - overlap_ms - _LEAST_OF_ITS_OWN_MS  # where the last one begins at the latest
-    count = 1 + max(0, more_ms // step_ms)
-    stretches = [(n * step_ms, n * step_ms + length_ms) for n in range(count)]
-    return [*stretches[:-1], (stretches[-1][0], audio_ms)]
 
 
 def is_stretch(start_ms: int, end_ms: int, audio_ms: int) -> bool:

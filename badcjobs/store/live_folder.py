@@ -59,15 +59,15 @@ class LiveFolder:
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
     """Make the folder; ``wanted`` is auto, local or shared, ``target`` the file that will be published."""
-    candidate = Path(local_dir or tempfile.gettempdir())
+    candidate, name = Path(local_dir or tempfile.gettempdir()), f"badcjobs-{key.name}-"
     filesystem = read_filesystem(candidate)
     if wanted == "local":
-        return LiveFolder(LocalFolder.create(str(candidate), key), filesystem, False, "run.live_mode = local")
+        return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
     why = "run.live_mode = shared"
     if wanted != "shared":
         if not filesystem.shared or not candidate.exists():
             try:
-                folder = LocalFolder.create(str(candidate), key)
+                folder = LocalFolder.create(candidate, name)
                 _write_something(folder)
                 return LiveFolder(folder, filesystem, False, f"{candidate} is local")
             except BadInput as error:
@@ -76,7 +76,8 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
                 why = f"{candidate} cannot be written ({error.strerror})"
         else:
             why = f"{candidate} is no node-local disk ({filesystem.words})"
-    return LiveFolder(LocalFolder.beside(target), read_filesystem(target.parent), True, why)
+    hidden = LocalFolder.create(target.parent, f"{LIVE_PREFIX}{target.stem}-")
+    return LiveFolder(hidden, read_filesystem(target.parent), True, why)
 
 
 def _write_something(folder: LocalFolder) -> None:

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 _PUBLISH_EVERY_S = 30.0
 _FIRST_SAMPLE_PATIENCE_S = 10.0
-_LONGEST_INTERVAL_S = 86_400.0
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may be well again later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
@@ -123,12 +122,6 @@ def _check_options(options: RecordingOptions, duration_s: float | None, out: Pat
     for name, value in (("interval", options.interval_s), ("duration", duration_s)):
         if value is not None and not math.isfinite(value):
             raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
-    if options.interval_s > _LONGEST_INTERVAL_S:
-        raise BadInput(
-            f"--interval {options.interval_s:g} is too long",
-            why=f"at least one sample a day ({_LONGEST_INTERVAL_S:.0f} s) makes a recording",
-            fix="--interval 60",
-        )
     replay = options.stand_in.replay
     if replay is not None and out.exists() and Path(replay).exists() and out.samefile(replay):
         raise BadInput(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+
 import csv
 import json
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -16,8 +18,6 @@ from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.task_files import TaskFile
 
-from badcjobs.clock import SystemClock
-from badcjobs.store.merge import MergeOrder, merge
 
 COLUMNS = [
     "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",
@@ -119,15 +119,6 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
     said = f"1 file is in {folder} that this export did not write, perhaps of an earlier one: Fort Smith.csv;"
     assert said in renamed.stderr
     assert len(read_csv(folder / "FS-01.csv")) == len(read_csv(folder / "Fort Smith.csv")) == 3
-
-
-def test_areas_for_which_there_is_no_room_are_answered_with_a_line_that_finds_its_own_files(job: Site) -> None:
-    line = 'ulimit -S -f 0; "$0" -m badcjobs export "$1" --format csv --by-study-area -o areas'
-    argv = ["bash", "-c", line, sys.executable, str(job.out)]
-    told = subprocess.run(argv, env=job.environ(), cwd=job.folder, capture_output=True, text=True)
-    assert told.returncode == 2
-    again = f"badcjobs export {job.out} --format csv --by-study-area --force -o areas"
-    assert f"  try: ulimit -f unlimited && {again}\n" in told.stderr, told.stderr
 
 
 def test_species_and_scores_are_chosen_and_the_unheard_are_named(job: Site) -> None:

@@ -12,7 +12,7 @@ import typer
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 
-from badcjobs.cli.check import make_parser
+from badcjobs.cli.before import make_parser
 from badcjobs.cli.program import app
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.sbatch_options import Asked

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.audio import make_wav
 
 from badcjobs.errors import BadInput
-from badcjobs.model import Chunk, Cutting, plan_stretches
+from badcjobs.model import Chunk, Cutting
 from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import WHOLE, Shard
@@ -139,7 +139,7 @@ def test_the_chunks_of_a_recording_cover_it_and_share_what_was_asked(
     audio_ms: int, length_ms: int, share: float, step: int
 ) -> None:
     overlap_ms = int(share * (length_ms - step))
-    stretches = plan_stretches(audio_ms, length_ms, overlap_ms)
+    stretches = Cutting(None, length_ms / 1000, overlap_ms / 1000).stretches(audio_ms)
     assert stretches[0][0] == 0 and stretches[-1][1] == audio_ms
     for before, after in itertools.pairwise(stretches):
         assert before[1] - after[0] == overlap_ms
