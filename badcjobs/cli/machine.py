@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import DEVICES
-from badcjobs.cli.options import ConfigWords
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import with_settings
-from badcjobs.cli.output import answer
-from badcjobs.cli.output import environ
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.settings import Config
-from badcjobs.settings import refuse
-from badcjobs.settings import stand_in
-from badcjobs.cli.options import Target
-from badcjobs.cli.options import refuse_data
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from badcjobs.cli.options import DEVICES, ConfigWords, JsonWanted, Target, refuse_data, with_settings
+from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, read_world, remark, say
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, ExitCode, NotHere
+from badcjobs.settings import Config, refuse, stand_in
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceWish
@@ -52,7 +36,6 @@ def gpus(
     from badcjobs.devices.free import Waiting, list_free
     from badcjobs.devices.listing import list_granted
     from badcjobs.devices.locks import DeviceLocks, lock_folder
-    from badcjobs.report.text import devices_text
 
     wish = _wish(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:

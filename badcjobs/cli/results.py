@@ -2,26 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import ConfigWords
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.output import Pace
-from badcjobs.cli.output import colour_wanted
-from badcjobs.cli.output import hand_out
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.cli.output import shown
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.settings import Config
-from badcjobs.settings import refuse
-from badcjobs.cli.options import Target
-from badcjobs.cli.options import is_stdout
-from badcjobs.cli.options import refuse_data
-from badcjobs.cli.options import sources_of
-
 import os
 import shlex
 import sys
@@ -31,6 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from badcjobs.cli.options import ConfigWords, JsonWanted, Target, is_stdout, refuse_data, sources_of
+from badcjobs.cli.output import Pace, colour_wanted, hand_out, log_to_stderr, print_json, remark, say, shown
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, ExitCode
+from badcjobs.settings import Config, refuse
 
 if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob

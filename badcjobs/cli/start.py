@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.output import answer
-from badcjobs.cli.output import colour_wanted
-from badcjobs.cli.output import hand_out
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.cli.options import Target
-from badcjobs.cli.options import refuse_data
-
 import math
 from array import array
 from pathlib import Path
@@ -22,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from badcjobs.cli.options import JsonWanted, Target, refuse_data
+from badcjobs.cli.output import answer, colour_wanted, hand_out, print_json, read_world, remark, say
+from badcjobs.errors import BadcjobsError, BadInput
 
 if TYPE_CHECKING:
     import random

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-
 import csv
 import json
 import sqlite3
@@ -18,6 +14,8 @@ from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.task_files import TaskFile
 
+from badcjobs.clock import SystemClock
+from badcjobs.store.merge import MergeOrder, merge
 
 COLUMNS = [
     "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",

@@ -75,7 +75,7 @@ CASES = {
     "report of something else": Case(("report", "good.csv"), 4, ("good.csv", "not a database")),
     "report with two documents for stdout": Case(
         ("report", "july", "--markdown", "-", "--prometheus", "-"), 2,
-        ("--markdown - and --prometheus -", "badcjobs report july --markdown - --prometheus report.prom"),
+        ("--markdown - and --prometheus -", "badcjobs report july --markdown -   (and the others into files)"),
     ),
     "guide to a topic nobody knows": Case(("guide", "cooking"), 2, ("cooking", "sbatch")),
     "gpus without any": Case(("gpus", "--simulate", 0), 2, ("--simulate", "0")),
