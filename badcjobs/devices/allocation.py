@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -188,28 +188,18 @@ class EndTime:
     source: str
 
 
-def read_end_variable(facts: Mapping[str, str], now_ms: int) -> EndTime | None:
-    """Return the end that Slurm's variable gives; None where it is not set, or cannot be true any more.
+def parse_end(text: str, source: str, now_ms: int) -> EndTime | None:
+    """Read SLURM_JOB_END_TIME, or the output of ``squeue -h -o %e``; None where it names no end that is to come.
 
-    It is written once, when the job starts: after ``scontrol update TimeLimit=…`` an end in the past is an old one.
+    Epoch seconds or a local date; NONE, Unknown and N/A are no end. The variable is written once, when the job starts:
+    after ``scontrol update TimeLimit=…`` an end in the past is an old one. Of several lines (a heterogeneous job, a
+    banner) the earliest end counts.
     """
-    return _earliest_end([facts.get(END_VARIABLE, "")], END_VARIABLE, now_ms)
-
-
-def parse_squeue_end(text: str, now_ms: int) -> EndTime | None:
-    """Read the output of ``squeue -h -o %e``; None where it names no end: NONE, Unknown, N/A, or nothing at all.
-
-    Epoch seconds or a local date. Of several lines (a heterogeneous job, a banner) the earliest end counts.
-    """
-    return _earliest_end([line.strip() for line in text.splitlines()], "squeue", now_ms)
-
-
-def _earliest_end(texts: Sequence[str], source: str, now_ms: int) -> EndTime | None:
     found = []
-    for text in texts:
-        at_s: float | None = _whole_number(text)
+    for line in map(str.strip, text.splitlines()):
+        at_s: float | None = _whole_number(line)
         with suppress(ValueError, OverflowError, OSError):
-            at_s = datetime.fromisoformat(text).timestamp() if at_s is None and "T" in text else at_s
+            at_s = datetime.fromisoformat(line).timestamp() if at_s is None and "T" in line else at_s
         if at_s is not None and now_ms < at_s * 1000 <= now_ms + _LONGEST_S * 1000:
             found.append(round(at_s * 1000))
     return EndTime(min(found), source) if found else None

@@ -9,21 +9,11 @@ from dataclasses import asdict, dataclass, field
 from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.choose import open_reader
 from badcjobs.devices.visibility import Grant, as_device, resolve_devices
-from badcjobs.model import Device, InventoryDevice, ProcessReading, Reading, StandIn
+from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProcess:
-    """A process on a device; None: nobody told, or it is not to be seen from here."""
-
-    pid: int
-    user: str | None
-    program: str | None
-    memory_used_bytes: int | None
-
-
-def name_processes(readings: Sequence[ProcessReading]) -> tuple[DeviceProcess, ...]:
+def name_processes(readings: Sequence[ProcessReading]) -> tuple[ProcessFacts, ...]:
     """Return the processes with their names; pids are the host's, so a container may not know them."""
     import psutil  # only here: most callers do not list processes
 
@@ -35,7 +25,7 @@ def name_processes(readings: Sequence[ProcessReading]) -> tuple[DeviceProcess, .
             user, program = process.username(), process.name()
         except (psutil.Error, OSError, ValueError):
             pass  # gone, in another namespace, or no pid at all
-        found.append(DeviceProcess(reading.pid, user, program, reading.memory_used_bytes))
+        found.append(ProcessFacts(reading.pid, program, user, reading.memory_used_bytes))
     return tuple(found)
 
 
@@ -61,7 +51,7 @@ class DeviceNow:
     parent_uuid: str | None = None  # of a MIG slice: its card
     trouble: str | None = None  # why it gives no reading at all
     missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
-    processes: tuple[DeviceProcess, ...] | None = None  # None: not asked for, or not told
+    processes: tuple[ProcessFacts, ...] | None = None  # None: not asked for, or not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from badcjobs import __version__
 from badcjobs.live.run_files import Mark, leads_out, mark_at
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
+from badcjobs.model import ProcessFacts
 from badcjobs.report.prometheus import HOST, READING, Sample, device_samples, prometheus_text, run_samples, samples_of
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock
-from badcjobs.store.read_model import DeviceFacts, ProcessFacts, TaskFacts
+from badcjobs.store.read_model import DeviceFacts, TaskFacts
 from badcjobs.store.read_tasks import read_processes
 
 Document = Mapping[str, Any]

@@ -27,7 +27,7 @@ from badcjobs.live.run_files import (
     read_array,
 )
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
-from badcjobs.model import AlertLimits, InventoryDevice, Reading, StandIn
+from badcjobs.model import AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
 from badcjobs.paths import RunFolder, is_there
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
@@ -38,7 +38,6 @@ from badcjobs.store.read_model import (
     Completeness,
     DeviceFacts,
     JobFacts,
-    ProcessFacts,
     TaskAlert,
     TaskFacts,
     Trail,
@@ -319,9 +318,7 @@ class MachineView:
         except DeviceUnreadable as error:
             trouble = str(error)
         if reading.processes is not None:
-            self._processes[number] = tuple(
-                ProcessFacts(p.pid, p.program, p.user, p.memory_used_bytes) for p in name_processes(reading.processes)
-            )
+            self._processes[number] = name_processes(reading.processes)
         self._readings[number].append((now_ms, reading))
         return DeviceFacts(
             task="",

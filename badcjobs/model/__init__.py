@@ -31,6 +31,7 @@ from badcjobs.model.devices import Envelope as Envelope
 from badcjobs.model.devices import HostReading as HostReading
 from badcjobs.model.devices import InventoryDevice as InventoryDevice
 from badcjobs.model.devices import MemoryHeld as MemoryHeld
+from badcjobs.model.devices import ProcessFacts as ProcessFacts
 from badcjobs.model.devices import ProcessReading as ProcessReading
 from badcjobs.model.devices import Reading as Reading
 from badcjobs.model.devices import StandIn as StandIn

@@ -101,6 +101,16 @@ class ProcessReading:
     sm_percent: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """A process on a device, with its name; None: not known, or not visible from here."""
+
+    pid: int
+    program: str | None
+    user: str | None
+    memory_used_bytes: int | None
+
+
 @dataclass(slots=True)  # not frozen: one is made for each device and second, and freezing takes 4 µs of 30
 class Reading:
     """One device at one instant; None: it does not say, or was not asked this time."""

@@ -91,8 +91,11 @@ def with_slash(folder: Path | str) -> str:
     return f"{str(folder).rstrip('/')}/"
 
 
-def find_audio(path: str, folders: Sequence[str]) -> Found:
-    """Return the absolute path of a file that exists, and its fingerprint from the same look, or raise NoAudio."""
+def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
+    """Return the absolute path and the fingerprint of the file at a path, with its header if ``read`` is given.
+
+    Whatever is wrong is an answer, too.
+    """
     for folder in folders:
         place = path if path.startswith("/") else folder + path.removeprefix("./")
         try:
@@ -101,29 +104,25 @@ def find_audio(path: str, folders: Sequence[str]) -> Found:
             continue
         except OSError as error:
             text = f"cannot look at {shown(path)}: {error.strerror}"
-            raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place) from error
+            return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
         if not stat.S_ISREG(status.st_mode):  # to open a pipe takes until somebody writes to it
             what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
             text = f"{what}, not an audio file: {shown(path)}"
-            raise NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
-        return place, Fingerprint(status.st_size, status.st_mtime_ns)
-    raise _missing(path, folders)
+            return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
+        found = place, Fingerprint(status.st_size, status.st_mtime_ns)
+        return found if read is None else with_header(found, read)
+    links = [link for folder in folders if (link := Path(folder, path)).is_symlink()]
+    if not links:
+        return NoAudio(f"no such file: {shown(path)}", nowhere=True, missing_at=str(Path(folders[0], path)))
+    what, fetch = explain_link(links[0])
+    return NoAudio(f"{what} {shown(path)}", fetch and f"{fetch} .", missing_at=str(links[0]))
 
 
 def with_header(found: Found, read: ReadHeader = read_header) -> Found:
-    """Return what find_audio has found together with what its header says."""
+    """Return what look_at has found together with what its header says."""
     audio_path, known = found
     # Not dataclasses.replace, which takes as long as a look at a local disk.
     return audio_path, Fingerprint(known.audio_bytes, known.audio_mtime_ns, known.audio_sha256, read(audio_path))
-
-
-def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
-    """Return what there is at a path, with its header if that is to be read; whatever is wrong is an answer, too."""
-    try:
-        found = find_audio(path, folders)
-    except NoAudio as problem:
-        return problem.with_traceback(None)
-    return found if read is None else with_header(found, read)
 
 
 def end_ms_of(header: AudioHeader) -> int | None:
@@ -141,14 +140,6 @@ def explain_link(place: Path) -> tuple[str, str | None]:
     if ".git/annex" in str(place.readlink()):
         return "git-annex has not fetched the content of", f"git -C {shlex.quote(str(place.parent))} annex get"
     return "a link to a file that does not exist:", None
-
-
-def _missing(path: str, folders: Sequence[str]) -> NoAudio:
-    links = [place for folder in folders if (place := Path(folder, path)).is_symlink()]
-    if not links:
-        return NoAudio(f"no such file: {shown(path)}", nowhere=True, missing_at=str(Path(folders[0], path)))
-    what, fetch = explain_link(links[0])
-    return NoAudio(f"{what} {shown(path)}", fetch and f"{fetch} .", missing_at=str(links[0]))
 
 
 def path_below(root: str, path: str) -> str:

@@ -181,7 +181,26 @@ def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
 
 
 def _open_listed(listed: ManifestList, root: Path | None, position: int | None) -> Sources:
-    picked = listed.pick(position)
+    """Open the manifest at this position of a list, counted from 0; all of them when it is None."""
+    count = len(listed.manifests)
+    if position is not None and not 0 <= position < count:
+        raise BadInput(
+            f"{listed.path} has no manifest for position {position}: it lists {count}",
+            why=f"an array task takes the manifest at its position, counted from 0; the last is {count - 1}",
+            fix=f"#SBATCH --array=0-{count - 1}",
+        )
+    missing = Mistakes([str(listed.path)])
+    picked = []
+    for line, text in listed.manifests if position is None else listed.manifests[position : position + 1]:
+        # Seen from the working directory, otherwise from the folder of the list; not from --root, which is where
+        # the recordings are.
+        places = [Path(text), listed.path.parent / text]
+        there = [place for place in places if os.path.exists(place)]  # noqa: PTH110  (Path.exists may raise)
+        if there:
+            picked.append((line, there[0]))
+        else:
+            missing.add(line, f"no such manifest: {shown(text)}")
+    missing.raise_any()
     mistakes = Mistakes([str(path) for _, path in picked])
     parts: list[AudioSource] = []
     for mistakes.source, (line, path) in enumerate(picked):
@@ -189,7 +208,7 @@ def _open_listed(listed: ManifestList, root: Path | None, position: int | None) 
         if isinstance(source, Manifest):
             parts.append(replace(source, named_by=f" (line {line} of {listed.path})"))
     mistakes.raise_any()
-    return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=len(listed.manifests))
+    return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=count)
 
 
 # --- what a path is ---------------------------------------------------------------------------------------------------
@@ -201,29 +220,6 @@ class ManifestList:
 
     path: Path
     manifests: tuple[tuple[int, str], ...]
-
-    def pick(self, position: int | None) -> list[tuple[int, Path]]:
-        """Return line and place of the manifest at this position, counted from 0; of all when it is None."""
-        count = len(self.manifests)
-        if position is not None and not 0 <= position < count:
-            raise BadInput(
-                f"{self.path} has no manifest for position {position}: it lists {count}",
-                why=f"an array task takes the manifest at its position, counted from 0; the last is {count - 1}",
-                fix=f"#SBATCH --array=0-{count - 1}",
-            )
-        mistakes = Mistakes([str(self.path)])
-        found = []
-        for line, text in self.manifests if position is None else self.manifests[position : position + 1]:
-            # Seen from the working directory, otherwise from the folder of the list; not from --root, which is where
-            # the recordings are.
-            for place in (Path(text), self.path.parent / text):
-                if os.path.exists(place):  # noqa: PTH110  (Path.exists raises for a folder we may not enter)
-                    found.append((line, place))
-                    break
-            else:
-                mistakes.add(line, f"no such manifest: {shown(text)}")
-        mistakes.raise_any()
-        return found
 
 
 def read_manifest_list(path: Path, mistakes: Mistakes) -> ManifestList:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, NameGaps, Reading, is_silent
+from badcjobs.model import CHARTED, METRICS, NameGaps, ProcessFacts, Reading, is_silent
 
 ALIVE = ("running", "silent")
 UNKNOWN_STATE = "unknown"  # of energy that cannot be shared out
@@ -44,16 +44,6 @@ class TaskAlert:
     peak: float | None = None
     threshold: float | None = None
     is_open: bool = True  # it had not ended when its task was last published
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """One process on a device; None: not visible."""
-
-    pid: int
-    program: str | None
-    user: str | None
-    memory_used_bytes: int | None
 
 
 # --- a device ---------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import METRICS, Reading, silent_after_s
+from badcjobs.model import METRICS, ProcessFacts, Reading, silent_after_s
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
-from badcjobs.store.read_model import DeviceFacts, DeviceWork, ProcessFacts, TaskAlert, TaskFacts, Trail
+from badcjobs.store.read_model import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
 
 _TASKS = """
     SELECT task_id, name, job_id, array_index, restart, node, procid, engine, telemetry, devices, workers,

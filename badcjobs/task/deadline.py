@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
+from badcjobs.devices.allocation import END_VARIABLE, EndTime, parse_end, squeue_question
 from badcjobs.model import Allocation, Chunk, parse_stop_after
 from badcjobs.seams import Clock
 from badcjobs.workers.work_queue import Fits
@@ -35,7 +35,8 @@ def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[st
         return EndTime(now_ms + round(seconds * 1000), "run.stop_after")
     if not allocation.in_slurm:
         return None
-    return read_end_variable(allocation.facts, now_ms) or parse_squeue_end(query_end(allocation, environ), now_ms)
+    known = parse_end(allocation.facts.get(END_VARIABLE, ""), END_VARIABLE, now_ms)
+    return known or parse_end(query_end(allocation, environ), "squeue", now_ms)
 
 
 def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from badcjobs.devices.allocation import EndTime, parse_squeue_end, read_end_variable, squeue_question
+from badcjobs.devices.allocation import EndTime, parse_end, squeue_question
 from badcjobs.model import Allocation, parse_stop_after
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
@@ -42,37 +42,30 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 def test_slurms_variable_holds_epoch_seconds() -> None:
-    assert read_end_variable({"SLURM_JOB_END_TIME": "1800003600"}, NOW_MS) == EndTime(
-        NOW_MS + 3_600_000, "SLURM_JOB_END_TIME"
-    )
+    assert parse_end("1800003600", "SLURM_JOB_END_TIME", NOW_MS) == EndTime(NOW_MS + 3_600_000, "SLURM_JOB_END_TIME")
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "1799999999", "4294967295000", "9" * 40])
 def test_an_end_that_is_past_or_no_date_is_not_known(text: str) -> None:
-    assert read_end_variable({"SLURM_JOB_END_TIME": text}, NOW_MS) is None
-    assert parse_squeue_end(text, NOW_MS) is None
-
-
-def test_without_the_variable_the_end_is_not_known() -> None:
-    assert read_end_variable({}, NOW_MS) is None
+    assert parse_end(text, "squeue", NOW_MS) is None
 
 
 @pytest.mark.parametrize("text", ["NONE\n", "Unknown\n", "N/A\n", "\n", "", "NOT_SET", "T", "10:10:56"])
 def test_squeue_may_not_know_either(text: str) -> None:
-    assert parse_squeue_end(text, NOW_MS) is None
+    assert parse_end(text, "squeue", NOW_MS) is None
 
 
 def test_squeue_says_epoch_seconds() -> None:
-    assert parse_squeue_end("1800003600\n", NOW_MS) == EndTime(NOW_MS + 3_600_000, "squeue")
+    assert parse_end("1800003600\n", "squeue", NOW_MS) == EndTime(NOW_MS + 3_600_000, "squeue")
 
 
 @pytest.mark.usefixtures("eight_hours_behind")
 def test_a_date_of_squeue_is_local_time() -> None:
-    assert parse_squeue_end("2027-01-15T01:00:00\n", NOW_MS) == EndTime(NOW_MS + 3_600_000, "squeue")
+    assert parse_end("2027-01-15T01:00:00\n", "squeue", NOW_MS) == EndTime(NOW_MS + 3_600_000, "squeue")
 
 
 def test_of_several_lines_the_earliest_end_counts_and_a_banner_does_not() -> None:
-    assert parse_squeue_end("Welcome To Sockeye\n1800007200\nNONE\n1800003600\n", NOW_MS) == EndTime(
+    assert parse_end("Welcome To Sockeye\n1800007200\nNONE\n1800003600\n", "squeue", NOW_MS) == EndTime(
         NOW_MS + 3_600_000, "squeue"
     )
 
