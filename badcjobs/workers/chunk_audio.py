@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -212,10 +211,6 @@ class PieceRun:
         if result is not None:
             audio_s = self.audio_s if chunk.audio_s is None or chunk.is_cut else chunk.audio_s
             yield replace(result, detections=join_detections(heard), audio_s=audio_s, pieces=len(heard))
-
-    def close(self) -> None:
-        """Leave no piece behind."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _cut(self, start_s: float, end_s: float) -> Chunk:
         chunk, source = self.chunk, Path(self.chunk.audio_path)

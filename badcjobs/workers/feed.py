@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,10 +169,9 @@ class SessionFeed:
         """Let the engine process the batch, and afterwards, one by one, the chunks that have to be cut."""
         too_long = deque[tuple[Chunk, float, Way]]()
 
-        def more_that_fit(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-            return self._fitting(more(wanted, idle=idle), too_long)
-
-        yield from self._process_whole(self._fitting(batch, too_long), more_that_fit)
+        yield from self._process_whole(
+            self._fitting(batch, too_long), lambda wanted, *, idle=0: self._fitting(more(wanted, idle=idle), too_long)
+        )
         while too_long and not self._stopped:
             yield from self._process_in_pieces(*too_long.popleft())
 
@@ -316,7 +316,7 @@ class SessionFeed:
             at_start = broken.at_start and run.begun_at_ms is None  # between two pieces it is no start of the chunk
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
-            run.close()
+            shutil.rmtree(self._folder, ignore_errors=True)  # leave no piece behind
             self._stager.release(chunk)  # a copy of the whole is of no use
             with self._lock:
                 self._in_pieces = False
