@@ -125,6 +125,24 @@ class LocalFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+# --- files that change ------------------------------------------------------------------------------------------------
+
+Mark = tuple[int, int, int]
+
+
+def mark_of(status: os.stat_result) -> Mark:
+    """Return what is another thing once a file was replaced."""
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def mark_at(path: Path) -> Mark | None:
+    """Return the mark of a file; None: there is none."""
+    try:
+        return mark_of(path.stat())
+    except OSError:
+        return None
+
+
 # --- resources --------------------------------------------------------------------------------------------------------
 
 _PACKAGE = Path(__file__).resolve().parent

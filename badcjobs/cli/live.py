@@ -166,7 +166,8 @@ def _announce(place: Place, target: Path | None, token: str | None, *, json_want
         remark(f"or {other}{'?token=…' if key else ''}")  # it is in the line above
     # How to get there from another computer.
     if not place.loopback:
-        tunnel = f"ssh -N -L {place.port}:{place.name}:{place.port} YOU@LOGIN_NODE"
+        name = place.url.removeprefix("http://").rpartition(":")[0]
+        tunnel = f"ssh -N -L {place.port}:{name}:{place.port} YOU@LOGIN_NODE"
         here = f"http://127.0.0.1:{place.port}/{'?token=…' if key else ''}"
         remark(f"from outside the cluster: {tunnel}   then open {here}")
         remark("what is sent is not encrypted, but for the part inside ssh")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs import __version__
-from badcjobs.live.run_files import Mark, leads_out, mark_at
+from badcjobs.live.run_files import leads_out
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import ProcessFacts
+from badcjobs.paths import Mark, mark_at
 from badcjobs.report.prometheus import HOST, READING, Sample, device_samples, prometheus_text, run_samples, samples_of
-from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
 from badcjobs.store.read_tasks import read_processes
@@ -111,8 +111,16 @@ class LiveSource:
 
     def prometheus(self, look: Look) -> str:
         """Return a look, and for a run its accounts, in Prometheus' words."""
-        summary = summarize_run(self.view.files, look.snapshot) if isinstance(self.view, RunView) else None
-        return prometheus_text(_samples(look.snapshot, self.home.name if self.home else "", summary))
+        samples: list[Sample] = [("badcjobs_info", 1, {"version": __version__})]
+        for device in look.snapshot.devices:
+            if device.alive:  # the last reading of a task that has ended is no reading of now
+                samples += device_samples(READING, device)
+        for task in look.snapshot.tasks:
+            if task.state == "running":  # nor is that of one that went silent
+                samples += samples_of(HOST, task, task.name)
+        if isinstance(self.view, RunView) and self.home is not None:
+            samples += run_samples(summarize_run(self.view.files, look.snapshot), self.home.name)
+        return prometheus_text(samples)
 
     def processes(self, look: Look) -> Mapping[str, Sequence[Document]]:
         """Return the processes of the devices of running tasks, by device key; a file is read once."""
@@ -153,16 +161,3 @@ class LiveSource:
                 if inside and path.is_file() and path.resolve().parent == folder.resolve():
                     return path
         return None
-
-
-def _samples(snapshot: Snapshot, run: str, summary: Summary | None) -> Iterator[Sample]:
-    """Yield the samples of a snapshot; ``run`` names the run, if it is of one, and ``summary`` has its accounts."""
-    yield "badcjobs_info", 1, {"version": __version__}
-    for device in snapshot.devices:
-        if device.alive:  # the last reading of a task that has ended is no reading of now
-            yield from device_samples(READING, device)
-    for task in snapshot.tasks:
-        if task.state == "running":  # nor is that of one that went silent
-            yield from samples_of(HOST, task, task.name)
-    if summary is not None:
-        yield from run_samples(summary, run)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort
-from badcjobs.paths import RunFolder
+from badcjobs.paths import Mark, RunFolder, mark_at, mark_of
 from badcjobs.report.progress import tells_of_a_kill
 from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
@@ -30,21 +30,6 @@ from badcjobs.store.submission_record import (
 )
 
 _ENDED_IS_LOOKED_AT_EVERY_MS = 60_000  # a task that has ended publishes nothing more
-
-Mark = tuple[int, int, int]
-
-
-def mark_of(status: os.stat_result) -> Mark:
-    """Return what is another thing once a file was replaced."""
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def mark_at(path: Path) -> Mark | None:
-    """Return the mark of a file; None: there is none."""
-    try:
-        return mark_of(path.stat())
-    except OSError:
-        return None
 
 
 def leads_out(path: Path, folder: Path) -> bool:

@@ -42,11 +42,6 @@ class Place:
         """The address to open."""
         return self.urls[0]
 
-    @property
-    def name(self) -> str:
-        """The name or address of the machine in it."""
-        return self.url.removeprefix("http://").rpartition(":")[0]
-
 
 def bind(
     host: str = _HERE, port: int = 0, token: str | None = None, asked: str = "badcjobs serve"

@@ -17,31 +17,15 @@ from pathlib import Path
 
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.live.run_files import (
-    ArrayOfRun,
-    RunFiles,
-    files_of_array,
-    is_given_up,
-    last_job_of,
-    mark_at,
-    read_array,
-)
+from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_given_up, last_job_of, read_array
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
 from badcjobs.model import AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
-from badcjobs.paths import RunFolder, is_there
+from badcjobs.paths import RunFolder, is_there, mark_at
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.seams import Clock, DeviceUnreadable
 from badcjobs.settings import FrozenRun
-from badcjobs.store.read_model import (
-    AlertFacts,
-    Completeness,
-    DeviceFacts,
-    JobFacts,
-    TaskAlert,
-    TaskFacts,
-    Trail,
-)
+from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
 from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace

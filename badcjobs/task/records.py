@@ -30,8 +30,7 @@ from badcjobs.task.startup import World, mark_of
 from badcjobs.telemetry.alert_command import HookCalls
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.books import RECORDING_MARK
-from badcjobs.telemetry.pipe_protocol import SidecarOrder
-from badcjobs.telemetry.recorder import Followed
+from badcjobs.telemetry.recorder import Followed, SidecarOrder
 from badcjobs.telemetry.sidecar import Sidecar
 from badcjobs.telemetry.usage import UsageReader, UsageWatch
 

@@ -223,20 +223,13 @@ def _listen(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]
     until_s, heard = time.monotonic() + TIMEOUT_S, b""
     os.set_blocking(errors, False)
     while True:
-        ended = _has_ended(process)  # asked first: after its end nothing is printed any more
+        # Asked first: after its end nothing is printed any more. WNOWAIT: its process number is not given free.
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         with suppress(BlockingIOError):
             heard = (heard + os.read(errors, _READ_AT_ONCE))[-_KEPT:]
         if ended or time.monotonic() >= until_s:
             return ended, heard
         time.sleep(_LOOK_S)
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Say whether it has, without giving its process number free."""
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True  # code that waits for every child was quicker
 
 
 def _kill_group(leader: int) -> None:

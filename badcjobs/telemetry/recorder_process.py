@@ -1,7 +1,7 @@
 """The recorder's process, from the first sample to, if the wrapper is killed, the last publication.
 
 Started by the wrapper as ``python -m badcjobs.telemetry.recorder_process [--again] ORDER``. It obeys words on its
-input (pipe_protocol.py), not signals: Slurm sends TERM to every process of a job, and the last seconds are worth
+input (recorder.py), not signals: Slurm sends TERM to every process of a job, and the last seconds are worth
 recording."""
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
 from badcjobs.seams import Clock, GpuReader
 from badcjobs.store.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry import pipe_protocol as protocol
+from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.books import CostBook, HostReader, ProcessBook, ProcessLookup, SourceBook
-from badcjobs.telemetry.pipe_protocol import SidecarOrder
-from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, Unwritten
+from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SidecarOrder, Unwritten
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,9 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, cloc
     word, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
     if word != WRAPPER_GONE:
         pipe.say(f"{protocol.STOPPED} {unwritten.to_json()}")
-        word = pipe.wait()
+        while (answer := pipe.next(_LISTEN_S)) is None:
+            pass
+        word = answer
     if word != protocol.PUBLISHED:
         publish_for_wrapper(order, clock, unwritten)
 
@@ -179,12 +180,6 @@ class WrapperPipe:
             self._unread += part
         word, _, self._unread = self._unread.partition(b"\n")
         return word.decode()
-
-    def wait(self) -> str:
-        """Return the next word, whenever it comes."""
-        while (word := self.next(_LISTEN_S)) is None:
-            pass
-        return word
 
 
 def describe_unreadable(unreadable: Mapping[int, str]) -> list[str]:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from badcjobs.paths import mark_at
 from badcjobs.seams import Clock
-from badcjobs.telemetry import pipe_protocol as protocol
+from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.pipe_protocol import SidecarOrder
-from badcjobs.telemetry.recorder import Unwritten
+from badcjobs.telemetry.recorder import SidecarOrder, Unwritten
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class Sidecar:
 
     def ask_for_snapshot(self, target: Path, timeout_s: float) -> bool:
         """Wait until the recorder has written ``target`` anew, and say whether it has; for any thread."""
-        before, deadline_s = _state_of(target), time.monotonic() + timeout_s
+        before, deadline_s = mark_at(target), time.monotonic() + timeout_s
         self._say(f"{protocol.SNAPSHOT} {target}")
         while self._is_alive() and time.monotonic() < deadline_s:
-            if _state_of(target) != before:
+            if mark_at(target) != before:
                 return True
             time.sleep(_POLL_S)
         return False
@@ -223,14 +223,6 @@ def parse_last_words(text: str) -> str:
     errors = [line for line in lines if _ERROR.search(line)]
     line = (errors or lines or ["no last words"])[-1]
     return _BEFORE_WORDS.sub("", line)
-
-
-def _state_of(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def wait_for_orphans(tasks_folder: Path, clock: Clock, timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """The recorder's own process with four devices on a machine that has one: it is read four times over.
 
 Started by telemetry.py as ``python four_devices.py FILE``; hears the wrapper's words
-(telemetry/pipe_protocol.py). All is as in a job but the reader:
+(telemetry/recorder.py). All is as in a job but the reader:
 four NVML readers instead of one, so reports of errors are fetched four times as often.
 """
 
@@ -16,8 +16,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
 from badcjobs.model import InventoryDevice, Reading, StandIn
 from badcjobs.seams import GpuReader
-from badcjobs.telemetry.pipe_protocol import SidecarOrder
-from badcjobs.telemetry.recorder import Followed
+from badcjobs.telemetry.recorder import Followed, SidecarOrder
 from badcjobs.telemetry.recorder_process import WrapperPipe, run_recorder
 
 DEVICES = 4

@@ -19,7 +19,7 @@ from badcjobs.store.live_files import own_half
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.records import RecorderHalf
-from badcjobs.telemetry.pipe_protocol import SidecarOrder
+from badcjobs.telemetry.recorder import SidecarOrder
 from badcjobs.telemetry.sidecar import Sidecar
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", 2)
