@@ -87,7 +87,7 @@ def report(
     """
     from badcjobs.report.job import job_title, report_job
     from badcjobs.report.page import page
-    from badcjobs.store.read_devices import read_chart_data
+    from badcjobs.store.read_tasks import read_chart_data
 
     log_to_stderr(quiet=True)
     targets = (

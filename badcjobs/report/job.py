@@ -35,8 +35,8 @@ from badcjobs.report.text import comparison_markdown, comparison_text, markdown,
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
-from badcjobs.store.read_devices import read_chart_data
 from badcjobs.store.read_job import read_job
+from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import NoTaskDatabases, SourceFile
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
 

@@ -64,17 +64,6 @@ class LiveHalf:
             return file_uri(copy, "vfs=unix-excl")  # needs no shared memory
 
 
-def own_half(snapshot: Callable[[Path], None]) -> Half:
-    """Return our own file as a half: by snapshots of what writes it, also with what the disk would not take."""
-
-    def take(workplace: Path) -> str:
-        copy = workplace / "own.sqlite"
-        snapshot(copy)
-        return read_only_uri(copy, sealed=True)
-
-    return take
-
-
 def left_behind(path: Path, *, shared: bool) -> LiveHalf:
     """Return the half of a process that writes no more."""
     return LiveHalf(path, "left" if shared else "local")
@@ -150,10 +139,13 @@ def _ask(uri: str | None, sql: str, values: Sequence[object] = ()) -> list[Any]:
         return []
 
 
+# Every instant is in host_sample, unless the machine did not say; then a device may have.
+LAST_READING = "SELECT max(at_ms) FROM (SELECT at_ms FROM host_sample UNION ALL SELECT at_ms FROM sample)"
+
+
 def last_reading_ms(uri: str | None) -> int | None:
     """Return when the recorder last wrote something; None when it never did, or its file cannot be read."""
-    # Every instant is in host_sample, unless the machine did not say; then a device may have.
-    found = _ask(uri, "SELECT max(at_ms) FROM (SELECT at_ms FROM host_sample UNION ALL SELECT at_ms FROM sample)")
+    found = _ask(uri, LAST_READING)
     return found[0][0] if found else None
 
 

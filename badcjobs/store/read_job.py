@@ -25,7 +25,6 @@ from badcjobs.store.connect import (
     rows_by_name,
 )
 from badcjobs.store.job_schema import VIEWS
-from badcjobs.store.read_devices import DURATIONS, read_devices
 from badcjobs.store.read_model import (
     AlertFacts,
     CostFacts,
@@ -39,7 +38,7 @@ from badcjobs.store.read_model import (
     TaskAlert,
     TaskFacts,
 )
-from badcjobs.store.read_tasks import EVERY_ALERT, STILL_OPEN, parse_publish_every_s
+from badcjobs.store.read_tasks import DURATIONS, EVERY_ALERT, STILL_OPEN, parse_publish_every_s, read_devices
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
@@ -140,7 +139,7 @@ def _last_settings(db: sqlite3.Connection) -> dict[str, Any]:
     ).fetchone()
     try:
         return dict(json.loads(row[0])) if row else {}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # of a damaged file
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Reads what a published database says of tasks that may still run: how far they are, how their devices fare.
+"""Reads what a published database says of its tasks and devices: how far they are now, and what was measured.
 
 Only files that are complete and never change in place, not the live ones. One file is read in a few milliseconds.
 """
@@ -7,21 +7,37 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import groupby, pairwise
+from math import nan
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from sys import intern
+from typing import Any, TypeVar
 
-from badcjobs.model import METRICS, ProcessFacts, Reading, silent_after_s
+from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
+from badcjobs.store.accounting import STATES
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
-from badcjobs.store.read_model import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
+from badcjobs.store.figures import UNDER_WAY, describe
+from badcjobs.store.read_model import (
+    DeviceFacts,
+    DeviceWork,
+    MetricFacts,
+    StateTime,
+    TaskAlert,
+    TaskFacts,
+    Trail,
+    UnderWay,
+)
 
 _TASKS = """
     SELECT task_id, name, job_id, array_index, restart, node, procid, engine, telemetry, devices, workers,
            shard_index, shard_count, started_at_ms, ended_at_ms, exit_code, verdict FROM task"""
-_DEVICES = """
+_DEVICES_NOW = """
     SELECT task_id, device_id, device_index AS "index", uuid, token, name, backend, memory_total_bytes, power_limit_w
     FROM device ORDER BY device_index, token"""
 _COUNTS = """
@@ -36,7 +52,7 @@ _LAST_ATTEMPT = "SELECT max(coalesce(ended_at_ms, started_at_ms)) FROM attempt W
 _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
-_STRETCHES = """
+_TRAIL = """
     SELECT device_id, from_ms, to_ms, CAST(round(utilization_mean_percent) AS INTEGER),
            CAST(round(memory_used_mean_bytes) AS INTEGER), CAST(round(temperature_mean_c) AS INTEGER),
            CAST(round(power_mean_w) AS INTEGER)
@@ -82,7 +98,7 @@ def parse_publish_every_s(settings: str | None) -> float | None:
     """Return how often a task was told to publish its database; ``settings`` are its own, as JSON."""
     try:
         return float(json.loads(settings or "")["publish_every_s"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):  # a damaged file, or a task that has not said so
         return None
 
 
@@ -93,14 +109,14 @@ def _read_now(db: sqlite3.Connection, rows: Sequence[dict[str, Any]]) -> Iterato
     for by in ("task_id", "device_id"):
         for place, status, many, audio_s in db.execute(_COUNTS.format(by=by)):
             counts[by, place][status] = many, audio_s
-    all_devices = grouped((row.pop("task_id"), row) for row in rows_by_name(db, _DEVICES))
+    all_devices = grouped((row.pop("task_id"), row) for row in rows_by_name(db, _DEVICES_NOW))
     all_under_way = grouped(db.execute(_UNDER_WAY))
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, f"{EVERY_ALERT} WHERE {_NOT_ENDED}"))
     last, settings = last_readings(db), dict(db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS))
     for row in rows:
         task_id, alive = row.pop("task_id"), row["verdict"] is None
         chunks, under_way, devices = counts["task_id", task_id], all_under_way[task_id], []
-        stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_STRETCHES, (task_id,)))
+        stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, (task_id,)))
         for device in all_devices[task_id]:
             device_id = device["device_id"]
             read_at_ms, reading = last.get(device_id, (None, Reading()))
@@ -188,3 +204,209 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
             )
     except (OSError, sqlite3.Error):
         return {}
+
+
+# --- tries that had not ended when their task was last heard of: whether they are lost, a clock says ------------------
+
+Times = tuple[tuple[int, int], ...]  # from, to in ms, one after another
+
+_TRIES = f"""
+    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s), sum(c.busy_s), sum(c.energy_j)
+    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    LEFT JOIN attempt_cost c ON c.task_id = a.task_id AND c.attempt_id = a.attempt_id AND c.state = 'working'
+    WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
+_OPEN = f"""
+    WITH open AS (
+        SELECT a.task_id, a.device_id, min(a.started_at_ms) AS from_ms
+        FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+        WHERE {UNDER_WAY} AND a.device_id IS NOT NULL GROUP BY 1, 2)"""
+_FROM_TO = f"""{_OPEN}
+    SELECT o.device_id, o.from_ms, max(s.to_ms)
+    FROM open o JOIN device_stretch s USING (task_id, device_id) GROUP BY 1"""
+_DONE_BESIDE = f"""{_OPEN}
+    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a JOIN open o USING (task_id, device_id)
+    WHERE a.outcome = 'done' AND a.ended_at_ms > o.from_ms ORDER BY 1, 2"""
+
+
+def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
+    """Return by device when such tries were in flight, and none beside them that was done in the end."""
+    done = grouped(db.execute(_DONE_BESIDE))
+    return {
+        device_id: tuple(_without(from_ms, to_ms, done[device_id]))
+        for device_id, from_ms, to_ms in db.execute(_FROM_TO)
+    }
+
+
+def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what is left of a time without others, which come in order of their beginnings."""
+    for begin_ms, end_ms in others:
+        if from_ms < min(begin_ms, to_ms):
+            yield from_ms, min(begin_ms, to_ms)
+        from_ms = max(from_ms, end_ms)
+    if from_ms < to_ms:
+        yield from_ms, to_ms
+
+
+# --- each device ------------------------------------------------------------------------------------------------------
+
+_SPARK_COLUMNS = 20
+_Value = TypeVar("_Value")
+
+_DEVICES = """
+    SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
+           d.memory_total_bytes, d.power_limit_w, d.slowdown_c, s.samples, s.memory_peak_bytes, s.temperature_max_c,
+           s.power_mean_w, s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.span_s,
+           coalesce(s.gap_s, 0.0) AS gap_s, s.energy_integrated_j, s.busy_mean_percent
+    FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
+    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
+
+
+def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
+    """Yield the devices of all tasks, task by task."""
+    utilization = _by_device(db, "SELECT device_id, utilization_percent, samples FROM utilization_count", int)
+    throttled = _by_device(db, "SELECT device_id, reason, samples FROM throttle_count", int)
+    states = _by_device(db, f"SELECT device_id, state, {_names(StateTime)} FROM device_time", StateTime)
+    metrics = _by_device(db, f"SELECT device_id, metric, {_names(MetricFacts)} FROM metric_summary", MetricFacts)
+    work, last, alone, under_way = _work(db), last_readings(db), read_alone(db), {}
+    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # in the accounts these count as working
+        alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
+        under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
+    sparks = {device_id: _thin(stretches) for device_id, stretches in grouped(db.execute(_UTILIZATION)).items()}
+    for row in rows_by_name(db, _DEVICES):
+        device_id = row["device_id"]
+        read_at_ms, reading = last.get(device_id, (None, Reading()))
+        yield DeviceFacts(
+            **row,
+            utilization_counts=utilization[device_id],
+            states=states[device_id],
+            metrics=metrics[device_id],
+            throttled=throttled[device_id],
+            work=work.get(device_id, DeviceWork()),
+            spark=sparks.get(device_id, ()),
+            under_way=under_way.get(device_id, UnderWay()),
+            read_at_ms=read_at_ms,
+            reading=reading,
+        )
+
+
+def _by_device(db: sqlite3.Connection, sql: str, kind: Callable[..., _Value]) -> dict[int, dict[Any, _Value]]:
+    """Return what is said of each device: for each key (the second column) a value made of the other columns."""
+    found: dict[int, dict[Any, _Value]] = defaultdict(dict)
+    for device_id, key, *values in db.execute(sql):
+        found[device_id][key] = kind(*values)
+    return found
+
+
+def _names(kind: type) -> str:
+    return ", ".join(field.name for field in fields(kind))
+
+
+_DURATIONS = """
+    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
+    WHERE outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
+_AUDIO_S = "SELECT device_id, total(audio_s) FROM chunk WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"
+_WORK = f"""
+    SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
+           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
+           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
+    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    WHERE a.device_id IS NOT NULL GROUP BY 1"""
+_UTILIZATION = """
+    SELECT device_id, coalesce(utilization_mean_percent, 0.0),
+           CASE WHEN utilization_mean_percent IS NULL THEN 0 ELSE samples END
+    FROM device_stretch ORDER BY task_id, device_id, from_ms"""
+
+
+def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
+    workers = dict(db.execute("SELECT device_id, count(*) FROM worker WHERE device_id IS NOT NULL GROUP BY 1"))
+    durations, audio_s = grouped(db.execute(_DURATIONS)), dict(db.execute(_AUDIO_S))
+    found = {device_id: DeviceWork(many) for device_id, many in workers.items()}
+    for device_id, done, failed, lost, *ends in db.execute(_WORK):
+        p50_s = p95_s = longest_s = None
+        if durations[device_id]:
+            _, _, _, p50_s, p95_s, longest_s = describe(dict(durations[device_id]))
+        counts = (workers.get(device_id, 0), done, failed, lost)
+        found[device_id] = DeviceWork(*counts, audio_s.get(device_id, 0.0), p50_s, p95_s, longest_s, *ends)
+    return found
+
+
+def _thin(stretches: Sequence[tuple[float, int]]) -> tuple[float | None, ...]:
+    """Return weighted means of (mean, samples) over neighbours, in few columns; None where there is no sample."""
+    columns = min(_SPARK_COLUMNS, len(stretches))
+    edges = [len(stretches) * column // columns for column in range(columns + 1)]
+    parts = [stretches[a:b] for a, b in pairwise(edges)]
+    weights = [sum(samples for _, samples in part) for part in parts]
+    return tuple(
+        sum(mean * samples for mean, samples in part) / weight if weight else None
+        for part, weight in zip(parts, weights, strict=True)
+    )
+
+
+# --- over time --------------------------------------------------------------------------------------------------------
+
+_FIGURES = tuple(
+    f"s.{metric}_{part}_{unit}"
+    for metric, unit in (name.rsplit("_", 1) for name in CHARTED)
+    for part in ("min", "mean", "max")
+)
+_ROUNDING_S = 0.0005
+_SHORT_MS = 1000  # of so short a stretch it is told how long each state lasted; a short task has no others
+
+DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
+_SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
+_VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
+_STRETCHES = f"""
+    SELECT device_id, t.name, d.token, s.from_ms, s.to_ms, s.state, {", ".join(f"s.{state}_s" for state in STATES)},
+           {", ".join(_FIGURES)}
+    FROM device_stretch s JOIN device d USING (device_id) JOIN task t ON t.task_id = s.task_id
+    ORDER BY s.task_id, s.device_id, s.from_ms"""
+
+
+def read_chart_data(path: Path) -> ChartData:
+    """Return what the page shows beyond the summary of a job database."""
+    with reading(path) as db:
+        alone, stretches, given_up = read_alone(db), {}, {}
+        for (device_id, *name), group in groupby(db.execute(_STRETCHES), itemgetter(0, 1, 2)):
+            task, token = name
+            from_ms, to_ms, states, *others = zip(*(row[3:] for row in group), strict=True)
+            seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
+            figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
+            stretches[task, token] = device = Stretches(
+                array("q", from_ms),
+                array("q", to_ms),
+                tuple(map(intern, states)),
+                {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+                _mixed(from_ms, to_ms, seconds),
+            )
+            if alone.get(device_id):
+                given_up[task, token] = _with_lost_time(device, seconds, alone[device_id])
+        return ChartData(
+            stretches=stretches,
+            given_up=given_up,
+            durations=dict(db.execute(DURATIONS)),
+            sets_of_settings=db.execute(_SETS).fetchone()[0],
+            versions=tuple(row[0] for row in db.execute(_VERSIONS)),
+        )
+
+
+def _mixed(
+    begins: Sequence[int], ends: Sequence[int], seconds: Sequence[Mapping[str, float]]
+) -> dict[int, dict[str, float]]:
+    """Return the short stretches that had several states: place → seconds in each."""
+    found = {}
+    for place, (from_ms, to_ms, times) in enumerate(zip(begins, ends, seconds, strict=True)):
+        parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
+        if to_ms - from_ms <= _SHORT_MS and len(parts) > 1:
+            found[place] = parts
+    return found
+
+
+def _with_lost_time(device: Stretches, seconds: Sequence[dict[str, float]], times: Times) -> Stretches:
+    """Return the stretches of a device that had tries under way, with the time of these in the state lost."""
+    states = list(device.states)
+    for place, (from_ms, to_ms, parts) in enumerate(zip(device.from_ms, device.to_ms, seconds, strict=True)):
+        lost_s = min(parts["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
+        if lost_s > 0:
+            parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
+            states[place] = max(parts, key=parts.__getitem__)
+    return replace(device, states=tuple(states), mixed=_mixed(device.from_ms, device.to_ms, seconds))

@@ -26,7 +26,7 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, reading, transaction
+from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, read_only_uri, reading, transaction
 from badcjobs.store.live_files import PatientDatabase
 from badcjobs.store.schema import columns_of, insert_sql
 
@@ -350,9 +350,11 @@ class TaskWriter:
         """How many transactions the disk has refused so far; they are in memory, and in every publication."""
         return self._db.waiting
 
-    def snapshot(self, target: Path) -> None:
-        """Write a scratch copy of all that was written, whether the disk has it or not; for any thread."""
-        self._db.snapshot(target)
+    def half(self, workplace: Path) -> str:
+        """Return a scratch copy of all that was written, whether the disk has it or not; for any thread."""
+        copy = workplace / "own.sqlite"
+        self._db.snapshot(copy)
+        return read_only_uri(copy, sealed=True)
 
     def close(self) -> None:
         """Close the file."""

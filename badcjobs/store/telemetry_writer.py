@@ -10,7 +10,7 @@ from pathlib import Path
 
 from badcjobs.model import METRICS, HostReading, Reading
 from badcjobs.store.connect import create_live, rows_by_name, transaction
-from badcjobs.store.live_files import take_snapshot
+from badcjobs.store.live_files import LAST_READING, take_snapshot
 from badcjobs.store.schema import columns_of, insert_sql
 
 _values_of = attrgetter(*METRICS)
@@ -27,11 +27,8 @@ class TelemetryWriter:
 
     def last_sample_ms(self) -> int | None:
         """Return the time of the newest sample; None in a new file."""
-        row = self._db.execute(
-            "SELECT max(at_ms) FROM (SELECT at_ms FROM sample UNION ALL SELECT at_ms FROM host_sample)"
-        )
-        value = row.fetchone()[0]
-        return None if value is None else int(value)
+        last_ms: int | None = self._db.execute(LAST_READING).fetchone()[0]
+        return last_ms
 
     def batch(self) -> sqlite3.Connection:
         """Hold one transaction open over several calls: ``with writer.batch(): …``."""

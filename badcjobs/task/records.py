@@ -15,14 +15,7 @@ from badcjobs.devices.allocation import EndTime, requested_memory_bytes
 from badcjobs.model import AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.processes import TASK_MARK
-from badcjobs.store.live_files import (
-    LiveHalf,
-    last_reading_ms,
-    left_behind,
-    own_half,
-    read_device_state,
-    read_memory_peaks,
-)
+from badcjobs.store.live_files import LiveHalf, last_reading_ms, left_behind, read_device_state, read_memory_peaks
 from badcjobs.store.live_folder import Owner, choose_live_folder, hold
 from badcjobs.store.publish import Publisher
 from badcjobs.store.task_writer import TaskWriter
@@ -100,7 +93,7 @@ class Records:
 
     def start_publishing(self, every_s: float) -> None:
         """Publish now, so that a file is there from the beginning, and again every so many seconds."""
-        halves = (own_half(self.writer.snapshot), self._readings.uri)
+        halves = (self.writer.half, self._readings.uri)
         self._publisher = Publisher(halves, self._target, base_interval_s=every_s, workplace=self.local.path)
         self._publisher.start()
 

@@ -32,7 +32,6 @@ OVERLAP_S = 6.0
 GRID_S = 9.0
 # Its low-band model has windows of 4 s, and so stretches of 12 s. Pieces that are long enough begin where both do.
 WIDE_GRID_S = 36.0
-SHORTEST_S = GRID_S + OVERLAP_S
 _MOST_PIECES = 1 << 16  # of a week; a length beyond that is a mistake
 
 

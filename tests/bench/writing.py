@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import Allocation, HostReading, Reading, TaskKey, publish_interval_s
-from badcjobs.store.live_files import LiveHalf, own_half
+from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.store.telemetry_writer import TelemetryWriter
@@ -99,11 +99,9 @@ class Files:
 
     def publish(self) -> int:
         if not self.shared:
-            return publish(
-                [own_half(self.wrapper.snapshot), self.folder / "recorder.sqlite"], self.target, workplace=self.folder
-            )
+            return publish([self.wrapper.half, self.folder / "recorder.sqlite"], self.target, workplace=self.folder)
         self.recorder.snapshot(self.folder / "snapshot.sqlite")
-        halves = [own_half(self.wrapper.snapshot), LiveHalf(self.folder / "snapshot.sqlite", "sealed")]
+        halves = [self.wrapper.half, LiveHalf(self.folder / "snapshot.sqlite", "sealed")]
         return publish(halves, self.target, workplace=self.folder)
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from support.waiting import wait_for
 from badcjobs.devices.simulated import simulated_uuid
 from badcjobs.model import StandIn, TaskKey
 from badcjobs.paths import LocalFolder
-from badcjobs.store.live_files import own_half
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.records import RecorderHalf
@@ -156,10 +155,10 @@ class Recording:
         sidecar.wait_until_ready(20)
         took_ms, end_s = list[int](), time.monotonic() + seconds
         while (began_s := time.monotonic()) < end_s:
-            publish([own_half(self.writer.snapshot), self.half.uri], self.target, workplace=self.local.path)
+            publish([self.writer.half, self.half.uri], self.target, workplace=self.local.path)
             took_ms.append(round(1000 * (time.monotonic() - began_s)))
         sidecar.stop(10)
-        publish([own_half(self.writer.snapshot), self.half.uri], self.target, workplace=self.local.path)
+        publish([self.writer.half, self.half.uri], self.target, workplace=self.local.path)
         sidecar.release(10)
         self.writer.close()
         return took_ms

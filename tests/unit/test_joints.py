@@ -12,13 +12,14 @@ from badcjobs.model import Detection
 from badcjobs.workers.chunk_audio import (
     GRID_S,
     OVERLAP_S,
-    SHORTEST_S,
     WIDE_GRID_S,
     join_detections,
     longest_piece_s,
     pieces_shorter_than,
     plan_pieces,
 )
+
+SHORTEST_S = GRID_S + OVERLAP_S
 
 lengths_s = st.floats(min_value=0.1, max_value=90_000)
 

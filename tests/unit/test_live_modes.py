@@ -20,7 +20,7 @@ from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.store.connect import Filesystem
-from badcjobs.store.live_files import LiveHalf, left_behind, own_half, work_left_behind
+from badcjobs.store.live_files import LiveHalf, left_behind, work_left_behind
 from badcjobs.store.live_folder import LiveFolder, choose_live_folder
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
@@ -217,7 +217,7 @@ def test_the_halves_of_the_safe_mode_are_joined_without_opening_a_live_file(tmp_
         )
         with recorder.batch():
             recorder.write_tick(START_MS, [(1, READING)], HostReading(1.0, 2, 3))
-        halves = [own_half(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")]
+        halves = [wrapper.half, LiveHalf(tmp_path / "snapshot.sqlite", "sealed")]
         publish(halves, target, workplace=tmp_path)
         assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 0)]
         recorder.snapshot(tmp_path / "snapshot.sqlite")
@@ -245,11 +245,11 @@ def test_what_was_published_from_memory_is_not_replaced_by_the_older_file_of_a_d
             result = ChunkResult(chunk, START_MS, START_MS + 1)
             wrapper.attempt_ended(result, status="done", try_number=1, worker_id=5, device_id=9)
             if number == 0:
-                wrapper.snapshot(tmp_path / "stale.sqlite")
+                wrapper.half(tmp_path)
                 assert work_left_behind(file, target, shared=shared) == left_behind(file, shared=shared)
-        publish([own_half(wrapper.snapshot)], target, workplace=tmp_path)
+        publish([wrapper.half], target, workplace=tmp_path)
     assert work_left_behind(file, target, shared=shared) == left_behind(file, shared=shared), "they are equal"
-    stale = work_left_behind(tmp_path / "stale.sqlite", target, shared=shared)
+    stale = work_left_behind(tmp_path / "own.sqlite", target, shared=shared)
     assert stale == LiveHalf(target, "sealed")
     with closing(TelemetryWriter(tmp_path / "recorder.sqlite", KEY.task_id, shared=shared)) as recorder:
         recorder.write_tick(START_MS, [(1, READING)], None)
@@ -281,7 +281,7 @@ def test_a_publication_delays_no_tick(tmp_path: Path, target: Path, shared: bool
                 if shared:
                     writer.snapshot(tmp_path / "snapshot.sqlite")
                     publish(
-                        [own_half(wrapper.snapshot), LiveHalf(tmp_path / "snapshot.sqlite", "sealed")],
+                        [wrapper.half, LiveHalf(tmp_path / "snapshot.sqlite", "sealed")],
                         target,
                         workplace=tmp_path,
                     )

@@ -23,7 +23,7 @@ from support.waiting import wait_for
 
 from badcjobs.model import Allocation, ChunkResult, HostReading, Reading, TaskKey, publish_interval_s
 from badcjobs.store.atomic_write import remove_unfinished
-from badcjobs.store.live_files import LiveHalf, own_half
+from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import Publisher, join_files, publish
 from badcjobs.store.schema import SCHEMA_VERSION
 from badcjobs.store.task_writer import TaskWriter
@@ -269,7 +269,7 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(live: LiveFiles
     publish(live.paths, target)
     code = f"""
 from pathlib import Path
-from badcjobs.store.live_files import LiveHalf, own_half
+from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import publish
 while True:
     publish([Path({str(live.paths[0])!r}), Path({str(live.paths[1])!r})], Path({str(target)!r}))
@@ -332,7 +332,7 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_file_and_no_copy(live: Live
     code = f"""
 import resource
 from pathlib import Path
-from badcjobs.store.live_files import LiveHalf, own_half
+from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.atomic_write import move_into_place
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # no file may grow beyond this, as on a full disk
 move_into_place(Path({str(joined)!r}), Path({str(target)!r}))
@@ -401,7 +401,7 @@ def test_a_folder_that_stays_away_is_told_once_and_its_return_too(
 
 def test_what_has_no_room_beside_the_live_files_is_built_beside_the_target(live: LiveFiles, target: Path) -> None:
     live.add(0)
-    publish([own_half(live.wrapper.snapshot), LiveHalf(live.paths[1])], target, workplace=live.folder / "gone")
+    publish([live.wrapper.half, LiveHalf(live.paths[1])], target, workplace=live.folder / "gone")
     assert query(target, "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk") == [(1, 1)]
     assert names_in(target.parent) == [target.name]
 

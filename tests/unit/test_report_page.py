@@ -34,7 +34,7 @@ from badcjobs.report.page import page
 from badcjobs.report.progress import over_time
 from badcjobs.report.tables import FOLD, Cell, Table, columns, table_html
 from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.read_devices import read_chart_data
+from badcjobs.store.read_tasks import read_chart_data
 
 
 @pytest.fixture(scope="module")
