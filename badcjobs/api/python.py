@@ -178,12 +178,7 @@ class Recorder:
     def start(self) -> Recorder:
         """Begin; returns when the first sample is taken, and does nothing while it is recording already."""
         if self._session is None or self._session.over:
-            check_target(
-                self.path,
-                overwrite=self._overwrite,
-                as_sqlite=f'Recorder("{self.path.parent / (self.path.stem or "recording")}.sqlite")',
-                to_overwrite=f'Recorder("{self.path}", overwrite=True), or choose another name',
-            )
+            check_target(self.path, overwrite=self._overwrite)
             try:
                 self._session = RecordingSession(self.path, self._options, self._on_alert)
             except (OSError, sqlite3.Error, DatabaseProblem) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -267,6 +266,7 @@ def probe(
     """
     from badcjobs.planning.probe import ProbeOrder
     from badcjobs.planning.probe_search import Bounds
+    from badcjobs.store.atomic_write import cannot_write, try_to_write
 
     given, chosen = dict(locals()), Config.read(config)
     refuse(
@@ -290,7 +290,11 @@ def probe(
     )
     inputs = [*map(Path, audio), *([] if chosen.file is None else [chosen.file])]
     refuse_data([Target("--store", store, "probe.toml"), Target("--html", html, "probe.html")], inputs)
-    _try_page(html)
+    if html is not None:
+        try:
+            try_to_write(html)  # before minutes of trials
+        except OSError as error:
+            raise cannot_write(html, error) from error
     return _probe(order, html, json_wanted)
 
 
@@ -337,19 +341,3 @@ def _document(end: ProbeEnd) -> dict[str, Any]:
         "problems": [{"what": problem.what, "why": problem.why, "fix": problem.fix} for problem in end.problems],
         "notes": list(end.notes),
     }  # fmt: skip
-
-
-def _try_page(path: Path | None) -> None:
-    """Refuse a page that cannot be written, before minutes of trials."""
-    import tempfile
-
-    from badcjobs.store.atomic_write import cannot_write
-
-    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
-        return  # a pipe or a device is written as it is
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise cannot_write(path, error) from error

@@ -23,7 +23,7 @@ COMMANDS = {
     "demo": ("start", "The whole path on this machine, on simulated GPUs."),
     "gpus": ("machine", "Show the devices this task really has."),
     "run": ("run", "Run one array task, inside sbatch or outside."),
-    "submit": ("run", "Submit an array and its merge job."),
+    "submit": ("submit", "Submit an array and its merge job."),
     "template": ("start", "Fill in a batch script for sbatch."),
     "record": ("machine", "Record the devices, alone or around a command."),
     "monitor": ("live", "Watch a run, or this machine's GPUs, in a terminal."),

@@ -1,19 +1,40 @@
-"""The work itself: ``badcjobs run``, one array task, and ``badcjobs submit``, an array with its merge job."""
+"""``badcjobs run``, one array task; on a terminal with progress bars: one per device and one for all, below the log."""
 
 from __future__ import annotations
 
-import math
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len, set_cell_size
 
 from badcjobs.cli.options import ConfigWords, JsonWanted, Sources, with_settings
 from badcjobs.cli.output import answer, log_to_stderr, read_world
 from badcjobs.errors import BadInput
+from badcjobs.live.text_fit import in_ascii, rate, span
+from badcjobs.report.words import count, plain
 from badcjobs.settings import Config, make_settings
+from badcjobs.task.progress import TaskProgress
 
-Clusters = Literal["slurm", "local"]
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+_EVERY_S = 0.5
+_SHARE = 0.01  # of a core, at most; what takes longer is drawn less often
+_NO_CURSOR = ("", "dumb", "unknown")  # terminals that cannot draw anew what stands there
+_WIDEST = 100  # what is shorter than the window does not break when the window shrinks
+_NARROW = 60
+_LONGEST_LABEL = 28
+_SHORTEST_NAME = 12  # less of a chunk's name says nothing
+
+BarRow = tuple[str, float, str]  # a label, how far its bar is filled (0 to 1), and words
 
 
 @with_settings()
@@ -31,9 +52,6 @@ def run(
 
     Example: badcjobs run manifest.csv --out runs/july --engine hawkears --engine-arg=--region=CA-NT
     """
-    from dataclasses import replace
-
-    from badcjobs.cli.progress_bars import ProgressBars
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
 
@@ -47,76 +65,145 @@ def run(
     return int(end["exit_code"])
 
 
-@with_settings(but=("shard", "free"))  # they choose for one task what the array chooses for all
-def submit(
-    source: Sources = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder: logs/, tasks/, later job.sqlite.")] = None,
-    cluster: Annotated[Clusters, typer.Option(help="Slurm, or emulated on this machine.")] = "slurm",
-    tasks: Annotated[int | None, typer.Option(help="How many array tasks share the source; default 1.")] = None,
-    array: Annotated[str | None, typer.Option(help="The indices instead, as for sbatch: 1-20:2, 0-19%4.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="Let at most N tasks run at a time.")] = None,
-    gpus_per_task: Annotated[int | None, typer.Option(help="GPUs of each task; default 1.")] = None,
-    cpus: Annotated[int | None, typer.Option(help="Cores of each task; default 2 per GPU.")] = None,
-    mem: Annotated[str | None, typer.Option(help="Memory of each task; default 4G per GPU. It is billed.")] = None,
-    time: Annotated[str | None, typer.Option(help="Time limit of each task; default 12:00:00.")] = None,
-    account: Annotated[str | None, typer.Option(help="Who pays; on Sockeye it ends in -gpu.")] = None,
-    partition: Annotated[str | None, typer.Option(help="On many sites better left to Slurm.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Which nodes: gpu_mem_32.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="Any other sbatch option; repeatable.")] = None,
-    job_name: Annotated[str | None, typer.Option(help="What squeue calls it; default badcjobs.")] = None,
-    setup: Annotated[list[str] | None, typer.Option(help="Shell line before the work; repeatable.")] = None,
-    requeues: Annotated[int, typer.Option(help="Restarts of a task that stopped in order with work left.")] = 10,
-    merge_account: Annotated[str | None, typer.Option(help="Who pays for the merge job, which has no GPU.")] = None,
-    merge_mem: Annotated[str | None, typer.Option(help="Memory of the merge job; default 4G.")] = None,
-    merge_time: Annotated[str | None, typer.Option(help="Time limit of the merge job; default 1:00:00.")] = None,
-    script: Annotated[Path | None, typer.Option(help="With --cluster local: run this job script.")] = None,
-    share_gpus: Annotated[bool, typer.Option("--share-gpus", help="With --cluster local: share GPUs.")] = False,
-    kill_wait: Annotated[float | None, typer.Option(min=0, help="With --cluster local: TERM to KILL [30 s].")] = None,
-    workers_per_gpu: Annotated[str | None, typer.Option(help="Engine processes per device; default auto.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts, and change nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow it to the end; exit with its verdict.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Submit what is left after the job has ended.")] = False,
-    config: ConfigWords = None,
-    json_wanted: JsonWanted = False,
-    **of_run: Any,
-) -> int:
-    """Submit a source as an array of tasks, and a job that merges what they did.
+# --- progress bars ----------------------------------------------------------------------------------------------------
 
-    The source is read here once, from end to end; each task then does its share, and what was stopped by the clock is
-    started again. All options of `badcjobs run` that make sense for an array are passed on to its tasks.
 
-    The same command finds its job again, from DIR/submitted.json, and submits nothing twice: while the job is there it
-    says how to follow it (with --wait it goes on waiting), afterwards how it ended. To submit what is left then, add
-    --again, perhaps with other --time or --mem: array tasks that have nothing left to do are left out; with --no-resume
-    all is done once more. A job keeps what it was submitted with, so other options need --again, too (scancel ends a
-    job that you do not want to wait for).
+class ProgressBars:
+    """Bars on stderr; without a terminal there, nothing."""
 
-    Example: badcjobs submit manifest.csv --out /scratch/st-pi-1/july --cluster slurm --tasks 20 --gpus-per-task 4
-    --account st-pi-1-gpu --merge-account st-pi-1 --constraint gpu_mem_32 --setup 'module load gcc cuda'
+    def __init__(self, *, wanted: bool = True) -> None:
+        can_draw = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in _NO_CURSOR
+        self._wanted = wanted and can_draw
+        self._live: Live | None = None
+        self._ascii_only = False
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._next_s = 0.0
+
+    def show(self, look: Callable[[], TaskProgress]) -> None:
+        """Draw how far the work is, if it is time to; ``look`` is asked only then."""
+        if not self._wanted or time.monotonic() < self._next_s:
+            return
+        try:
+            live = self._live or self._begin()
+            before_s = time.thread_time()
+            columns, lines = live.console.size
+            rows, widths = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
+            live.update(_drawn(rows, widths, ascii_only=self._ascii_only), refresh=True)
+        except OSError:
+            self._wanted = False  # the terminal is gone; the work goes on
+            return
+        self._next_s = time.monotonic() + max(_EVERY_S, (time.thread_time() - before_s) / _SHARE)
+
+    def __enter__(self) -> ProgressBars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._live is not None:
+                self._live.stop()
+        except OSError:
+            pass  # the terminal is gone
+        for handler, stream in self._moved:
+            handler.setStream(stream)
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:  # else Python, which flushes a last time on leaving, would change our exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def _begin(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        from badcjobs.cli.live_screen import shows_only_ascii
+
+        self._ascii_only = shows_only_ascii()
+        self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
+        before = sys.stderr
+        self._live.start()  # from here on sys.stderr writes above the bars
+        for handler in logging.getLogger("badcjobs").handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                self._moved.append((handler, handler.setStream(sys.stderr)))
+        return self._live
+
+
+def _drawn(rows: Sequence[BarRow], widths: tuple[int, int], *, ascii_only: bool) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for width in (*widths, None):
+        grid.add_column(width=width, no_wrap=True)
+    for label, share, words in rows:
+        filled = round(share * widths[1])
+        bar = Text("#" * filled + "-" * (widths[1] - filled)) if ascii_only else ProgressBar(1, share)
+        grid.add_row(Text(label), bar, Text(words))
+    return grid
+
+
+# --- what the lines say -----------------------------------------------------------------------------------------------
+
+
+def bar_rows(
+    work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False
+) -> tuple[list[BarRow], tuple[int, int]]:
+    """Return a line for each device and one for all that fit, and how wide labels and bars are.
+
+    The bars are equally wide and begin below each other; in a low terminal the last devices have none.
     """
-    from badcjobs.cli.submit import SubmitFlags, refuse_for_slurm, submit_here, submit_script, submit_to_slurm
-    from badcjobs.cluster.array_options import ArrayOptions
-    from badcjobs.cluster.local_array import LocalSettings
+    width = max(1, min(columns - 1, _WIDEST))
+    share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
+    # No device has chunks of its own: the one that has done most is as far as the whole, and one that hangs falls back.
+    most = max((device.done for device in work.devices), default=0) or 1
+    said = []
+    for device in work.devices[: max(0, lines - 3)]:
+        label = device.label.split("  ")[0] if width < _NARROW else device.label
+        seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
+        doing = ", ".join(device.working_on) or _pause(work)
+        said.append((label, share * device.done / most, [count(device.done, "chunk"), rate(seconds)], doing))
+    said.append(("all", share, _all_parts(work), ""))
+    show = in_ascii if ascii_only else plain
+    labels = [_cut(show(label), min(_LONGEST_LABEL, width // 3), ascii_only) for label, *_ in said]
+    widths = max(map(cell_len, labels)), width // 5
+    room = width - sum(widths) - 2
+    rows = [
+        (label, share, _fit([show(part) for part in parts], show(name), room, ascii_only))
+        for label, (_, share, parts, name) in zip(labels, said, strict=True)
+    ]
+    return rows, widths
 
-    log_to_stderr(quiet=True)
-    options = ArrayOptions(
-        tasks, array, parallel, gpus_per_task, cpus, mem, time, account, partition, constraint, tuple(sbatch or ()),
-        job_name, tuple(setup or ()), requeues, merge_account, merge_mem, merge_time,
-    )  # fmt: skip
-    given = {"source": source, "workers_per_gpu": workers_per_gpu, **of_run}
-    flags = {key: value for key, value in given.items() if value is not None}
-    how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
-    if cluster != "local":
-        refuse_for_slurm({"--script": script, "--share-gpus": share_gpus or None, "--kill-wait": kill_wait})
-    kill_wait_s = 30.0 if kill_wait is None else kill_wait
-    if not math.isfinite(kill_wait_s):
-        raise BadInput(f"--kill-wait {kill_wait_s} is not a number of seconds", fix="--kill-wait 30")
-    local = LocalSettings(share_gpus=share_gpus, max_requeues=requeues, kill_wait_s=kill_wait_s, again=again)
-    if script is not None:
-        return submit_script(script, out, flags if config is None else {**flags, "config": config}, options, local, how)
-    if out is None:
-        raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
-    command = (out, flags, Config.read(config))
-    if cluster == "local":
-        return submit_here(command, options, local, how)
-    return submit_to_slurm(command, options, how)
+
+def _pause(now: TaskProgress) -> str:
+    """Return what a device is at that works on no chunk; nothing to say of the moment between two."""
+    if now.retrying and now.chunks_total - now.chunks_settled <= now.retrying:
+        return "waits to try again"
+    return "" if now.chunks_settled or now.retrying else "starting"
+
+
+def _all_parts(now: TaskProgress) -> list[str]:
+    """Return the parts in the order of their worth: where there is no room, the last ones are left out."""
+    rests = [f"{now.retrying:,} to try again"] if now.retrying else []
+    end = [f"ETA {span(now.eta_s)}"] if now.eta_s is not None or not rests else rests
+    failed = [f"{now.failed:,} failed"] if now.failed else []
+    said = [f"{now.chunks_settled:,}/{now.chunks_total:,}", *end, rate(now.rate), *failed]
+    return said if end is rests else [*said, *rests]
+
+
+def _fit(parts: Sequence[str], name: str, room: int, ascii_only: bool) -> str:
+    """Return as many parts as there is room for, and of the name as much as does."""
+    said = _cut(parts[0], room, ascii_only)
+    for part in parts[1:]:
+        if cell_len(said) + 2 + cell_len(part) > room:
+            return said
+        said += f"  {part}"
+    left = room - cell_len(said) - 2
+    enough = left >= min(_SHORTEST_NAME, cell_len(name))
+    return f"{said}  {_cut(name, left, ascii_only)}" if name and enough else said
+
+
+def _cut(text: str, room: int, ascii_only: bool) -> str:
+    """Return a text cut to so many columns; a sign of Chinese takes two."""
+    if cell_len(text) <= room:
+        return text
+    return set_cell_size(text, max(0, room - 1)).rstrip() + ("~" if ascii_only else "…") * (room > 0)

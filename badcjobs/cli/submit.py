@@ -1,7 +1,8 @@
-"""What ``badcjobs submit`` does and says: a job of Slurm with its merge job, or an emulation in the foreground."""
+"""``badcjobs submit``: an array and its merge job under Slurm, or an emulation of both in the foreground."""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -9,10 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from badcjobs.cli.job_signals import BatchTask, HeldSignals
-from badcjobs.cli.output import Pace, colour_wanted, environ, hand_out, print_json, read_world, remark, say
+from badcjobs.cli.options import ConfigWords, JsonWanted, Sources, with_settings
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    environ,
+    hand_out,
+    log_to_stderr,
+    print_json,
+    read_world,
+    remark,
+    say,
+)
 from badcjobs.cli.results import files_text
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.array_options import ArrayOptions
@@ -36,7 +50,7 @@ from badcjobs.report.summary import Summary
 from badcjobs.report.text import summary_text
 from badcjobs.report.words import count, plain
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import make_settings, stand_in
+from badcjobs.settings import Config, make_settings, stand_in
 
 _POLL = "BADCJOBS_POLL_S"  # for a cluster of one's own; everybody else asks every 30 s
 # What a job has of its own and another one must not inherit, besides Slurm's variables.
@@ -52,6 +66,7 @@ _OF_THE_EMULATION = {
     "--kill-wait": "scontrol show config | grep KillWait   (it is set for the whole cluster)",
 }
 _ROWS = "rows of the source read"
+Clusters = Literal["slurm", "local"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +79,85 @@ class SubmitFlags:
     json_wanted: bool
 
 
-def refuse_for_slurm(given: Mapping[str, object]) -> None:
-    """Refuse options that mean something to the emulation only; without a word they would change nothing."""
-    for option, fix in _OF_THE_EMULATION.items():
-        if given[option] is not None:
-            raise BadInput(
-                f"{option} goes with --cluster local", why="Slurm decides this itself", fix=fix.format(given[option])
-            )
+@with_settings(but=("shard", "free"))  # they choose for one task what the array chooses for all
+def submit(
+    source: Sources = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder: logs/, tasks/, later job.sqlite.")] = None,
+    cluster: Annotated[Clusters, typer.Option(help="Slurm, or emulated on this machine.")] = "slurm",
+    tasks: Annotated[int | None, typer.Option(help="How many array tasks share the source; default 1.")] = None,
+    array: Annotated[str | None, typer.Option(help="The indices instead, as for sbatch: 1-20:2, 0-19%4.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Let at most N tasks run at a time.")] = None,
+    gpus_per_task: Annotated[int | None, typer.Option(help="GPUs of each task; default 1.")] = None,
+    cpus: Annotated[int | None, typer.Option(help="Cores of each task; default 2 per GPU.")] = None,
+    mem: Annotated[str | None, typer.Option(help="Memory of each task; default 4G per GPU. It is billed.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit of each task; default 12:00:00.")] = None,
+    account: Annotated[str | None, typer.Option(help="Who pays; on Sockeye it ends in -gpu.")] = None,
+    partition: Annotated[str | None, typer.Option(help="On many sites better left to Slurm.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Which nodes: gpu_mem_32.")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(help="Any other sbatch option; repeatable.")] = None,
+    job_name: Annotated[str | None, typer.Option(help="What squeue calls it; default badcjobs.")] = None,
+    setup: Annotated[list[str] | None, typer.Option(help="Shell line before the work; repeatable.")] = None,
+    requeues: Annotated[int, typer.Option(help="Restarts of a task that stopped in order with work left.")] = 10,
+    merge_account: Annotated[str | None, typer.Option(help="Who pays for the merge job, which has no GPU.")] = None,
+    merge_mem: Annotated[str | None, typer.Option(help="Memory of the merge job; default 4G.")] = None,
+    merge_time: Annotated[str | None, typer.Option(help="Time limit of the merge job; default 1:00:00.")] = None,
+    script: Annotated[Path | None, typer.Option(help="With --cluster local: run this job script.")] = None,
+    share_gpus: Annotated[bool, typer.Option("--share-gpus", help="With --cluster local: share GPUs.")] = False,
+    kill_wait: Annotated[float | None, typer.Option(min=0, help="With --cluster local: TERM to KILL [30 s].")] = None,
+    workers_per_gpu: Annotated[str | None, typer.Option(help="Engine processes per device; default auto.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts, and change nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow it to the end; exit with its verdict.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Submit what is left after the job has ended.")] = False,
+    config: ConfigWords = None,
+    json_wanted: JsonWanted = False,
+    **of_run: Any,
+) -> int:
+    """Submit a source as an array of tasks, and a job that merges what they did.
+
+    The source is read here once, from end to end; each task then does its share, and what was stopped by the clock is
+    started again. All options of `badcjobs run` that make sense for an array are passed on to its tasks.
+
+    The same command finds its job again, from DIR/submitted.json, and submits nothing twice: while the job is there it
+    says how to follow it (with --wait it goes on waiting), afterwards how it ended. To submit what is left then, add
+    --again, perhaps with other --time or --mem: array tasks that have nothing left to do are left out; with --no-resume
+    all is done once more. A job keeps what it was submitted with, so other options need --again, too (scancel ends a
+    job that you do not want to wait for).
+
+    Example: badcjobs submit manifest.csv --out /scratch/st-pi-1/july --cluster slurm --tasks 20 --gpus-per-task 4
+    --account st-pi-1-gpu --merge-account st-pi-1 --constraint gpu_mem_32 --setup 'module load gcc cuda'
+    """
+    log_to_stderr(quiet=True)
+    options = ArrayOptions(
+        tasks, array, parallel, gpus_per_task, cpus, mem, time, account, partition, constraint, tuple(sbatch or ()),
+        job_name, tuple(setup or ()), requeues, merge_account, merge_mem, merge_time,
+    )  # fmt: skip
+    given = {"source": source, "workers_per_gpu": workers_per_gpu, **of_run}
+    flags = {key: value for key, value in given.items() if value is not None}
+    how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
+    only_here = {"--script": script, "--share-gpus": share_gpus or None, "--kill-wait": kill_wait}
+    for option in (one for one, value in only_here.items() if value is not None and cluster != "local"):
+        fix = _OF_THE_EMULATION[option].format(script)
+        raise BadInput(f"{option} goes with --cluster local", why="Slurm decides this itself", fix=fix)
+    kill_wait_s = 30.0 if kill_wait is None else kill_wait
+    if not math.isfinite(kill_wait_s):
+        raise BadInput(f"--kill-wait {kill_wait_s} is not a number of seconds", fix="--kill-wait 30")
+    local = LocalSettings(share_gpus=share_gpus, max_requeues=requeues, kill_wait_s=kill_wait_s, again=again)
+    if script is not None:
+        return _submit_script(
+            script, out, flags if config is None else {**flags, "config": config}, options, local, how
+        )
+    if out is None:
+        raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
+    command = (out, flags, Config.read(config))
+    if cluster == "local":
+        return _submit_here(command, options, local, how)
+    return _submit_to_slurm(command, options, how)
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------
 
 
-def submit_to_slurm(command: RunCommand, options: ArrayOptions, how: SubmitFlags) -> int:
+def _submit_to_slurm(command: RunCommand, options: ArrayOptions, how: SubmitFlags) -> int:
     """Hand in a source as an array and its merge job, or find them again; exit 0, or with their verdict."""
     clock, scheduler = SystemClock(), SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=_poll_s())
     plan = make_plan(command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run)
@@ -206,7 +287,7 @@ def _outside_any_job() -> Iterator[None]:
 # --- on this machine --------------------------------------------------------------------------------------------------
 
 
-def submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSettings, how: SubmitFlags) -> int:
+def _submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSettings, how: SubmitFlags) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
     world = read_world()
     plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False)
@@ -221,7 +302,7 @@ def submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSetti
     return _tell_local_end(done, how, facts)
 
 
-def submit_script(
+def _submit_script(
     script: Path,
     out: Path | None,
     flags: Mapping[str, Any],

@@ -248,11 +248,6 @@ class AlertHooks:
     command: str | None = field(default=None, repr=False)
     min_interval_s: float = 600.0  # between two calls for one kind of trouble on one device
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there is a command to run."""
-        return self.command is not None
-
     def problems(self) -> list[str]:
         """Return what is wrong with them, a sentence each, without their secrets."""
         found = []

@@ -125,6 +125,16 @@ def unfinished_name(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
 
 
+def try_to_write(target: Path) -> None:
+    """Raise OSError where a file cannot be made; a pipe or a device is left alone."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, f"{target.name} is a folder")
+    if not target.exists() or target.is_file():
+        attempt = unfinished_name(target.absolute())  # what a publication creates first
+        attempt.touch()
+        attempt.unlink()
+
+
 def remove_unfinished(target: Path) -> None:
     """Remove what killed publishers of this file have left half done."""
     for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import Device
-from badcjobs.store.atomic_write import unfinished_name
+from badcjobs.store.atomic_write import try_to_write
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import World, find_devices, read_allocation
@@ -41,13 +40,7 @@ def run_record(
 ) -> dict[str, Any]:
     """Record until the command ends, the time is over or a signal comes; return what ``--json`` prints."""
     _check_options(options, duration_s, out)
-    as_sqlite = ["badcjobs", "record", "--out", str(out.parent / f"{out.stem or 'recording'}.sqlite")]
-    check_target(
-        out,
-        overwrite=overwrite,
-        as_sqlite=shlex.join([*as_sqlite, *(("--", *command) if command else ())]),
-        to_overwrite=f"badcjobs record --out {out} --overwrite …, or choose another name",
-    )
+    check_target(out, overwrite=overwrite)
     needs_device = None if command else f"badcjobs record --out {out} --simulate 2"
     records, devices = start_recording(out.absolute(), world, options, live_mode=live_mode, needs_device=needs_device)
     end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
@@ -131,24 +124,18 @@ def _check_options(options: RecordingOptions, duration_s: float | None, out: Pat
         )
 
 
-def check_target(out: Path, *, overwrite: bool, as_sqlite: str, to_overwrite: str) -> None:
-    """Refuse a file that a recording cannot be written to; the last two are the lines to paste."""
+def check_target(out: Path, *, overwrite: bool) -> None:
+    """Refuse a file that a recording cannot be written to."""
     if out.suffix not in _ENDINGS:
-        raise BadInput(
-            f"{out} has an unknown ending {out.suffix!r}", why="endings are " + ", ".join(_ENDINGS), fix=as_sqlite
-        )
+        why, known = "endings are " + ", ".join(_ENDINGS), out.parent / f"{out.stem or 'recording'}.sqlite"
+        raise BadInput(f"{out} has an unknown ending {out.suffix!r}", why=why, fix=f"write to {known}")
     try:
         if out.exists() and not overwrite:
-            raise BadInput(
-                f"{out} exists already", why="a recording is never overwritten by accident", fix=to_overwrite
-            )
+            why, fix = "a recording is never overwritten by accident", "another name, or --overwrite (overwrite=True)"
+            raise BadInput(f"{out} exists already", why=why, fix=fix)
         if not out.absolute().parent.is_dir():
             raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
-        if out.is_dir():
-            raise IsADirectoryError(errno.EISDIR, f"{out.name} is a folder")
-        attempt = unfinished_name(out.absolute())  # what a publication creates first
-        attempt.touch()
-        attempt.unlink()
+        try_to_write(out)
     except OSError as error:
         if error.errno not in _PASSING:
             why = f"no file can be made there: {error.strerror or error}"

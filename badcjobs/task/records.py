@@ -104,7 +104,7 @@ class Records:
         """
         world = self._world
         listeners = [] if how.on_alert is None else [how.on_alert]
-        if how.hooks.wanted:
+        if how.hooks.command is not None:
             self._calls = HookCalls(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
             listeners.append(self._calls.add)
 

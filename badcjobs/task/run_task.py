@@ -354,12 +354,9 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
         early = len(tally.retired)
         note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
         return (ExitCode.CHUNKS_FAILED, "failed", note) if failed else (ExitCode.DONE, "done", note)
-    if stop.cut_short_by is not None:
-        return 128 + stop.cut_short_by, "stopped", again
-    if stop.ended_by is signal.SIGINT:
-        return 128 + stop.ended_by, "stopped", again
     if stop.requested:
-        return ExitCode.RUN_ME_AGAIN, "stopped", again
+        by_hand = stop.cut_short_by or (stop.ended_by if stop.ended_by is signal.SIGINT else None)
+        return (128 + by_hand if by_hand else ExitCode.RUN_ME_AGAIN), "stopped", again
     if task.time.out_of_time and tally.hopeless is None:
         return ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}"
     why = tally.hopeless or next(iter(tally.retired), "no worker could be started; the log says why")

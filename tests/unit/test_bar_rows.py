@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from badcjobs.cli.progress_bars import BarRow, bar_rows
+from badcjobs.cli.run import BarRow, bar_rows
 from badcjobs.task.progress import DeviceWorkNow, TaskProgress
 
 HALF_WAY = TaskProgress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
