@@ -198,8 +198,8 @@ def read_script(
     given = sbatch.read_options(words, said)  # sbatch's own variables go before what the script says
     given |= {option: environ[name] for name, option in _INPUT_VARIABLES.items() if environ.get(name)}
     given |= sbatch.read_options(options, said)
-    signal = sbatch.tried(said, lambda: sbatch.parse_signal(given["signal"])) if "signal" in given else None
-    asked = sbatch.read_asked(given, said)
+    values = sbatch.read_values(given, said)
+    asked = sbatch.read_asked(given, values, said)
     is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
     plain = _HERE_DOCUMENT.sub(lambda one: "<<_\n" + "\n" * one[2].count("\n"), text)
     variables = Variables(plain, _exported(environ, given.get("export", "ALL")), cwd, given.get("chdir", ""))
@@ -212,7 +212,7 @@ def read_script(
         name=name,
         options=given,
         asked=asked,
-        signal=signal,
+        signal=values.get("signal"),
         calls=calls,
         mistakes=(*_form_mistakes(text, name), *_option_mistakes(text, plain, name, said)),
         near_options=tuple(
@@ -448,13 +448,6 @@ _REFUSED = {
     "tres-per-task": "use --gpus-per-node",
     "wrap": "write the command into the script",
 }
-_READERS: dict[str, Callable[[str], Any]] = {
-    "array": sbatch.parse_array,
-    "time": sbatch.parse_limit,
-    "signal": sbatch.parse_signal,
-    "mem": sbatch.parse_memory,
-    "export": sbatch.parse_export,
-}
 _WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 
 
@@ -495,7 +488,7 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
     mistakes: list[str] = []
     words = [word for _, line in _option_lines(script) for word in _split(line)]
     given = sbatch.read_options(words, mistakes) | sbatch.read_options(options, mistakes)
-    read = {name: sbatch.tried(mistakes, partial(_READERS[name], given[name])) for name in _READERS if name in given}
+    read = sbatch.read_values(given, mistakes)
     request = JobRequest(
         given=given,
         array=read.get("array"),
@@ -504,8 +497,8 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         gpus=sbatch.tried(mistakes, lambda: sbatch.count_gpus(given)) or 0,
         cpus=sbatch.tried(mistakes, lambda: sbatch.whole(given, "cpus-per-task")),
         ntasks=sbatch.tried(mistakes, lambda: sbatch.count_tasks(given)),
-        mem_mib=read.get("mem") or None,
-        exports=read.get("export") or {},
+        mem_mib=sbatch.tried(mistakes, lambda: sbatch.parse_memory(given.get("mem", "0"))) or None,
+        exports=sbatch.tried(mistakes, lambda: sbatch.parse_export(given.get("export", "ALL"))) or {},
     )
     mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
     ways = [name for name in _WAYS_TO_GPUS if given.get(name)]

@@ -22,7 +22,7 @@ from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, rea
 from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm_commands import has_ended, query_number, query_states
+from badcjobs.cluster.slurm import has_ended, query_number, query_states
 from badcjobs.cluster.wait_for_job import EXIT_CODES, has_worked, nobody_began, verdict_of
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, usual_mem
@@ -118,9 +118,27 @@ class LocalScheduler:
         self._settings, self._world, self._tell, self._run = settings, world, tell, run
         self.rows: tuple[TaskRow, ...] = ()
 
-    def script(self, order: ArrayOrder) -> str:
+    @staticmethod
+    def script(order: ArrayOrder) -> str:
         """Return the text of the array's script: plain sbatch text, which a Slurm would take as it is."""
-        return array_text(order)
+        options = {
+            "job-name": order.name,
+            "array": order.spec,
+            "nodes": 1,
+            "ntasks": 1,
+            "gpus-per-node": order.gpus_per_task or None,
+            "cpus-per-task": order.cpus,
+            "mem": order.mem,
+            "time": order.time_min,
+            "account": order.account,
+            "partition": order.partition,
+            "constraint": order.constraint,
+            "signal": f"B:USR1@{order.warning_s}",
+            "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
+            "open-mode": "append",
+            **extra_options(order.extra_sbatch),
+        }
+        return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
     def submit(self, order: ArrayOrder, *, keep: Sequence[int] = ()) -> Submitted:
         """Run the array to its end; ``rows`` then says how its tasks ended."""
@@ -214,28 +232,6 @@ def _claim_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
                 f"there is no folder for the emulation: {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
             ) from error
         number += 1
-
-
-def array_text(order: ArrayOrder) -> str:
-    """Return the script of an array: plain sbatch text, which a Slurm would take as it is."""
-    options = {
-        "job-name": order.name,
-        "array": order.spec,
-        "nodes": 1,
-        "ntasks": 1,
-        "gpus-per-node": order.gpus_per_task or None,
-        "cpus-per-task": order.cpus,
-        "mem": order.mem,
-        "time": order.time_min,
-        "account": order.account,
-        "partition": order.partition,
-        "constraint": order.constraint,
-        "signal": f"B:USR1@{order.warning_s}",
-        "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
-        "open-mode": "append",
-        **extra_options(order.extra_sbatch),
-    }
-    return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:

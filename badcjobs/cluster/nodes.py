@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from badcjobs.cluster.slurm import SlurmRefused
-from badcjobs.cluster.slurm_commands import ask
+from badcjobs.cluster.slurm import SlurmRefused, ask
 from badcjobs.errors import NotHere
 from badcjobs.report.tables import Table, columns, table_text
 from badcjobs.report.words import count, plain

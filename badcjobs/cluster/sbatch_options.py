@@ -239,8 +239,20 @@ def tried(mistakes: list[str], read: Callable[[], T]) -> T | None:
         return None
 
 
-def read_asked(given: Mapping[str, str], mistakes: list[str]) -> Asked:
-    """Return what sbatch options ask for, each under its long name; wrong values are added to ``mistakes``."""
+def read_values(given: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]:
+    """Return what --array, --time and --signal say; wrong ones are left out, and added to ``mistakes``."""
+    readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
+    values = {}
+    for name, read in readers.items():
+        try:
+            values |= {name: read(given[name])} if name in given else {}
+        except ValueError as error:
+            mistakes.append(str(error))
+    return values
+
+
+def read_asked(given: Mapping[str, str], values: Mapping[str, Any], mistakes: list[str]) -> Asked:
+    """Return what sbatch options ask for, each under its long name, and those of ``read_values``."""
     asked: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
     if not given.get("clusters"):  # else another cluster is to know the names
         lists = [given.get(option, "") for option in ("nodelist", "exclude")]  # with / it is a file, with [ a pattern
@@ -250,13 +262,11 @@ def read_asked(given: Mapping[str, str], mistakes: list[str]) -> Asked:
             "gpu_options": tuple(f"--{name}={given[name]}" for name in GPU_OPTIONS if given.get(name)),
             "node_names": tuple(one for text in lists if not set("[/") & {*text} for one in text.split(",") if one),
         }
-    array = tried(mistakes, lambda: parse_array(given["array"])) if given.get("array") else None
-    if array is not None:
+    if (array := values.get("array")) is not None:
         asked |= {"tasks": len(array.indices), "last_index": array.indices[-1], "array": given["array"]}
         asked["array_range"] = range_instead(array)
-    limit = tried(mistakes, lambda: (parse_limit(given["time"]),)) if "time" in given else None
-    if limit is not None:
-        asked |= {"time_s": limit[0], "no_time_limit": limit[0] is None}
+    if "time" in values:
+        asked |= {"time_s": values["time"], "no_time_limit": values["time"] is None}
     return Asked(**asked, **(tried(mistakes, lambda: _size(given)) or {}))
 
 

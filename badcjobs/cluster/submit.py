@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster.array_options import ArrayOptions, make_order
-from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, keep_script
-from badcjobs.cluster.slurm_commands import has_ended
+from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, has_ended, keep_script
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.model import ArrayOrder, Submitted
 from badcjobs.paths import RunFolder
@@ -191,9 +190,7 @@ def hand_in(
         if record is None:
             check_writable(out)
             record = _submit_array(plan, scheduler, clock, hold)
-        elif not cut_short:
-            return Handed(record.job, replace(plan, left=record.left), found)
-        if record.job.merge_job_id is None:
+        if record.job.merge_job_id is None and (cut_short or not found):
             hold()
             record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
             records.write_record(out, record)

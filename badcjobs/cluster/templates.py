@@ -167,18 +167,14 @@ def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:
         in_args = line == _ARGS_BEGIN or (in_args and line != _ARGS_END)
         if line.startswith(_SETUP_BEFORE):
             lines += values.get("setup", ())
-        lines.append(_filled(line, values))
+        if (option := _OPTION.fullmatch(line)) and option["key"] in values:
+            line = f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
+        elif (variable := _VARIABLE.fullmatch(line)) and (key := variable["name"].lower()) in values:
+            # Inside double quotes and braces these letters mean something to the shell.
+            value = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], values[key][0]).replace("'", '"\'"')
+            line = f': "${{{variable["name"]}:={value}}}"'
+        lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _filled(line: str, values: Mapping[str, Sequence[str]]) -> str:
-    if (option := _OPTION.fullmatch(line)) and option["key"] in values:
-        return f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
-    if (variable := _VARIABLE.fullmatch(line)) and (key := variable["name"].lower()) in values:
-        # Inside double quotes and braces these letters mean something to the shell.
-        value = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], values[key][0]).replace("'", '"\'"')
-        return f': "${{{variable["name"]}:={value}}}"'
-    return line
 
 
 def _is_range_of_nodes(text: str) -> bool:

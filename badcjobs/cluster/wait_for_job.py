@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.slurm_commands import UNFINISHED, has_ended, query_ends
+from badcjobs.cluster.slurm import UNFINISHED, has_ended, query_ends
 from badcjobs.cluster.submit import Handed, Progress
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import JobStates, Submitted, TaskKey

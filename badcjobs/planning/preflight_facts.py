@@ -18,7 +18,7 @@ from pathlib import Path
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
 from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.slurm_commands import ask
+from badcjobs.cluster.slurm import ask
 from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere

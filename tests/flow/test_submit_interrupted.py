@@ -15,7 +15,7 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
 from support.login_node import LoginNode
 
-from badcjobs.cluster.slurm_commands import call_sbatch
+from badcjobs.cluster.slurm import call_sbatch
 
 RUN = (*ON_CPU, "--gpus-per-task", "0")
 SBATCH = """

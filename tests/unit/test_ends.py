@@ -8,7 +8,7 @@ import pytest
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.slurm_commands import parse_ends, parse_exit_code
+from badcjobs.cluster.slurm import parse_ends, parse_exit_code
 from badcjobs.cluster.wait_for_job import (
     TaskOutcome,
     end_lines,

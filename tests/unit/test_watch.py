@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.hand_clock import HandClock
 
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.cluster.slurm_commands import has_ended, parse_job_id, parse_number, parse_states, query_states
+from badcjobs.cluster.slurm import SlurmScheduler, has_ended, parse_job_id, parse_number, parse_states, query_states
 from badcjobs.cluster.wait_for_job import progress_line, watch
 from badcjobs.errors import NotHere
 from badcjobs.model import JobStates, Submitted
