@@ -55,6 +55,7 @@ from badcjobs.settings import stand_in
 from badcjobs.cluster.local import LocalScheduler
 from badcjobs.cluster.slurm import has_ended
 
+
 import math
 
 import os

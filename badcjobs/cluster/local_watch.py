@@ -38,14 +38,11 @@ def processes_of(mark: str, session: int | None = None) -> list[psutil.Process]:
             if belongs and process.pid not in found:
                 found |= {one.pid: one for one in (process, *process.children(recursive=True))}
     found.pop(os.getpid(), None)
-    return [process for process in found.values() if _lives(process)]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    living = []
+    for process in found.values():
+        with suppress(psutil.Error):
+            living += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return living
 
 
 def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
@@ -107,10 +104,11 @@ def main() -> None:
     line = socket.socket(fileno=sys.stdin.fileno())
     mark, grace_s, folder = json.loads(line.recv(_MOST_BYTES))
     kept: list[int] = []
-    while words := _receive(line):
-        for file in kept:
-            os.close(file)
-        kept = words[1]
+    with suppress(ConnectionError):
+        while (message := socket.recv_fds(line, _MOST_BYTES, _MOST_FILES))[0]:
+            for file in kept:
+                os.close(file)
+            kept = message[1]
     kill_at_s = time.monotonic() + grace_s
     send(processes_of(mark), signal.SIGCONT, signal.SIGTERM)
     while left := processes_of(mark):
@@ -118,15 +116,6 @@ def main() -> None:
             send(left, signal.SIGKILL)
         time.sleep(_POLL_S)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _receive(line: socket.socket) -> tuple[bytes, list[int]] | None:
-    """Return the next message and the files in it; None: there is nobody any more."""
-    try:
-        words, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
-    except ConnectionError:
-        return None
-    return (words, files) if words else None
 
 
 if __name__ == "__main__":

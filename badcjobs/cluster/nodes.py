@@ -13,7 +13,7 @@ from typing import Any
 from badcjobs.cluster.slurm import SlurmRefused, ask
 from badcjobs.errors import NotHere
 from badcjobs.report.tables import Table, columns, table_text
-from badcjobs.report.words import count, plain
+from badcjobs.report.words import count, natural, plain
 from badcjobs.seams import Unanswered
 
 # A suffix, because nothing else parts a value that fills its field from the next; a width for those without suffixes.
@@ -160,7 +160,7 @@ def parse_sinfo(text: str) -> Cluster:
     in_order = sorted(partitions.values(), key=lambda one: (not one.default, one.name))
     rank = {one.name: place for place, one in enumerate(in_order)}  # sinfo's own order changes from call to call
     listed = (replace(node, partitions=tuple(sorted(node.partitions, key=rank.__getitem__))) for node in nodes.values())
-    return Cluster(tuple(sorted(listed, key=lambda node: natural_order(node.name))), tuple(in_order))
+    return Cluster(tuple(sorted(listed, key=lambda node: natural(node.name))), tuple(in_order))
 
 
 def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
@@ -196,11 +196,6 @@ def parse_state(state: str) -> tuple[str, frozenset[str]]:
     return base.lower(), frozenset(state[len(base) :])
 
 
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return what sorts gpu2 before gpu10."""
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
-
-
 def sum_gpus(nodes: Iterable[Node], kind: str | None = None) -> dict[str, int]:
     """Return total, used, free and (where no job would be started) unreachable GPUs of some nodes."""
     listed = list(nodes)
@@ -225,7 +220,7 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[st
     default = {one.name for one in cluster.partitions if one.default}
     fitting = [n for n in cluster.nodes if n.free(kind) >= gpus and not sums.keys().isdisjoint(n.partitions)]
     if fitting:
-        node = min(fitting, key=lambda n: (n.free(kind), natural_order(n.name)))
+        node = min(fitting, key=lambda n: (n.free(kind), natural(n.name)))
         there = [name for name in node.partitions if name in sums]
         name, free = max(there, key=lambda one: (sums[one]["free"], one in default)), node.free(kind)
         why = f"the fullest node with room: {free} of {node.total(kind)} free"

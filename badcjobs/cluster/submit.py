@@ -255,18 +255,16 @@ def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
 
 
 def _check_same(record: records.Record, plan: ArrayPlan, scheduler: SlurmScheduler) -> None:
-    out = shlex.quote(str(plan.order.out))
-    if record.run_arguments != plan.order.run_arguments:
+    differing = [] if record.asked is None else records.differences(record.asked, plan.asked)
+    then, now = record.run_arguments, plan.order.run_arguments
+    if then != now:
+        differing += [f"then: {shlex.join(then)}", f"now: {shlex.join(now)}"]
+    if differing:
+        ending = f"once it has ended ({scheduler.cancel_line(record.job)} ends it)"
         raise BadInput(
-            f"{out} has a job already, {record.job.job_id}, and it was told something else",
-            why=f"then: {shlex.join(record.run_arguments)}\nnow: {shlex.join(plan.order.run_arguments)}",
-            fix=f"{scheduler.cancel_line(record.job)}; then the same command with --again, or with another --out",
-        )
-    if differing := records.differences(record.asked, plan.asked) if record.asked is not None else []:
-        raise BadInput(
-            f"{out} has a job already, {record.job.job_id}, and it was submitted with other options",
+            f"{plan.order.out} has a job already, {record.job.job_id}, and it was submitted with other options",
             why="\n".join([*differing, "a job keeps what it was submitted with; this command would change nothing"]),
-            fix=f"the same command with --again, once it has ended ({scheduler.cancel_line(record.job)} ends it)",
+            fix=f"the same command with --again, {ending}, or with another --out",
         )
 
 
