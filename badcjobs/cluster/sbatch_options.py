@@ -242,7 +242,7 @@ def tried(mistakes: list[str], read: Callable[[], T]) -> T | None:
 def read_values(given: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]:
     """Return what --array, --time and --signal say; wrong ones are left out, and added to ``mistakes``."""
     readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
-    values = {}
+    values: dict[str, Any] = {}
     for name, read in readers.items():
         try:
             values |= {name: read(given[name])} if name in given else {}
