@@ -112,6 +112,17 @@ KINDS = (
 )  # fmt: skip
 
 
+def _state_kind(state: str) -> Kind:
+    def share(summary: Summary) -> float | None:
+        found = summary.states.get(state)
+        return found.share_percent if found else 0.0 if summary.states else None
+
+    return Kind(state, STATE_WORDS[state], share_words, find=share, points=True)
+
+
+_SHARES = tuple(map(_state_kind, STATE_WORDS))
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of both jobs, and what became of it in words."""
@@ -157,7 +168,7 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
         other=_about(other, other_title),
         conclusion=_conclude(figures, this_title, other_title),
         figures=shown,
-        states=tuple(_share(state, this, other) for state in STATE_WORDS if state in {**this.states, **other.states}),
+        states=tuple(_figure(kind, this, other) for kind in _SHARES if kind.key in {**this.states, **other.states}),
         settings={key: {"this": ours[key], "other": theirs[key]} for key in both if ours[key] != theirs[key]},
         settings_known=bool(this.facts.last_settings and other.facts.last_settings),
     )
@@ -291,14 +302,6 @@ def change_words(
     return said + ("" if not better else " (better)" if (this > other) == (better > 0) else " (worse)")
 
 
-def _share(state: str, this: Summary, other: Summary) -> Figure:
-    a, b = (s.states[state].share_percent if state in s.states else 0.0 if s.states else None for s in (this, other))
-    words, ratio = [share_words(a), share_words(b)], a / b if a is not None and b else None
-    same = UNKNOWN not in words and words[0] == words[1]
-    change = "the same" if same else change_words(a, b, MUCH, points=True)
-    return Figure(state, STATE_WORDS[state], a, b, ratio, change, words[0], words[1])
-
-
 def _conclude(figures: tuple[Figure, ...], this: str, other: str) -> str:
     """Return the comparison in one sentence."""
     found = {figure.key: figure for figure in figures}
@@ -310,12 +313,6 @@ def _conclude(figures: tuple[Figure, ...], this: str, other: str) -> str:
     faster = "as fast as" if abs(speed.ratio - 1) < _SAME else f"{number(speed.ratio, 2)} × as fast as"
     gpus = ""  # how many GPUs it took, where both are known
     if devices.this is not None and devices.other is not None:
-        if not devices.this:
-            gpus = ", without a GPU" if devices.other else "; both without a GPU"
-        elif devices.ratio is None:
-            gpus = f", with {number(devices.this)} GPUs at once, where {other} had none"
-        else:
-            same = abs(devices.ratio - 1) < _SAME
-            gpus = f", with {'as many' if same else f'{number(devices.ratio, 2)} × the'} GPUs at once"
+        gpus = f", with {number(devices.this)} GPUs at once against {number(devices.other)}"
     audio = "" if rate.ratio is None else f"; a GPU-hour of it gives {number(rate.ratio, 2)} × the audio"
     return f"{this} is {faster} {other}{gpus}{audio}."

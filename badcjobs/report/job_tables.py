@@ -159,24 +159,22 @@ def device_table(summary: Summary) -> Table:
         "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
         "hottest", "power", "energy", "samples", "gaps",
     )  # fmt: skip
-    table = Table("device-table", caption, heads, [_device_row(device) for device in chosen])
+    rows: list[Row] = []
+    for d in chosen:
+        counts, energy_wh = d.utilization_counts, None if d.energy_j is None else d.energy_j / 3600
+        p50, p95 = (percentile(counts, 50), percentile(counts, 95)) if counts else (None, None)
+        gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
+        shares = [_percent(_state_percent(d, state)) for state in ("working", "start_up", "waiting")]
+        rows.append((
+            d.task, d.label, d.name or UNKNOWN, *shares,
+            _percent(d.busy_mean_percent), _percent(d.utilization_mean_percent),
+            Cell(three(p50, p95, max(counts, default=None)), p50),
+            Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
+            _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
+        ))  # fmt: skip
+    table = Table("device-table", caption, heads, rows)
     one_model = len({device.name for device in summary.devices}) == 1
     return table.without("model") if one_model else table  # said above the table: the page is not wide
-
-
-def _device_row(d: DeviceFacts) -> Row:
-    energy_wh = None if d.energy_j is None else d.energy_j / 3600
-    counts = d.utilization_counts
-    p50, p95 = (percentile(counts, 50), percentile(counts, 95)) if counts else (None, None)
-    util = three(p50, p95, max(d.utilization_counts, default=None))
-    gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
-    shares = [_percent(_state_percent(d, state)) for state in ("working", "start_up", "waiting")]
-    return (
-        d.task, d.label, d.name or UNKNOWN, *shares,
-        _percent(d.busy_mean_percent), _percent(d.utilization_mean_percent), Cell(util, p50),
-        Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
-        _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
-    )  # fmt: skip
 
 
 def _state_percent(device: DeviceFacts, state: str) -> float | None:

@@ -44,6 +44,11 @@ _MOVES = (
     ("on", "Later", "→"),
     ("all", "Show all of the time", "All"),
 )
+_BUTTONS = "".join(
+    f'<button type="button" data-move="{move}" title="{words}" aria-label="{words}">{sign}</button>'
+    for move, words, sign in _MOVES
+)
+_TIME = f'<span class="moves" role="group" aria-label="Time">{_BUTTONS}</span>'
 _HOW_TO_READ = (
     "The line is the mean; the band reaches from the smallest to the largest reading. A dashed line is what the device "
     "has at most."
@@ -187,21 +192,13 @@ def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     words = f"Timeline of {count(len(summary.devices), 'device')} of array tasks. Of their time: {', '.join(shares)}."
     find = _FIND if len(summary.devices) > _MANY_ROWS else ""
     body = (
-        f'<div class="bar controls">{_moves()}{_ROWS}{find}</div>'
+        f'<div class="bar controls">{_TIME}{_ROWS}{find}</div>'
         f'<ul class="legend" aria-label="Colours of the timeline">{legend}</ul>'
         + figure("timeline", drawn.places["timeline"], words, _HOW_TO_ZOOM, over_time=True)
         + "".join(paragraph(note, "quiet") for note in drawn.notes)
         + numbers
     )
     return Section("timeline", "What the devices did", body)
-
-
-def _moves() -> str:
-    buttons = "".join(
-        f'<button type="button" data-move="{move}" title="{words}" aria-label="{words}">{sign}</button>'
-        for move, words, sign in _MOVES
-    )
-    return f'<span class="moves" role="group" aria-label="Time">{buttons}</span>'
 
 
 def _load(summary: Summary, drawn: Charts | None) -> Section | None:
@@ -221,7 +218,7 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
         figures += f"<div><h3>{escape(name)}</h3>{chart}</div>"
     table = tables.reading_table(summary)
     body = (
-        f'<div class="bar controls"><label>Show <select id="pick"></select></label>{_moves()}</div>'
+        f'<div class="bar controls"><label>Show <select id="pick"></select></label>{_TIME}</div>'
         + paragraph(_HOW_TO_READ + (_OF_ALL if len(summary.devices) > 1 else ""), "quiet")
         + f'<div class="charts">{figures}</div>'
         + (folded("The same in numbers", table_html(table)) if table.rows else "")

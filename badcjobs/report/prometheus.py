@@ -213,17 +213,13 @@ def run_samples(summary: Summary, run: str) -> Iterator[Sample]:
 def prometheus_text(samples: Iterable[Sample]) -> str:
     """Return samples in Prometheus' text format, metric by metric in the order of the table.
 
-    A name or a label that the table does not have is a mistake of ours (KeyError). Values that are not known, and those
-    that are no finite number, are left out.
+    Values that are not known, and those that are no finite number, are left out.
     """
     lines: dict[str, list[str]] = {name: [] for name in METRIC_BY_NAME}
     for name, value, labels in samples:
-        known = METRIC_BY_NAME[name].labels
-        if strangers := labels.keys() - set(known):
-            raise KeyError(f"{name} has no label {', '.join(sorted(strangers))}")
         if value is not None and math.isfinite(value):
             # An empty label is no label to Prometheus.
-            pairs = ",".join(f'{label}="{labels[label].translate(_ESCAPES)}"' for label in known if labels.get(label))
+            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
             lines[name].append(f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n")
     heads = {m.name: f"# HELP {m.name} {m.help} ({m.unit})\n# TYPE {m.name} {m.kind}\n" for m in METRICS}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
-from badcjobs.report.summary import Finding, Summary
+from badcjobs.report.summary import Summary
 from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
 from badcjobs.store.read_model import DeviceFacts, JobFacts, StateTime
 
@@ -42,34 +42,13 @@ class Rule:
     when: Callable[[Figures], object] = lambda figures: True
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """Where the figures of each case come from, and the rules for it: the first that holds is taken."""
-
-    cases: Callable[[JobFacts, Summary], Iterable[Figures]]
-    rules: tuple[Rule, ...]
-
-    def judge(self, summary: Summary) -> Iterator[Finding]:
-        """Yield what is found."""
-        for case in self.cases(summary.facts, summary):
-            rule = next((rule for rule in self.rules if rule.when(case)), None)
-            if rule is not None:
-                figures, cost_s = {"s": summary, **case}, case.get("cost_s")
-                yield Finding(
-                    kind=rule.kind,
-                    severity=say(rule.severity, figures),
-                    sentence=say(rule.says, figures),
-                    evidence=tuple(known_texts(rule.evidence, figures)),
-                    advice=say(rule.fix, figures),
-                    lines=tuple(known_texts(rule.lines, figures)),
-                    subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
-                    gpu_hours=None if cost_s is None else cost_s / 3600,
-                )
+Cases = Callable[[JobFacts, Summary], Iterable[Figures]]
+Topic = tuple[Cases, tuple[Rule, ...]]  # of the rules the first that holds for a case is taken
 
 
-def topic(*rules: Rule) -> Callable[[Callable[[JobFacts, Summary], Iterable[Figures]]], Topic]:
+def topic(*rules: Rule) -> Callable[[Cases], Topic]:
     """Make a topic of these rules and the function below them, which yields the figures of each case."""
-    return lambda cases: Topic(cases, rules)
+    return lambda cases: (cases, rules)
 
 
 def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:

@@ -177,7 +177,13 @@ _AUTO = ("--workers-per-gpu auto",)
 )  # fmt: skip
 def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     """Yield the main cause of a low busy share, then what cost much in a busy job, then that tasks were uneven."""
-    groups = list(_measured(facts, summary))
+    of_task, silent, groups = by_task(facts.devices), frozenset(summary.tasks_silent), list[_Group]()
+    for task in facts.tasks:
+        own = of_task[task.name]
+        if is_running(task, silent):  # its start-up is not lost: for how long it will work is not known yet
+            own = list(map(after_start_up, own))
+        used = [d for d in own if has_tried(d) and not never_worked(d) and busy_share([d]) is not None]
+        groups += [(task, used)] if task.engine is not None and used else []
     low = [(task, devices) for task, devices in groups if (busy_share(devices) or 0.0) < LOW]
     low_s, all_s = (sum(device.total_s for _, own in some for device in own) for some in (low, groups))
     main = None
@@ -190,17 +196,6 @@ def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     yield from large
     if main is None and not large:
         yield from _uneven(facts)
-
-
-def _measured(facts: JobFacts, summary: Summary) -> Iterator[_Group]:
-    devices, silent = by_task(facts.devices), frozenset(summary.tasks_silent)
-    for task in facts.tasks:
-        own = devices[task.name]
-        if is_running(task, silent):  # its start-up is not lost: for how long it will work is not known yet
-            own = list(map(after_start_up, own))
-        used = [d for d in own if has_tried(d) and not never_worked(d) and busy_share([d]) is not None]
-        if task.engine is not None and used:
-            yield task, used
 
 
 # --- the main cause ---------------------------------------------------------------------------------------------------

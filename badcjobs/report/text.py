@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -96,30 +96,24 @@ def _part_lines(part: Table | list[str]) -> list[str]:
 
 def markdown(summary: Summary, title: str) -> str:
     """Return the report as Markdown."""
-    return "\n\n".join(_markdown_parts(summary, title)) + "\n"
-
-
-def _markdown_parts(summary: Summary, title: str) -> Iterator[str]:
-    yield f"# {escaped(title)}: {verdict_words(summary)}"
+    parts = [f"# {escaped(title)}: {verdict_words(summary)}"]
     if summary.started_at_ms is not None and summary.last_sign_ms is not None:
-        yield f"From {moment(summary.started_at_ms)} to {moment(summary.last_sign_ms)}."
-    yield table_markdown(Table("headlines", "", columns("<", "<"), headlines(summary)))
-    yield "## Findings"
+        parts.append(f"From {moment(summary.started_at_ms)} to {moment(summary.last_sign_ms)}.")
+    parts += [table_markdown(Table("headlines", "", columns("<", "<"), headlines(summary))), "## Findings"]
     for finding in summary.findings:
-        yield f"**{escaped(finding.severity)}**: {escaped(finding.sentence)}"
+        parts.append(f"**{escaped(finding.severity)}**: {escaped(finding.sentence)}")
         advice = [f"- *{escaped(finding.advice)}*"] if finding.advice else []
-        yield "\n".join([*(f"- {escaped(figure)}" for figure in finding.evidence), *advice])
-        if finding.lines:
-            yield _code(finding.lines)
-    if not summary.findings:
-        yield escaped(well_words(summary))
+        parts.append("\n".join([*(f"- {escaped(figure)}" for figure in finding.evidence), *advice]))
+        parts += [_code(finding.lines)] if finding.lines else []
+    parts += [] if summary.findings else [escaped(well_words(summary))]
     for heading, part in report_parts(summary, _NOTEBOOK_MOST, _NOTEBOOK_DEVICES):
+        parts += [f"## {heading}"] if heading and part else []
         if part:
-            yield from [f"## {heading}"] if heading else []
-            yield table_markdown(part) if isinstance(part, Table) else "\n".join(f"- {escaped(line)}" for line in part)
+            lines = [] if isinstance(part, Table) else [f"- {escaped(line)}" for line in part]
+            parts.append(table_markdown(part) if isinstance(part, Table) else "\n".join(lines))
     for words, command in finish_words(summary):
-        yield escaped(words[0].upper() + words[1:])
-        yield _code([command])
+        parts += [escaped(words[0].upper() + words[1:]), _code([command])]
+    return "\n\n".join(parts) + "\n"
 
 
 def _code(lines: Sequence[str]) -> str:

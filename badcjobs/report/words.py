@@ -48,10 +48,7 @@ def memory(value: int | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time span as people say it."""
-    whole = round(seconds)
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    return _minutes(whole) if whole < 3600 else _hours(whole)
+    return durations([seconds])[0]
 
 
 def durations(many_s: Sequence[float]) -> list[str]:
@@ -59,12 +56,10 @@ def durations(many_s: Sequence[float]) -> list[str]:
     longest_s = max(many_s, default=0.0)
     if longest_s < 59.95:
         return [f"{seconds:.1f} s" for seconds in many_s]
-    say = _minutes if round(longest_s) < 3600 else _hours
-    return [say(round(seconds)) for seconds in many_s]
-
-
-def _minutes(whole: int) -> str:
-    return f"{whole // 60} min {whole % 60:02d} s"
+    whole_s = list(map(round, many_s))
+    if max(whole_s) < 3600:
+        return [f"{whole // 60} min {whole % 60:02d} s" for whole in whole_s]
+    return list(map(_hours, whole_s))
 
 
 def _hours(whole: int) -> str:

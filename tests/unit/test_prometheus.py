@@ -157,11 +157,9 @@ def test_what_is_not_known_or_no_number_is_left_out_with_its_head() -> None:
     assert "badcjobs_source_rows" not in text
 
 
-def test_a_name_or_label_outside_the_table_is_refused() -> None:
+def test_a_name_outside_the_table_is_refused() -> None:
     with pytest.raises(KeyError, match="badcjobs_surprise"):
         prometheus_text([("badcjobs_surprise", 1, {})])
-    with pytest.raises(KeyError, match="has no label node"):
-        prometheus_text([("badcjobs_chunks", 1, {"node": "gpu1"})])
 
 
 def test_labels_are_escaped_and_empty_ones_are_none() -> None:
