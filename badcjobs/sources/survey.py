@@ -174,7 +174,7 @@ def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Q
         recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
         is_new = walk.takes(recording_id, chunk_id)
         start_ms, end_ms, wrong = check_row(row, columns)
-        cut, _, wrong_cut = check_cut(row, columns)
+        cut, _, wrong_cut = ("", None, ()) if columns.cut is None else check_cut(row, columns)
         for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
             mistakes.add(line, text)
         if path != before:  # as RowLooks sees it
