@@ -154,8 +154,12 @@ def _examples(many: str, names: str) -> Any:
 
 
 def _left_out(plan: CampaignPlan) -> Cases:
-    if plan.survey.left_out_all:
-        yield {"details": plan.survey.left_out_lines, "fix": plan.survey.left_out_fix or ""}
+    many, missing = plan.survey.left_out_all, plan.survey.left_out_missing
+    if many:
+        them = "it" if many == 1 else "them"
+        fate = f"refuse {them}, or fail those whose audio cannot be used"
+        fate = f"fail {them}, for the audio cannot be used" if many == missing else fate
+        yield {"details": plan.survey.left_out_lines, "fix": plan.survey.left_out_fix or "", "fate": fate}
 
 
 def _rates(plan: CampaignPlan) -> Cases:
@@ -165,17 +169,7 @@ def _rates(plan: CampaignPlan) -> Cases:
 
 SOURCE_REMARKS = (
     rules("left out", _left_out)(
-        problem_if(
-            "{survey.left_out_words} cannot be planned: badcjobs run would fail {survey.left_out_all:it|them}, for the"
-            " audio cannot be used",
-            "{fix}",
-            lambda f: f.survey.left_out_all == f.survey.left_out_missing,
-        ),
-        problem_if(
-            "{survey.left_out_words} cannot be planned: badcjobs run would refuse {survey.left_out_all:it|them}, or"
-            " fail those whose audio cannot be used",
-            "{fix}",
-        ),
+        problem_if("{survey.left_out_words} cannot be planned: badcjobs run would {fate}", "{fix}")
     ),
     rules("unreadable", _examples("unreadable", "unreadable_names"))(
         problem_if(

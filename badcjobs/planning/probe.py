@@ -389,8 +389,12 @@ class Round:
                 over = True
                 for _, run in self._running:
                     run.break_off()
-            if not over:
-                self._begin_what_can_be(until_s - clock.monotonic_s())
+            for search in () if over else self._searches:
+                left_s = until_s - clock.monotonic_s()
+                while search.free and (step := search.next_step(self._host_bytes)) is not None:
+                    if search.expected_s(step) > left_s:
+                        break
+                    self._begin(search, step)
             if not self._running:
                 return
             for _, run in self._running:
@@ -404,13 +408,6 @@ class Round:
                 if not over:
                     more = "; too short to count, so once more with more chunks" if again else ""
                     log.info("%s: %s%s", search.key.gpu, _words(run.step, told), more)
-
-    def _begin_what_can_be(self, left_s: float) -> None:
-        for search in self._searches:
-            while search.free and (step := search.next_step(self._host_bytes)) is not None:
-                if search.expected_s(step) > left_s:
-                    break
-                self._begin(search, step)
 
     def _begin(self, search: ModelSearch, step: ProbeStep) -> None:
         key, device = search.key, search.free.pop(0)

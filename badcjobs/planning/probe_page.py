@@ -140,9 +140,7 @@ _SENTENCES: tuple[tuple[str, Callable[[ProbeResult], bool]], ...] = (
      " what is longer",
      lambda r: r.lean_longest_s is not None and r.lean_too_long_s is not None),
     ("best: {best_s:g} s ({rate} × real time), the shortest within 2 % of the fastest that is safe",
-     lambda r: r.best_s is not None and r.times_real_time is not None),
-    ("best: {best_s:g} s, the shortest within 2 % of the fastest that is safe",
-     lambda r: r.best_s is not None and r.times_real_time is None),
+     lambda r: r.best_s is not None),
 )  # fmt: skip
 
 
