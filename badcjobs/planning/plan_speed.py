@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import shlex
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
-
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.model import FITS, Probed, ProbeKey
-from badcjobs.planning.probe_search import device_words, setup_words
+from badcjobs.model import FITS
+from badcjobs.model import Probed
+from badcjobs.model import ProbeKey
+from badcjobs.planning.probe_search import device_words
+from badcjobs.planning.probe_search import setup_words
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.report.completeness import merge_again
 from badcjobs.report.headlines import news_words
@@ -23,7 +18,19 @@ from badcjobs.settings import RunSettings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts
 from badcjobs.workers.engines import choose_engine
-from badcjobs.workers.learned import default_store, is_same_memory, read_probes, subject_of
+from badcjobs.workers.learned import default_store
+from badcjobs.workers.learned import is_same_memory
+from badcjobs.workers.learned import read_probes
+from badcjobs.workers.learned import subject_of
+
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
 
 _CPU = "cpu"  # what a probe without a device calls it
 _USUAL = "hawkears"  # the engine where none is said
@@ -297,22 +304,17 @@ def is_below(curve: Curve, chunk_s: float) -> bool:
 
 def _read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
     if is_below(curve, chunk_s):
-        return _extrapolated(curve, chunk_s)
+        # A fixed cost of each chunk; one trial alone cannot tell it apart, so all its time counts as that.
+        first_s, first_rate = curve[0]
+        took_s, per_second = first_s / first_rate, 0.0
+        for next_s, next_rate in curve[1:2]:
+            per_second = max(0.0, (next_s / next_rate - took_s) / (next_s - first_s))
+        per_chunk = max(0.0, took_s - per_second * first_s)
+        rate = chunk_s / (per_chunk + per_second * chunk_s) if per_chunk else first_rate
+        return rate, f"shorter than any trial: reckoned with {per_chunk:.2g} s for each chunk besides its audio"
     for (short_s, slow), (long_s, fast) in pairwise(curve):
         if short_s < chunk_s < long_s:
             part = math.log(chunk_s / short_s) / math.log(long_s / short_s)
             return slow + part * (fast - slow), f"between trials of {short_s:g} and {long_s:g} s"
     length_s, rate = next(trial for trial in reversed(curve) if trial[0] <= chunk_s)
     return rate, "tried" if length_s == chunk_s else f"no faster than the longest trial, of {length_s:g} s"
-
-
-def _extrapolated(curve: Curve, chunk_s: float) -> tuple[float, str]:
-    """Reckon with a fixed cost of each chunk; one trial alone cannot tell it apart, so all its time counts as that."""
-    first_s, first_rate = curve[0]
-    took_s, per_second = first_s / first_rate, 0.0
-    if len(curve) > 1:
-        next_s, next_rate = curve[1]
-        per_second = max(0.0, (next_s / next_rate - took_s) / (next_s - first_s))
-    per_chunk = max(0.0, took_s - per_second * first_s)
-    rate = chunk_s / (per_chunk + per_second * chunk_s) if per_chunk else first_rate
-    return rate, f"shorter than any trial: reckoned with {per_chunk:.2g} s for each chunk besides its audio"

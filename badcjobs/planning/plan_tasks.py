@@ -107,17 +107,16 @@ class Margin:
 
 def make_margin(speed: Speed, wanted: float | None) -> Margin:
     """Return what to keep back, by what was measured and, of the slowness, what somebody wants instead."""
-    measured = speed.start_up_s is not None
-    start_up_s = ASSUMED_START_UP_S if speed.start_up_s is None else speed.start_up_s
     if wanted is not None:
-        return Margin(start_up_s, measured, END_S, wanted, "as --margin says")
-    if speed.slowness is None:
-        why = "no spread of speeds is known, so half as much again"
-        return Margin(start_up_s, measured, END_S, UNMEASURED_FACTOR, why)
-    why = f"the slowest of {speed.tasks} measured tasks took {speed.slowness:.2f} times as long as the mean"
-    if speed.slowness < LEAST_FACTOR:
-        why += f", and at least {LEAST_FACTOR:g} is kept for slow nodes"
-    return Margin(start_up_s, measured, END_S, max(LEAST_FACTOR, speed.slowness), why)
+        factor, why = wanted, "as --margin says"
+    elif speed.slowness is None:
+        factor, why = UNMEASURED_FACTOR, "no spread of speeds is known, so half as much again"
+    else:
+        factor = max(LEAST_FACTOR, speed.slowness)
+        why = f"the slowest of {speed.tasks} measured tasks took {speed.slowness:.2f} times as long as the mean"
+        why += f", and at least {LEAST_FACTOR:g} is kept for slow nodes" if speed.slowness < factor else ""
+    start_up_s = ASSUMED_START_UP_S if speed.start_up_s is None else speed.start_up_s
+    return Margin(start_up_s, speed.start_up_s is not None, END_S, factor, why)
 
 
 def round_up(seconds: float) -> int:
@@ -202,7 +201,10 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
     tail_s = min(lengths.longest_ms / 1000 / rate * (1 - 1 / gpus), usable_s / 2)
     room_ms = (usable_s - tail_s) * gpus * rate * 1000
     whole_s = lengths.total_ms / 1000 / rate / gpus  # as one task
-    at_least = max(1, math.ceil(lengths.total_ms / room_ms), _for_all_gpus(whole_s, margin, wish, site))
+    # More, to have all GPUs at work at a time, as far as that is worth their start-up.
+    worth = whole_s / (_WORTH_A_START * max(margin.start_up_s, 1.0))
+    for_all_gpus = int(min((wish.gpus or site.plan_gpus or 0) // gpus, worth))
+    at_least = max(1, math.ceil(lengths.total_ms / room_ms), for_all_gpus)
     shares = _share_out(lengths, min(at_least, lengths.rows), room_ms)
     fullest_s = max(share.audio_ms for share in shares) / 1000 / rate / gpus
     needed_s = round_up(margin.time_s(fullest_s + tail_s))
@@ -226,15 +228,6 @@ def _share_out(lengths: Lengths, tasks: int, room_ms: float) -> list[Share]:
             break
         tasks = min(lengths.rows, max(tasks + 1, math.ceil(tasks * fullest_ms / room_ms)))
     return shares
-
-
-def _for_all_gpus(whole_s: float, margin: Margin, wish: PlanWish, site: Site) -> int:
-    """Return how many tasks it takes to have all GPUs at work at a time, as far as that is worth their start-up."""
-    at_a_time = wish.gpus or site.plan_gpus
-    if at_a_time is None:
-        return 1
-    worth = whole_s / (_WORTH_A_START * max(margin.start_up_s, 1.0))
-    return int(min(at_a_time // wish.task_gpus(site), worth))
 
 
 # --- waves ------------------------------------------------------------------------------------------------------------

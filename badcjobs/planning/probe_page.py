@@ -55,10 +55,7 @@ def _draw(probes: Sequence[Probed]) -> tuple[str, str, Mapping[str, str]]:
     except ImportError:
         return "", "", {}
     drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
-    if not drawn:
-        return "", "", {}
-    script, places = figures.as_parts(drawn)
-    return figures.chart_code(), script, places
+    return (figures.chart_code(), *figures.as_parts(drawn)) if drawn else ("", "", {})
 
 
 def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any]]:

@@ -73,28 +73,20 @@ def _next_length(trials: Sequence[Trial], lean: bool, bounds: Bounds, busy_s: Se
         return None
     fits_s, too_long_s = bracket(trials, lean=lean)
     if too_long_s is None:
-        return _longer(trials, lean, bounds, max([fits_s or 0.0, *busy_s]))
+        top_s = max([fits_s or 0.0, *busy_s])
+        longer_s = 2 * top_s or bounds.start_s
+        usual_limit_s = bracket(trials, lean=False)[1]
+        if lean and usual_limit_s is not None and top_s < usual_limit_s:  # whether one thread helps at all
+            longer_s = usual_limit_s
+        return min(longer_s, bounds.longest_s) if top_s < bounds.longest_s else None
     if fits_s is None:
         shorter_s = _rounded(min([too_long_s, *busy_s]) / 2)
         return shorter_s if shorter_s >= bounds.shortest_s else None
-    return _between(fits_s, too_long_s, busy_s, bounds.tolerance)
-
-
-def _longer(trials: Sequence[Trial], lean: bool, bounds: Bounds, top_s: float) -> float | None:
-    if top_s >= bounds.longest_s:
-        return None
-    usual_limit_s = bracket(trials, lean=False)[1]
-    if lean and usual_limit_s is not None and top_s < usual_limit_s:  # whether one thread helps at all
-        return min(usual_limit_s, bounds.longest_s)
-    return min(2 * top_s or bounds.start_s, bounds.longest_s)
-
-
-def _between(fits_s: float, too_long_s: float, busy_s: Sequence[float], tolerance: float) -> float | None:
-    """Return the middle of the widest stretch without a trial, on a scale of ratios."""
+    # The middle of the widest stretch without a trial, on a scale of ratios.
     points = sorted({fits_s, too_long_s, *(one for one in busy_s if fits_s < one < too_long_s)})
     low_s, high_s = max(pairwise(points), key=lambda pair: pair[1] / pair[0])
     middle_s = _rounded(math.sqrt(low_s * high_s))
-    wide = high_s > low_s * (1 + tolerance)
+    wide = high_s > low_s * (1 + bounds.tolerance)
     return middle_s if wide and low_s < middle_s < high_s else None
 
 
