@@ -318,10 +318,10 @@ def make_settings(
     )
 
 
-def refuse(mistakes: Sequence[str], fix: str) -> None:
-    """Raise BadInput with all mistakes, if there are any."""
+def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot be used") -> None:
+    """Raise BadInput with all mistakes, if there are any; ``what`` is said of several."""
     if len(mistakes) > 1:
-        raise BadInput("these settings cannot be used", why="\n".join(mistakes), fix=fix)
+        raise BadInput(what, why="\n".join(mistakes), fix=fix)
     if mistakes:
         raise BadInput(mistakes[0], fix=fix)
 

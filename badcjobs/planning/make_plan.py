@@ -27,6 +27,7 @@ from badcjobs.planning.plan_tasks import (
 )
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
+from badcjobs.sources.mistakes import with_more
 
 PLAN_VERSION = 1
 _CAPS = (  # of the site, by which the plan is made
@@ -146,9 +147,8 @@ def _examples(many: str, names: str) -> Any:
     def cases(plan: CampaignPlan) -> Cases:
         number, known = getattr(plan.survey, many), getattr(plan.survey, names)
         if number:
-            more = [f"… and {number - len(known):,} more"] if number > len(known) else []
             guess = f"planned with the mean of the others, {plan.survey.lengths.mean_ms / 1000:,.1f} s"
-            yield {"many": number, "details": [*known, *more], "guess": guess}
+            yield {"many": number, "details": with_more(known, number), "guess": guess}
 
     return cases
 

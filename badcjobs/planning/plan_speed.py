@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.model import FITS
-from badcjobs.model import Probed
-from badcjobs.model import ProbeKey
-from badcjobs.planning.probe_search import device_words
-from badcjobs.planning.probe_search import setup_words
+from badcjobs.model import FITS, Probed, ProbeKey
+from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.report.completeness import merge_again
 from badcjobs.report.headlines import news_words
@@ -18,19 +23,7 @@ from badcjobs.settings import RunSettings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts
 from badcjobs.workers.engines import choose_engine
-from badcjobs.workers.learned import default_store
-from badcjobs.workers.learned import is_same_memory
-from badcjobs.workers.learned import read_probes
-from badcjobs.workers.learned import subject_of
-
-import math
-import shlex
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
-
+from badcjobs.workers.learned import default_store, is_same_memory, read_probes, subject_of
 
 _CPU = "cpu"  # what a probe without a device calls it
 _USUAL = "hawkears"  # the engine where none is said

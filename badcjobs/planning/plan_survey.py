@@ -15,7 +15,7 @@ from badcjobs.errors import BadInput
 from badcjobs.report.words import count
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
-from badcjobs.sources.mistakes import SHOWN, Mistakes
+from badcjobs.sources.mistakes import SHOWN, Mistakes, with_more
 from badcjobs.sources.open import AudioSource, Sources
 from badcjobs.sources.survey import PlannedRow, survey, survey_again
 
@@ -41,9 +41,7 @@ def read_sources(sources: Sources, rows: RowFile | None, progress: Progress, fol
     found.passed_over = tuple(walk.remarks.notes())
     found.left_out, found.left_out_missing = mistakes.rows, mistakes.missing
     found.left_out_folders, found.left_out_sources = mistakes.folders, len(mistakes.whole)
-    lines, _ = mistakes.examples(SHOWN)
-    more = [f"… and {mistakes.count - len(lines):,} more"] if mistakes.count > len(lines) else []
-    found.left_out_lines = (*lines, *more)
+    found.left_out_lines = tuple(with_more(mistakes.examples(SHOWN)[0], mistakes.count))
     try:
         mistakes.raise_any()
     except BadInput as error:

@@ -10,6 +10,7 @@ from badcjobs.errors import BadInput
 from badcjobs.planning.plan_speed import ASSUMED_START_UP_S, Speed
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.site import Site
+from badcjobs.settings import refuse
 
 # Three minutes before the end Slurm's warning comes, and nothing new is begun; then the last results are published.
 END_S = 300.0
@@ -68,11 +69,7 @@ def check_wish(wish: PlanWish, site: Site) -> None:
         text = f"one task of {gpus} GPUs × {longest_h:g} h is {gpus * longest_h:,.0f} GPU-hours"
         text += f", but {where} allows {site.gpu_hours:,.0f} at a time"
         mistakes.append((text, f"--time {max(1, int(site.gpu_hours / gpus))}:00:00"))
-    if mistakes:
-        texts, fixes = zip(*mistakes, strict=True)
-        several = len(mistakes) > 1
-        what = "this cannot be planned" if several else texts[0]
-        raise BadInput(what, why="\n".join(texts) if several else None, fix=" ".join(fixes))
+    refuse([text for text, _ in mistakes], " ".join(fix for _, fix in mistakes), "this cannot be planned")
 
 
 # --- what is kept back of a task's time -------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from badcjobs.planning.findings import Remark, fine, problem, warning
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.sources.mistakes import SHOWN, Remarks, shown
+from badcjobs.sources.mistakes import SHOWN, Remarks, shown, with_more
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import WHOLE, SeenKeys
 from badcjobs.store.connect import read_filesystem
@@ -270,18 +270,14 @@ def check_source(
         unknown = f", {facts.of_unknown_length:,} of unknown length" if facts.of_unknown_length else ""
         text = f"{facts.chunks:,} chunks, {facts.audio_s / 3600:,.1f} hours of audio{unknown}; every file is there"
     found = [fine("source", line) for line in (text, *remarks.notes())]
+    names, empty_names = (tuple(with_more(list(one.values())[:SHOWN], len(one))) for one in (unreadable, empty))
     if unreadable:
         said = f"{count(len(unreadable), 'file')} cannot be read from here: what is in there would fail"
-        found.append(problem("audio", said, f"ls -l {shlex.quote(next(iter(unreadable)))}", _named(unreadable)))
+        found.append(problem("audio", said, f"ls -l {shlex.quote(next(iter(unreadable)))}", names))
     if empty:
         said = f"{count(len(empty), 'file')} without any audio; each will fail, for there is nothing to analyse"
-        found.append(warning("audio", said, _GO_ON, _named(empty)))
+        found.append(warning("audio", said, _GO_ON, empty_names))
     return facts, [*found, *(warning("audio", line, _GO_ON) for line in remarks.lines())]
-
-
-def _named(files: Mapping[str, str]) -> tuple[str, ...]:
-    names = tuple(files.values())
-    return (*names[:SHOWN], f"… and {len(names) - SHOWN:,} more") if len(names) > SHOWN else names
 
 
 def _read_all(

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from badcjobs.errors import BadInput
 from badcjobs.model import FITS, NO_START, TOO_LONG, Chunk, ChunkResult, ChunkStarted, Trial, WorkerPlan
 from badcjobs.planning.probe_search import ProbeStep
 from badcjobs.seams import Clock, Engine
+from badcjobs.settings import refuse
 from badcjobs.sources.audio_formats import NotWav, read_header
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
 from badcjobs.store.live_files import read_memory_peaks
@@ -249,10 +249,6 @@ def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, lon
             except (CannotCut, NotWav, OSError) as error:
                 mistakes.append(f"{path} cannot be read: {problem}; other formats need ffmpeg on PATH ({error})")
         sounds.append(sound)
-    if mistakes:
-        raise BadInput(
-            "this audio cannot be used" if len(mistakes) > 1 else mistakes[0],
-            why="\n".join(mistakes) if len(mistakes) > 1 else None,
-            fix="badcjobs probe RECORDING.wav   (one of your own recordings; it is repeated where it is too short)",
-        )
+    fix = "badcjobs probe RECORDING.wav   (one of your own recordings; it is repeated where it is too short)"
+    refuse(mistakes, fix, "this audio cannot be used")
     return sounds

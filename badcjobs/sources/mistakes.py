@@ -52,9 +52,7 @@ class Mistakes:
         if self.count == 1 and line == 0:
             raise BadInput(f"{name} {text}", why=why or None, fix=self._fix or f"ls -l {shlex.quote(name)}")
         one = len(self._guilty) == 1
-        lines = [self._line(*mistake, named=not one) for mistake in self._first]
-        if self.count > len(lines):
-            lines.append(f"… and {self.count - len(lines):,} more")
+        lines = with_more([self._line(*mistake, named=not one) for mistake in self._first], self.count)
         numbers = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
         see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shlex.quote(name)}" if numbers else None
         who = f"{name} has" if one else f"{len(self._guilty)} sources have"
@@ -196,6 +194,11 @@ def note_utf16(path: Path, start: bytes, mistakes: Mistakes) -> bool:
         return False
     mistakes.add(0, "is UTF-16, not UTF-8", fix=_to_copy(path, "iconv -f utf-16 -t utf-8"))
     return True
+
+
+def with_more(examples: Sequence[str], count: int) -> list[str]:
+    """Return examples and, where they are not all, a line that says how many more there are."""
+    return [*examples, *([f"… and {count - len(examples):,} more"] if count > len(examples) else [])]
 
 
 def is_text(line: str) -> bool:
