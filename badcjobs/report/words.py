@@ -10,6 +10,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 UNKNOWN = "–"
 _SMALLEST = 0.0001  # below it nobody wants the digits
+_MOST_RANGES = 10
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -93,12 +94,10 @@ def three(p50: float | None, p95: float | None, maximum: float | None, digits: i
     return "/".join(fixed(value, digits) for value in (p50, p95, maximum))
 
 
-def spark(values: Sequence[float | None], full: float = 100.0) -> str:
-    """Return a little chart, one character for each value; a dot where nobody knows."""
-    steps = len(_BARS)
-    return "".join(
-        "·" if value is None else _BARS[max(0, min(steps - 1, int(value * steps / full)))] for value in values
-    )
+def spark(percents: Sequence[float | None]) -> str:
+    """Return a little chart, one character for each percentage; a dot where it is not known."""
+    last = len(_BARS) - 1
+    return "".join("·" if one is None else _BARS[max(0, min(last, int(one * len(_BARS) / 100)))] for one in percents)
 
 
 def moment(at_ms: int) -> str:
@@ -124,10 +123,10 @@ def count(many: int, one: str, more: str | None = None) -> str:
     return f"{many:,} {one if many == 1 else more or one + 's'}"
 
 
-def indices(values: Sequence[int], most: int = 10) -> str:
+def indices(values: Sequence[int]) -> str:
     """Return array indices for people: the first few ranges."""
     ranges = index_ranges(values).split(",")
-    return ",".join(ranges[:most]) + (f",… ({len(values):,} in all)" if len(ranges) > most else "")
+    return ",".join(ranges[:_MOST_RANGES]) + (f",… ({len(values):,} in all)" if len(ranges) > _MOST_RANGES else "")
 
 
 def index_ranges(values: Sequence[int], step: int = 1) -> str:
