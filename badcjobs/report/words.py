@@ -94,10 +94,10 @@ def three(p50: float | None, p95: float | None, maximum: float | None, digits: i
     return "/".join(fixed(value, digits) for value in (p50, p95, maximum))
 
 
-def spark(percents: Sequence[float | None]) -> str:
-    """Return a little chart, one character for each percentage; a dot where it is not known."""
+def spark(values: Sequence[float | None], full: float = 100.0) -> str:
+    """Return a little chart, one character for each value; a dot where it is not known."""
     last = len(_BARS) - 1
-    return "".join("·" if one is None else _BARS[max(0, min(last, int(one * len(_BARS) / 100)))] for one in percents)
+    return "".join("·" if one is None else _BARS[max(0, min(last, int(one * len(_BARS) / full)))] for one in values)
 
 
 def moment(at_ms: int) -> str:
