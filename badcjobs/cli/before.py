@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli.options import (
-    CHUNKS,
-    ENGINE,
-    ConfigWords,
-    JsonWanted,
-    Sources,
-    Target,
-    refuse_data,
-    with_settings,
-)
+from badcjobs.cli.options import CHUNKS, ENGINE, ConfigWords, JsonWanted, Sources, Target, refuse_data, with_settings
 from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode

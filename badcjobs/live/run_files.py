@@ -20,14 +20,7 @@ from badcjobs.store.read_model import TaskFacts
 from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import lock_in
 from badcjobs.store.slurm_ends import end_beside, read_end_beside
-from badcjobs.store.submission_record import (
-    file_in,
-    find_cut_short,
-    intent_in,
-    is_emulation_over,
-    read_record,
-    rows_in,
-)
+from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
 
 _ENDED_IS_LOOKED_AT_EVERY_MS = 60_000  # a task that has ended publishes nothing more
 

@@ -16,14 +16,7 @@ from typing import Any
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent, silent_after_s
 from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import (
-    grouped,
-    is_job_database,
-    open_job_database,
-    read_as,
-    reading,
-    rows_by_name,
-)
+from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading, rows_by_name
 from badcjobs.store.job_schema import VIEWS
 from badcjobs.store.read_model import (
     AlertFacts,

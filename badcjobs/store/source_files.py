@@ -21,13 +21,7 @@ from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
-from badcjobs.store.connect import (
-    SQLITE_MAGIC,
-    file_uri,
-    is_job_database,
-    open_sealed,
-    version_complaint,
-)
+from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, version_complaint
 from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 

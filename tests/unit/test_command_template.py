@@ -8,13 +8,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk
 from badcjobs.processes import SubprocessLauncher
-from badcjobs.workers.command import (
-    PLACEHOLDERS,
-    CommandEngine,
-    parse_batch_size,
-    parse_command,
-    split_batch,
-)
+from badcjobs.workers.command import PLACEHOLDERS, CommandEngine, parse_batch_size, parse_command, split_batch
 from badcjobs.workers.stream_session import EngineStart
 
 

@@ -22,14 +22,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.live.answers import open_run
 from badcjobs.model import Reading
 from badcjobs.report.job import summarize_database
-from badcjobs.report.prometheus import (
-    COUNTER,
-    METRICS,
-    SERVED,
-    Metric,
-    job_samples,
-    prometheus_text,
-)
+from badcjobs.report.prometheus import COUNTER, METRICS, SERVED, Metric, job_samples, prometheus_text
 from badcjobs.report.summary import summarize
 from badcjobs.store.merge import MergeOrder, merge
 
