@@ -133,7 +133,7 @@ class Pace:
     def __call__(self, done: int, of: int | None = None, rows: int | None = None, *, what: str | None = None) -> None:
         """Take notice of what is done, and of the rows in it; ``what``: another thing than before."""
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        if now_s < self._next_s or done == of:  # the result itself says that all is done
             return
         self._next_s, spent_s = now_s + self._every_s, now_s - self._started_s
         said = f"{done:,}{'' if of is None else f' of {of:,}'} {what or self._what}, {done / spent_s:,.0f} a second"

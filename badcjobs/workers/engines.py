@@ -34,6 +34,7 @@ VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
 _GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
 _ASKING_S = 300.0  # a cold import from a parallel file system takes its time
+_ASKING_TRIES = 3
 _CACHES = (
     ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
     ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
@@ -266,10 +267,13 @@ def ask_hawkears(
 ) -> tuple[str | None, str | None]:
     """Let HawkEars' own command line read the options; return its version, or None and the problem in its words."""
     argv = [*python, str(WORKER), "--probe", *options]
-    try:
-        done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_ASKING_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, str(error)
+    for _ in range(_ASKING_TRIES):
+        try:
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_ASKING_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return None, str(error)
+        if done.returncode >= 0:  # else it was killed: that says nothing about HawkEars
+            break
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     answer: dict[str, Any] = events[0] if events else {}
     if answer.get("event") == "probe":

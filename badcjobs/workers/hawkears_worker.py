@@ -215,7 +215,7 @@ def species_names(analyzer: Any) -> dict[str, str]:
     names: dict[str, str] = {}
     for field in ("code", "alt_code", "name", "alt_name"):
         for one in analyzer.class_mgr.all_classes():
-            if label := getattr(one, field, None):
+            if (label := getattr(one, field, None)) and one.name:
                 names.setdefault(str(label), str(one.name))
     return names
 

@@ -103,13 +103,15 @@ def test_a_recording_that_could_not_be_written_is_not_called_one(site: Site) -> 
 
 
 def test_numbers_that_have_no_end_are_refused(site: Site) -> None:
-    assert_refused(site.badcjobs("record", "--out", "x.sqlite", "--simulate", 1, "--interval", "inf"), 2, "finite")
+    assert_refused(
+        site.badcjobs("record", "--out", "x.sqlite", "--simulate", 1, "--interval", "inf"), 2, "not in the range"
+    )
 
 
 def test_a_page_that_cannot_be_written_is_an_error(site: Site) -> None:
     site.run(site.manifest(2), *ON_TWO)
     site.merged()
-    assert_refused(site.badcjobs("report", site.out, "--html", "/no/such/folder/x.html"), 2, "--html")
+    assert_refused(site.badcjobs("report", site.out, "--html", "/no/such/folder/x.html"), 2, "x.html cannot be written")
 
 
 def test_without_a_command_the_help_is_shown(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from urllib.parse import urlsplit
 
 from badcjobs.live.serve import bind, reachable_as
 
@@ -22,8 +23,10 @@ def test_a_server_on_all_addresses_says_one_that_can_be_opened() -> None:
     listening, place = bind("0.0.0.0", 0, "a-token-of-some-length")
     with listening:
         assert "0.0.0.0" not in place.url
-        assert place.url == f"http://{place.name}:{place.port}/"
-        socket.create_connection((place.name, place.port), timeout=5).close()
+        address = urlsplit(place.url)
+        assert address.hostname
+        assert address.port == place.port
+        socket.create_connection((address.hostname, place.port), timeout=5).close()
 
 
 def test_a_server_on_one_address_says_that() -> None:
