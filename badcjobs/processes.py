@@ -8,7 +8,6 @@ its processes are found by a mark in their environment.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import itertools
 import os
 import shlex
@@ -262,6 +261,8 @@ def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None
 
     Without ``content`` nothing is read: it is enough for what has a size of its own in every version.
     """
+    import hashlib  # late: it carries a cryptographic library of 4 MB, and the recorder needs none of it
+
     digest, found = hashlib.sha256(), False
     for path in sorted(files):
         try:

@@ -252,6 +252,14 @@ def test_a_job_has_its_database_as_sqlite_utils_gives_it(tmp_path: Path) -> None
         job.db["meta"].insert({"key": "x", "value": "y"})
 
 
+def test_the_recorder_and_its_readers_carry_nothing_heavy() -> None:
+    modules = ("telemetry.recorder_process", "devices.choose", "devices.nvml", "devices.nvidia_smi", "devices.dcgm")
+    imports = ", ".join(f"badcjobs.{module}" for module in modules)
+    code = f"import sys, {imports}; print(sys.modules.keys() & {{'hashlib', 'psutil', 'sqlite_utils'}})"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told == "set()\n"
+
+
 def test_neither_help_nor_the_recorder_waits_for_sqlite_utils() -> None:
     for module in ("badcjobs.cli.program", "badcjobs.telemetry.recorder_process", "badcjobs.task.run_task"):
         code = f"import sys, {module}; sys.exit('sqlite_utils' in sys.modules)"
