@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
@@ -142,17 +143,17 @@ class Unwritten:
         return cls(**json.loads(text)) if text else cls()
 
 
-class Book:
+class Book(ABC):
     """Rows that are written beside the samples, in the same transaction: alerts, processes, sources, the cost."""
 
+    @abstractmethod
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
         """Write what is new at one instant."""
-        raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Write what is left, in the last transaction; most books have nothing to add."""
 
-    def written(self) -> None:
+    def written(self) -> None:  # noqa: B027
         """Take note that the disk has taken the instant; most books write a refused row anew by themselves."""
 
 

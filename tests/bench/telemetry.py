@@ -1,7 +1,7 @@
 """How true the recorder's readings are, and what they cost, on a real NVIDIA GPU.
 
     python tests/bench/telemetry.py                 about 3 minutes
-    python tests/bench/telemetry.py --seconds 12    quicker, coarser
+    python tests/bench/telemetry.py --seconds 20    quicker, coarser
 
 Known loads of 5, 30 and 100 % are recorded with ``badcjobs record``; the busy share in the task database is compared
 with what the GPU's own events say, its energy with a power integral taken apart from it, at 50 Hz. Then one hot reading
@@ -213,9 +213,16 @@ def measure_recorder(folder: Path, name: str, seconds: float) -> dict[str, float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=40, help="how long each load lasts (default 40)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=40,
+        help="how long each load lasts (default 40; at least 15: the busy share is read every 5 s)",
+    )
     parser.add_argument("--only-cost", action="store_true", help="leave the known loads out")
     args = parser.parse_args()
+    if args.seconds < 15 and not args.only_cost:
+        parser.error("--seconds: at least 15, since the busy share is read every 5 s")
     try:
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
