@@ -156,11 +156,13 @@ def bar_rows(
     share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
     # No device has chunks of its own: the one that has done most is as far as the whole, and one that hangs falls back.
     most = max((device.done for device in work.devices), default=0) or 1
+    only_retries = work.retrying and work.chunks_total - work.chunks_settled <= work.retrying
+    pause = "waits to try again" if only_retries else "" if work.chunks_settled or work.retrying else "starting"
     said = []
     for device in work.devices[: max(0, lines - 3)]:
         label = device.label.split("  ")[0] if width < _NARROW else device.label
         seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
-        doing = ", ".join(device.working_on) or _pause(work)
+        doing = ", ".join(device.working_on) or pause
         said.append((label, share * device.done / most, [count(device.done, "chunk"), rate(seconds)], doing))
     said.append(("all", share, _all_parts(work), ""))
     show = in_ascii if ascii_only else plain
@@ -172,13 +174,6 @@ def bar_rows(
         for label, (_, share, parts, name) in zip(labels, said, strict=True)
     ]
     return rows, widths
-
-
-def _pause(now: TaskProgress) -> str:
-    """Return what a device is at that works on no chunk; nothing to say of the moment between two."""
-    if now.retrying and now.chunks_total - now.chunks_settled <= now.retrying:
-        return "waits to try again"
-    return "" if now.chunks_settled or now.retrying else "starting"
 
 
 def _all_parts(now: TaskProgress) -> list[str]:

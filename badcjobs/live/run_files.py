@@ -22,6 +22,7 @@ from badcjobs.store.run_lock import lock_in
 from badcjobs.store.slurm_ends import end_beside, read_end_beside
 from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
 
+_NOT_FOLLOWED = "is a link that leads out of the run folder: it is not followed"
 _ENDED_IS_LOOKED_AT_EVERY_MS = 60_000  # a task that has ended publishes nothing more
 
 
@@ -72,7 +73,7 @@ class RunFiles:
     @property
     def troubles(self) -> list[str]:
         """Why some files could not be read."""
-        outside = [_not_followed("tasks")] if self.only is None and self.strays(self.folder.tasks) else []
+        outside = [f"tasks {_NOT_FOLLOWED}"] if self.only is None and self.strays(self.folder.tasks) else []
         return outside + [self._troubles[name] for name in sorted(self._troubles)]
 
     def accounts(self) -> list[TaskFacts]:
@@ -140,7 +141,7 @@ class RunFiles:
         """Raise DatabaseProblem for a link that may not be followed; a file that was asked for by name is read."""
         for path in paths:
             if path != self.only and self.strays(path):
-                raise DatabaseProblem(_not_followed(path.name))
+                raise DatabaseProblem(f"{path.name} {_NOT_FOLLOWED}")
 
     def _names_known(self, path: Path, found: Iterable[str]) -> set[str]:
         """Return the tasks that need not be read from a job database: they have a file of their own."""
@@ -162,10 +163,6 @@ class RunFiles:
                     seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
         seen.looked_at_ms = now_ms
         self._troubles.pop(name, None)
-
-
-def _not_followed(name: str) -> str:
-    return f"{name} is a link that leads out of the run folder: it is not followed"
 
 
 # --- the array --------------------------------------------------------------------------------------------------------
