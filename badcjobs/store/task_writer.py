@@ -1,6 +1,6 @@
 """The wrapper's half of a task database: what was to do, who did it, and what came of it.
 
-One connection, one thread, one file. The recorder writes the other half (telemetry_writer.py); publish.py joins the
+One connection, one thread, one file. The recorder writes the other half (telemetry/recorder.py); publish.py joins the
 two. A disk that refuses is the business of live_files.py: here everything that was written can be read again.
 """
 

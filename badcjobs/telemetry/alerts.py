@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 
 from badcjobs.model import AlertLimits, Reading
-from badcjobs.store.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry.recorder import Book, Followed
+from badcjobs.telemetry.recorder import Book, Followed, TelemetryWriter
 
 WARNING, CRITICAL = "warning", "critical"
 

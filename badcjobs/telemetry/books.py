@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.model import HostReading, Reading
-from badcjobs.store.telemetry_writer import TelemetryWriter
-from badcjobs.telemetry.recorder import Book, Effort
+from badcjobs.telemetry.recorder import Book, Effort, TelemetryWriter
 
 # The inode of the machine's own PID namespace; in any other, the numbers that a driver gives are not those seen here.
 _HOST_NAMESPACE = "pid:[4026531836]"

@@ -22,11 +22,10 @@ from pathlib import Path
 from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
 from badcjobs.seams import Clock, GpuReader
-from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.books import CostBook, HostReader, ProcessBook, ProcessLookup, SourceBook
-from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SidecarOrder, Unwritten
+from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SidecarOrder, TelemetryWriter, Unwritten
 
 log = logging.getLogger(__name__)
 

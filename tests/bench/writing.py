@@ -27,7 +27,7 @@ from badcjobs.model import Allocation, HostReading, Reading, TaskKey, publish_in
 from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "bench")
 DEVICES, TICK_S, BASE_INTERVAL_S = 8, 0.1, 30.0

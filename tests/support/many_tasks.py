@@ -16,7 +16,7 @@ from badcjobs.store.atomic_write import move_into_place, prepare_seal
 from badcjobs.store.publish import join_files
 from badcjobs.store.schema import TABLES, columns_of
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 DEVICES, SECONDS, CHUNKS = 4, 3600, 240  # an hour of a node with four devices at 1 Hz: 14,400 samples
 JOB_ID = "4821"

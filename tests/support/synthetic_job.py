@@ -37,7 +37,7 @@ from badcjobs.store.atomic_write import move_into_place, prepare_seal
 from badcjobs.store.publish import join_files
 from badcjobs.store.schema import TABLES, columns_of
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 JOB_ID = "4821"
 DEVICES, CHUNKS, NODES = 4, 100, 44

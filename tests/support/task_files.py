@@ -12,7 +12,7 @@ from pathlib import Path
 from badcjobs.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 START_MS = 1_800_000_000_000
 LOUD = Detection(100, 600, "LOUD", 0.9, "Loud sound")

@@ -26,9 +26,8 @@ from badcjobs.model import (
 )
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.alerts import AlertBook
-from badcjobs.telemetry.recorder import Followed
+from badcjobs.telemetry.recorder import Followed, TelemetryWriter
 
 _ERRORS = {
     "out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",

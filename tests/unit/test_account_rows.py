@@ -15,7 +15,7 @@ from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.publish import publish
 from badcjobs.store.read_job import read_job
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 KEY = TaskKey("4821", 0, 0, "gpu1")
 ALERT = {"kind": "thermal", "severity": "warning", "started_at_ms": START_MS + 2000, "peak": 90.0, "threshold": 83.0}

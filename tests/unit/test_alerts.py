@@ -12,9 +12,8 @@ import pytest
 from support.databases import query
 
 from badcjobs.model import AlertLimits, ProcessReading, Reading
-from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.alerts import Alert, AlertBook
-from badcjobs.telemetry.recorder import Followed, SidecarOrder
+from badcjobs.telemetry.recorder import Followed, SidecarOrder, TelemetryWriter
 
 GIB = 2**30
 START_MS = 1_800_000_000_000

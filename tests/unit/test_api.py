@@ -17,9 +17,9 @@ from badcjobs.api.python import read_stats
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import Device, HostReading, Reading
 from badcjobs.store.connect import read_only_uri
-from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.alert_command import AlertCalls
 from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 FIGURES = {"min", "mean", "p50", "p95", "max", "samples"}
 METRICS = {"utilization", "memory_used_mb", "memory_usage_percent", "temperature_c", "power_draw_w"}

@@ -24,7 +24,7 @@ from badcjobs.store.live_files import LiveHalf, left_behind, work_left_behind
 from badcjobs.store.live_folder import LiveFolder, choose_live_folder
 from badcjobs.store.publish import publish
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
 READING = Reading(utilization_percent=50, power_w=250.5)

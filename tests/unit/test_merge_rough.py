@@ -25,7 +25,7 @@ from badcjobs.store.merge_target import only_merge
 from badcjobs.store.read_job import read_job
 from badcjobs.store.source_files import SourceFile
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 STATES = {f"c{n:03d}": "done" for n in range(60)}
 

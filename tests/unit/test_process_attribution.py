@@ -14,8 +14,8 @@ import pytest
 from support.databases import query
 
 from badcjobs.model import ProcessReading, Reading
-from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.books import ProcessBook, ProcessLookup, Who
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 START_MS = 1_800_000_000_000
 MARK = "BADCJOBS_TASK=4821_7.r0.gpu3-99"

@@ -27,7 +27,7 @@ from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import Publisher, join_files, publish
 from badcjobs.store.schema import SCHEMA_VERSION
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
 

@@ -19,7 +19,6 @@ from badcjobs.devices.choose import NothingReader
 from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, simulated_uuid
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
-from badcjobs.store.telemetry_writer import TelemetryWriter
 from badcjobs.telemetry.books import (
     CostBook,
     HostReader,
@@ -29,7 +28,7 @@ from badcjobs.telemetry.books import (
     parse_status,
     read_own_use,
 )
-from badcjobs.telemetry.recorder import Book, Effort, Followed, Gaps, Recorder, Sampler, Unwritten
+from badcjobs.telemetry.recorder import Book, Effort, Followed, Gaps, Recorder, Sampler, TelemetryWriter, Unwritten
 from badcjobs.telemetry.sidecar import parse_last_words
 
 TASK = 77

@@ -21,7 +21,7 @@ from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.publish import join_files
 from badcjobs.store.schema import SCHEMA_VERSION, columns_of
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.store.telemetry_writer import TelemetryWriter
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 # Other people's queries name these.
 CONTRACT = {
