@@ -189,7 +189,7 @@ class Recorder:
 
     def stop(self) -> None:
         """Take the last sample and write the file; does nothing when it is over already."""
-        self._close(failed=False)
+        self.__exit__(None, None, None)
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
@@ -225,12 +225,9 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._close(failed=error is not None)
-
-    def _close(self, *, failed: bool) -> None:
         atexit.unregister(self.stop)
         if self._session is not None:
-            self._session.close(failed=failed)
+            self._session.close(failed=error is not None)
 
 
 def _checked_options(interval_s: Any, stand_in: StandIn, limits: object) -> RecordingOptions:
@@ -365,7 +362,5 @@ def _rows(db: sqlite3.Connection, sql: str, *values: object) -> list[tuple[Any, 
 
 
 def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:
-    if not counts:
-        return {"min": None, "mean": None, "p50": None, "p95": None, "max": None, "samples": 0}
-    samples, low, mean, p50, p95, high = describe(counts)
-    return {"min": low, "mean": mean, "p50": p50, "p95": p95, "max": high, "samples": samples}
+    names = ("samples", "min", "mean", "p50", "p95", "max")
+    return dict(zip(names, describe(counts) if counts else (0, None, None, None, None, None), strict=True))

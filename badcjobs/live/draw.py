@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -88,26 +88,19 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
         lines = help_lines(width) if ui.page == HELP else _task_page(snapshot, ui.opened or "", width)
         hidden = 0 if room is None else max(0, len(lines) - room)
         return lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines)
-    names: list[str | None] = []
     by_task: dict[str, list[DeviceFacts]] = {}
     for device in snapshot.devices:
         by_task.setdefault(device.task, []).append(device)
-    if ui.page == DEVICES:
-        devices = arrange_devices(snapshot.devices, order=ui.order, wanted=ui.wanted, backwards=ui.backwards)
-        names += [device.task or None for device in devices]
-    else:
-        tasks = arrange_tasks(snapshot.tasks, by_task, order=ui.order, wanted=ui.wanted, backwards=ui.backwards)
-        names += [task.name for task in tasks]
+    devices = arrange_devices(snapshot.devices, ui) if ui.page == DEVICES else []
+    tasks = [] if ui.page == DEVICES else arrange_tasks(snapshot.tasks, by_task, ui)
+    names = [*(device.task or None for device in devices), *(task.name for task in tasks)]
     rows = max(1, len(names) if room is None else room - 1)  # one is the title
     chosen = None if room is None else min(ui.line, max(0, len(names) - 1))
     # The chosen one is in the middle of the screen where that is possible.
     first = 0 if chosen is None else max(0, min(chosen - rows // 2, len(names) - rows))
-    if ui.page == DEVICES:
-        devices = devices[first : first + rows]
-        lines = fitting.table_rows(devices, _device_columns(snapshot, devices), chosen, first, width)
-    else:
-        tasks = tasks[first : first + rows]
-        lines = fitting.table_rows(tasks, _task_columns(snapshot, tasks, by_task), chosen, first, width)
+    devices, tasks = devices[first : first + rows], tasks[first : first + rows]
+    columns = _device_columns(snapshot, devices) if ui.page == DEVICES else _task_columns(snapshot, tasks, by_task)
+    lines = fitting.table_rows([*devices, *tasks], columns, chosen, first, width)
     if not names and ui.wanted:
         lines.append([Part(f"  nothing matches '{ui.wanted}'", "dim")])
     return lines, names, rows
@@ -220,26 +213,20 @@ def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
 def _foot(ui: UiState, width: int, *, more: bool) -> Line:
     """Return the keys, as many as fit; ``more``: not all lines are on the screen."""
     if ui.typing:
-        text = f"show only: {ui.wanted}_   enter keeps it, escape shows all"
+        keys = [Part(f"show only: {ui.wanted}_   enter keeps it, escape shows all")]
+    elif ui.page in (TASK, HELP):
+        back = "esc back " if ui.page == TASK or more else "any key goes back "
+        keys = [Part(back), *([Part("up/down scroll ")] if more else []), Part("q quit")]
     else:
-        text = GAP.join(part.text for part in fitting.fit(list(_keys(ui, more)), width, GAP))
+        turned = ", turned" if ui.backwards else ""
+        wanted = f", only '{ui.wanted}'" if ui.wanted else ""
+        other = "tasks" if ui.page == DEVICES else "devices"
+        keys = [Part(f"by {ui.order}{turned}{wanted} ", rank=1), Part("q quit"), Part("s sort", rank=2)]
+        keys += [Part("r turn", rank=5), Part("/ filter", rank=3)]
+        keys += [Part("enter open", rank=2), Part(f"d {other}", rank=4)] if ui.of_run else []
+        keys.append(Part("? help"))
+    text = GAP.join(part.text for part in fitting.fit(keys, width, GAP, keep=0))
     return [Part(fitting.shorten(text, width), "reverse")]
-
-
-def _keys(ui: UiState, more: bool) -> Iterator[Part]:
-    if ui.page in (TASK, HELP):
-        yield Part("esc back " if ui.page == TASK or more else "any key goes back ")
-        if more:
-            yield Part("up/down scroll ")
-        yield Part("q quit")
-        return
-    turned = ", turned" if ui.backwards else ""
-    wanted = f", only '{ui.wanted}'" if ui.wanted else ""
-    yield Part(f"by {ui.order}{turned}{wanted} ", rank=1)
-    yield from (Part("q quit"), Part("s sort", rank=2), Part("r turn", rank=5), Part("/ filter", rank=3))
-    if ui.of_run:
-        yield from (Part("enter open", rank=2), Part(f"d {'tasks' if ui.page == DEVICES else 'devices'}", rank=4))
-    yield Part("? help")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -326,8 +313,7 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
     node = _name_width((device.node for device in every), 0) if of_run else 0
     model = max((cell_len(device.name or "") for device in every), default=0)
     something = of_run or any(device.processes or device.trouble for device in devices)
-    figures = [(_memory(device), _heat(device), _power(device)) for device in devices]
-    memory, heat, power = (max([5, *map(len, texts)]) for texts in zip(*figures or [("", "", "")], strict=True))
+    memory, power = (max([5, *(len(words(device)) for device in devices)]) for words in (_memory, _power))
     return [
         Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(ending(task_of(d), w))),
         Column("node", node, 5, cell=lambda d, _: Part(d.node)),
@@ -339,7 +325,7 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
         Column("busy", 4, 0, right=True, cell=busy),
         Column("history", 8, 2, most=60, cell=history),
         Column("memory GiB", max(10, memory), 1, right=True, cell=lambda d, _: Part(_memory(d))),
-        Column("temp", heat, 1, right=True, cell=lambda d, _: Part(_heat(d))),
+        Column("temp", 6, 1, right=True, cell=lambda d, _: Part(whole(d.shown.temperature_c, " °C"))),
         Column("power", power, 1, right=True, cell=lambda d, _: Part(_power(d))),
         Column("rate", 7 if of_run else 0, 4, right=True, cell=lambda d, _: Part(rate(d.rate))),
         Column("working on" if of_run else "processes", 14 if something else 0, 3, most=50, cell=doing),
@@ -357,10 +343,6 @@ def _share(task: TaskFacts) -> float | None:
 def _memory(device: DeviceFacts) -> str:
     known = (device.shown.memory_used_bytes, device.memory_total_bytes)
     return "/".join(UNKNOWN if value is None else f"{value / 2**30:.1f}" for value in known)
-
-
-def _heat(device: DeviceFacts) -> str:
-    return whole(device.shown.temperature_c, " °C")
 
 
 def _power(device: DeviceFacts) -> str:
@@ -445,7 +427,7 @@ def _device(device: DeviceFacts, width: int) -> list[Line]:
     metrics: list[tuple[str, str, Sequence[float | None], float | None]] = [
         ("busy", whole(device.shown.utilization_percent, "%"), trail.utilization_percent, 100),
         ("memory", f"{_memory(device)} GiB", trail.memory_used_bytes, device.memory_total_bytes),
-        ("temp", _heat(device), trail.temperature_c, 100),
+        ("temp", whole(device.shown.temperature_c, " °C"), trail.temperature_c, 100),
         ("power", _power(device), trail.power_w, device.power_limit_w),
     ]
     for name, value, course, top in metrics:

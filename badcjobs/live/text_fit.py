@@ -117,22 +117,20 @@ def table_rows(
 ) -> list[Line]:
     """Return the title and one row per line; ``first`` is the number of the first one."""
     columns = choose_columns([Column(" ", 1), *columns], width)
-    rows = [_row(columns, [Part(column.title, "bold" if column.title.strip() else "") for column in columns])]
+    rows = [
+        joined([_pad(column, Part(column.title, "bold" if column.title.strip() else "")) for column in columns], GAP)
+    ]
     for number, line in enumerate(lines, first):
-        row = _row(columns, [column.cell(line, column.width) for column in columns])
+        row = joined([_pad(column, column.cell(line, column.width)) for column in columns], GAP)
         if number == chosen:  # colours turned around would be blots
             row = [Part("▸", "reverse"), *(Part(part.text, "reverse") for part in row[1:])]
         rows.append(row)
     return rows
 
 
-def _row(columns: Sequence[Column], cells: Sequence[Part]) -> Line:
-    row: Line = []
-    for column, cell in zip(columns, cells, strict=True):
-        room = column.width - cell_len(cell.text)
-        text = " " * room + cell.text if column.right and room > 0 else shorten(cell.text, column.width)
-        row += [*([Part(GAP)] if row else []), Part(text, cell.style)]
-    return row
+def _pad(column: Column, cell: Part) -> Part:
+    room = column.width - cell_len(cell.text)
+    return cell._replace(text=" " * room + cell.text if column.right and room > 0 else shorten(cell.text, column.width))
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

@@ -34,27 +34,23 @@ DEVICE_ORDERS: dict[str, Callable[[DeviceFacts], _Value]] = {
 }
 
 
-def arrange_tasks(
-    tasks: Sequence[TaskFacts], devices: DevicesOf, *, order: str = "task", wanted: str = "", backwards: bool = False
-) -> list[TaskFacts]:
-    """Return the tasks that match all words of ``wanted``, in an order of TASK_ORDERS."""
-    kept = [t for t in tasks if _matches(wanted, t.label, t.node, t.state, t.engine, *t.working_on)]
-    return _sort([(TASK_ORDERS[order](task, devices), task) for task in kept], backwards)
+def arrange_tasks(tasks: Sequence[TaskFacts], devices: DevicesOf, ui: UiState) -> list[TaskFacts]:
+    """Return the tasks that match the filter, in the chosen order."""
+    kept = [t for t in tasks if _matches(ui.wanted, t.label, t.node, t.state, t.engine, *t.working_on)]
+    return _sort([(TASK_ORDERS[ui.order](task, devices), task) for task in kept], ui.backwards)
 
 
-def arrange_devices(
-    devices: Sequence[DeviceFacts], *, order: str = "task", wanted: str = "", backwards: bool = False
-) -> list[DeviceFacts]:
-    """Return the devices that match all words of ``wanted``, in an order of DEVICE_ORDERS.
+def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceFacts]:
+    """Return the devices that match the filter, in the chosen order.
 
     Those at work come first, then those of tasks that have ended.
     """
     kept: dict[bool, list[tuple[_Value, DeviceFacts]]] = {True: [], False: []}
     for d in devices:
         state = "running" if d.alive else "ended"
-        if _matches(wanted, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
-            kept[d.alive].append((DEVICE_ORDERS[order](d), d))
-    return _sort(kept[True], backwards) + _sort(kept[False], backwards)
+        if _matches(ui.wanted, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
+            kept[d.alive].append((DEVICE_ORDERS[ui.order](d), d))
+    return _sort(kept[True], ui.backwards) + _sort(kept[False], ui.backwards)
 
 
 def _sort(judged: Sequence[tuple[_Value, Line]], backwards: bool) -> list[Line]:

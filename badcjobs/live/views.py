@@ -10,7 +10,7 @@ import math
 import os
 import shlex
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
 from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_given_up, last_job_of, read_array
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
-from badcjobs.model import AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
+from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
 from badcjobs.paths import RunFolder, is_there, mark_at
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
@@ -102,7 +102,9 @@ class RunView:
             source_chunks=array.chunks,
             array_count=array.count,
             alone=files.only is not None,
-            all_listed=bool(array.indices) and not unread and all(map(_has_listed, tasks)),
+            all_listed=bool(array.indices)
+            and not unread
+            and all(task.begun and (task.shard_count is not None or task.chunks) for task in tasks),
         )
         remarks = [*files.troubles, array.trouble, array.cut_short and array.cut_short.what]
         if not every and not files.troubles:
@@ -156,10 +158,6 @@ class RunView:
         return finish_lines(frozen, run.path, settings, find_trace(run.path, last_job_of(tasks)), indices)
 
 
-def _has_listed(task: TaskFacts) -> bool:
-    return task.begun and (task.shard_count is not None or task.chunks > 0)
-
-
 def _in_order(line: TaskFacts) -> tuple[int, str, int, int]:
     return len(line.job_id), line.job_id, line.array_index, line.procid or 0  # 999 before 1000
 
@@ -177,11 +175,11 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     left = max(0, (total.chunks or 0) - total.settled)
     pending = min(left, sum(task.pending for task in latest))  # the others are in no task yet
     about_left = pending if total.chunks_known else max(pending, (total.source_chunks or 0) - total.settled)
-    alerts = [(task.name, alert) for task in tasks for alert in task.alerts]
-    open_alerts: dict[str, list[str]] = defaultdict(list)
-    for name, alert in alerts:
-        if alert.is_open:
-            open_alerts[alert.kind].append(name)
+    alerts: dict[str, list[tuple[str, TaskAlert]]] = defaultdict(list)
+    for task in tasks:
+        for alert in task.alerts:
+            alerts[alert.kind].append((task.name, alert))
+    still_open = {kind: tuple(name for name, alert in found if alert.is_open) for kind, found in alerts.items()}
     facts = JobFacts(
         tasks=tuple(tasks),
         devices=tuple(device for task in tasks for device in task.its_devices),
@@ -196,8 +194,14 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
         audio_left_s=sum(task.audio_left_s for task in latest),
         # Also those that no task has listed yet, while it is not known how many these are.
         left_of_unknown_length=max(0, about_left - sum(task.pending - task.left_of_unknown_length for task in latest)),
-        alerts=tuple(_by_kind([alert for _, alert in alerts])),
-        open_alerts={kind: tuple(names) for kind, names in open_alerts.items()},
+        alerts=tuple(
+            # As severe as the worst of its kind, as in a merged job; critical comes before warning.
+            AlertFacts(
+                kind, min(a.severity for _, a in found), len(found), 0, 0.0, None, None, "", len(still_open[kind])
+            )
+            for kind, found in sorted(alerts.items())
+        ),
+        open_alerts={kind: names for kind, names in still_open.items() if names},
     )
     known = total.chunks_known and total.chunks is not None
     completeness = Completeness(
@@ -222,14 +226,6 @@ def _as_seen(task: TaskFacts, now: TaskFacts) -> TaskFacts:
     if now.state == "killed":
         return replace(task, verdict=now.state)  # as the record beside its database says
     return replace(task, heard_at_ms=now.heard_at_ms, silent_after_s=now.silent_after_s)
-
-
-def _by_kind(alerts: Sequence[TaskAlert]) -> Iterator[AlertFacts]:
-    """Yield the alerts kind by kind, each kind as severe as its worst, as in a merged job."""
-    for kind in sorted({alert.kind for alert in alerts}):
-        these = [alert for alert in alerts if alert.kind == kind]
-        worst = min(alert.severity for alert in these)  # critical comes before warning
-        yield AlertFacts(kind, worst, len(these), 0, 0.0, None, None, "", sum(alert.is_open for alert in these))
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
@@ -303,7 +299,10 @@ class MachineView:
             trouble = str(error)
         if reading.processes is not None:
             self._processes[number] = name_processes(reading.processes)
-        self._readings[number].append((now_ms, reading))
+        past = self._readings[number]
+        past.append((now_ms, reading))
+        values = ([getattr(reading, metric) for _, reading in past] for metric in CHARTED)
+        courses = [tuple(None if value is None else round(value) for value in course) for course in values]
         return DeviceFacts(
             task="",
             node=self._hostname,
@@ -316,22 +315,10 @@ class MachineView:
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,
             reading=reading,
-            trail=_trail(self._readings[number]),
+            trail=Trail(past[0][0], (now_ms - past[0][0]) // max(1, len(past) - 1), *courses),
             processes=self._processes.get(number),
             trouble=trouble,
         )
-
-
-def _trail(past: Sequence[tuple[int, Reading]]) -> Trail:
-    first_ms, last_ms = past[0][0], past[-1][0]
-    return Trail(
-        first_ms,
-        (last_ms - first_ms) // max(1, len(past) - 1),
-        tuple(reading.utilization_percent for _, reading in past),
-        tuple(reading.memory_used_bytes for _, reading in past),
-        tuple(reading.temperature_c for _, reading in past),
-        tuple(None if reading.power_w is None else round(reading.power_w) for _, reading in past),
-    )
 
 
 View = RunView | MachineView

@@ -103,7 +103,7 @@ def test_in_the_order_of_tasks_devices_come_by_job_and_index_whoever_ended_last(
                  ended_at_ms=start_ms + 10_000).write()  # fmt: skip
     by_task = ["998_2 0", "998_2 1", "998_10 0", "998_10 1", "1002_1 0", "1002_1 1"]
     for backwards, wanted in ((False, by_task), (True, by_task[::-1])):
-        arranged = arrange_devices(look(tmp_path).devices, backwards=backwards)
+        arranged = arrange_devices(look(tmp_path).devices, UiState(backwards=backwards))
         assert [f"{(device.task or '').split('.')[0]} {device.index}" for device in arranged] == wanted
 
 

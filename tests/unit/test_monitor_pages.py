@@ -200,18 +200,21 @@ def test_tasks_are_ordered_by_what_needs_a_look_and_unknown_comes_last() -> None
         task(3, audio_s=9.0, last_sign_ms=1000),
         task(4, "silent"),
     ]
-    by = {order: [t.array_index for t in arrange_tasks(lines, {}, order=order)] for order in ("task", "state", "rate")}
+    by = {
+        order: [t.array_index for t in arrange_tasks(lines, {}, UiState(order=order))]
+        for order in ("task", "state", "rate")
+    }
     assert by == {"task": [0, 1, 2, 3, 4], "state": [2, 4, 1, 3, 0], "rate": [3, 1, 0, 2, 4]}
-    turned = [t.array_index for t in arrange_tasks(lines, {}, order="rate", backwards=True)]
+    turned = [t.array_index for t in arrange_tasks(lines, {}, UiState(order="rate", backwards=True))]
     assert turned == [1, 3, 0, 2, 4]
-    assert [t.array_index for t in arrange_tasks(lines, {}, backwards=True)] == [4, 3, 2, 1, 0]
+    assert [t.array_index for t in arrange_tasks(lines, {}, UiState(backwards=True))] == [4, 3, 2, 1, 0]
 
 
 def test_a_filter_wants_all_its_words_in_any_case() -> None:
     lines = [task(n, node=f"gpu{n % 2}") for n in range(4)]
-    assert [t.array_index for t in arrange_tasks(lines, {}, wanted="GPU1 running")] == [1, 3]
-    assert arrange_tasks(lines, {}, wanted="gpu1 done") == []
-    found = arrange_devices([device(0), device(1, chunks=("site/c7",))], wanted="c7")
+    assert [t.array_index for t in arrange_tasks(lines, {}, UiState(wanted="GPU1 running"))] == [1, 3]
+    assert arrange_tasks(lines, {}, UiState(wanted="gpu1 done")) == []
+    found = arrange_devices([device(0), device(1, chunks=("site/c7",))], UiState(wanted="c7"))
     assert [d.index for d in found] == [1]
 
 
@@ -219,11 +222,15 @@ def test_devices_are_ordered_by_their_readings() -> None:
     hot = device(0, reading=Reading(temperature_c=90, utilization_percent=10))
     cool = device(1, reading=Reading(temperature_c=40, utilization_percent=99))
     silent = device(2)
-    assert arrange_devices([silent, cool, hot], order="temperature") == [hot, cool, silent]
+    assert arrange_devices([silent, cool, hot], UiState(order="temperature")) == [hot, cool, silent]
     ended = replace(hot, alive=False)
     for order in ("task", "temperature"):  # what a device read when its task ended is of no use to anybody now
-        assert arrange_devices([ended, cool], order=order) == [cool, ended]
-    assert arrange_devices([silent, cool, hot], order="GPU") == [hot, cool, silent]  # the idle one needs a look
+        assert arrange_devices([ended, cool], UiState(order=order)) == [cool, ended]
+    assert arrange_devices([silent, cool, hot], UiState(order="GPU")) == [
+        hot,
+        cool,
+        silent,
+    ]  # the idle one needs a look
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
