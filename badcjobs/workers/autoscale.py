@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from badcjobs.model import Device, MemoryHeld, WorkerPlan
 from badcjobs.seams import Clock
@@ -190,62 +190,50 @@ def size(memory_bytes: float) -> str:
 # --- measured and done ------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Autoscaler:
-    """Plans the workers, then (with auto) watches what they achieve.
+    """Plans the workers, then (with auto) watches what they achieve."""
 
-    Parameters
-    ----------
-    devices: those that work is given to, each with its id.
-    per_gpu: how many workers are wanted on each; None: auto.
-    cpu_workers: how many there are where there is no device.
-    granted_bytes: of main memory; None: no known limit.
-    """
+    devices: Sequence[tuple[int, Device]]  # those that work is given to, each with its id
+    learned: Learned
+    note: Note
+    clock: Clock
+    _: KW_ONLY
+    cpus: int
+    per_gpu: int | None  # how many workers are wanted on each; None: auto
+    cpu_workers: int = 0  # how many there are where there is no device
+    granted_bytes: int | None = None  # of main memory; None: no known limit
+    _next_s: float = 0.0
+    _ramp: Ramp | None = None
+    _worker_bytes: int = 0  # of main memory, at most; 0: not read
+    _short_since_s: float | None = None  # since when there are fewer workers than there should be
 
-    def __init__(
-        self,
-        devices: Sequence[tuple[int, Device]],
-        learned: Learned,
-        note: Note,
-        clock: Clock,
-        *,
-        cpus: int,
-        per_gpu: int | None,
-        cpu_workers: int = 0,
-        granted_bytes: int | None = None,
-    ) -> None:
-        self._devices = devices
-        self._learned = learned
-        self._note = note
-        self._clock = clock
-        self._cpus = cpus
-        self._cores = max(1, cpus // max(1, len(devices)))  # per device
-        self._model = next((device.name for _, device in devices if device.name), "unknown")  # lessons are kept by it
-        self._next_s = 0.0
-        self._ramp: Ramp | None = None
-        self._worker_bytes = 0  # of main memory, at most; 0: not read
-        self._short_since_s: float | None = None  # since when there are fewer workers than there should be
-        if per_gpu is None and devices:
-            per_gpu = self._begin(granted_bytes)
-        elif per_gpu is None and cpu_workers:
-            log.info("workers per device: there is no device; %d workers on the CPU, as asked for", cpu_workers)
-        self.plans = plan_workers(devices, per_gpu=per_gpu or 1, cpu_workers=cpu_workers, cpus=cpus)
+    def __post_init__(self) -> None:
+        self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
+        self._model = next((device.name for _, device in self.devices if device.name), "unknown")
+        per_gpu = self.per_gpu
+        if per_gpu is None and self.devices:
+            per_gpu = self._begin()
+        elif per_gpu is None and self.cpu_workers:
+            log.info("workers per device: there is no device; %d workers on the CPU, as asked for", self.cpu_workers)
+        self.plans = plan_workers(self.devices, per_gpu=per_gpu or 1, cpu_workers=self.cpu_workers, cpus=self.cpus)
         self._slots = len(self.plans)
 
-    def _begin(self, granted_bytes: int | None) -> int:
-        lesson = self._learned.about(self._model)
+    def _begin(self) -> int:
+        lesson = self.learned.about(self._model)
         is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
         known = lesson.workers if is_alike else None
-        memories = [device.memory_total_bytes for _, device in self._devices if device.memory_total_bytes]
+        memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
         workers, most, reason, short_of_memory = begin(
-            cpus=self._cpus,
-            devices=len(self._devices),
+            cpus=self.cpus,
+            devices=len(self.devices),
             memory_bytes=min(memories, default=None),
             known=known,
-            granted_bytes=granted_bytes,
+            granted_bytes=self.granted_bytes,
             worker_bytes=lesson.worker_bytes,
         )
         settled = known is not None and lesson.settled and not short_of_memory
-        self._ramp = Ramp(workers, most, len(self._devices), settled=settled, granted_bytes=granted_bytes)
+        self._ramp = Ramp(workers, most, len(self.devices), settled=settled, granted_bytes=self.granted_bytes)
         self._decide(workers, f"to begin with: {reason}")
         return workers
 
@@ -258,7 +246,7 @@ class Autoscaler:
         memory_held: Callable[[], MemoryHeld | None],
     ) -> None:
         """Measure, and hire or retire; called all the time, at work once a second."""
-        now_s, ramp = self._clock.monotonic_s(), self._ramp
+        now_s, ramp = self.clock.monotonic_s(), self._ramp
         if ramp is None or ramp.settled or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
@@ -273,7 +261,7 @@ class Autoscaler:
         tally, used = supervisor.tally, memory_peaks(30.0)
         shares = [
             used[device_id] / device.memory_total_bytes
-            for device_id, device in self._devices
+            for device_id, device in self.devices
             if device_id in used and device.memory_total_bytes
         ]
         step = ramp.look(
@@ -293,18 +281,18 @@ class Autoscaler:
             return
         self._decide(step.workers, step.reason)
         at_work = supervisor.slots_at_work
-        for device_id, device in self._devices:
+        for device_id, device in self.devices:
             slots = sorted(slot for slot, place in at_work.items() if place == device_id)
             for slot in slots[step.workers :]:
                 supervisor.retire(slot)
             if slots and len(slots) < step.workers and not step.settled:
-                threads = max(1, self._cpus // (step.workers * len(self._devices)))
+                threads = max(1, self.cpus // (step.workers * len(self.devices)))
                 supervisor.hire(WorkerPlan(self._slots, device, device_id, threads))
                 self._slots += 1
         if ramp.settled and step.workers in ramp.rates:
             memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
-            self._learned.note(self._model, workers=step.workers, cores=self._cores, settled=step.settled, **memory)
+            self.learned.note(self._model, workers=step.workers, cores=self._cores, settled=step.settled, **memory)
 
     def _decide(self, workers: int, reason: str) -> None:
         log.info("workers per device: %d; %s", workers, reason)
-        self._note("workers_per_gpu", self._model, workers, reason)
+        self.note("workers_per_gpu", self._model, workers, reason)

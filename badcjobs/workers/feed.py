@@ -48,43 +48,31 @@ class AudioSteps:
     limits: MemoryLimits
 
 
+@dataclass(eq=False, kw_only=True)
 class EngineSetup:
-    """The steps before an engine, as a task sets them up.
+    """The steps before an engine, as a task sets them up."""
 
-    Parameters
-    ----------
-    stage: auto, always or never.
-    local: the task's own folder on the node.
-    wants: how many chunks a session of the engine likes to hold.
-    probed: from which length on audio is too long, as probes have found.
-    """
+    stage: str  # auto, always or never
+    local: Path  # the task's own folder on the node
+    wants: int  # how many chunks a session of the engine likes to hold
+    plans: Sequence[WorkerPlan]
+    cutter: AudioCutter
+    learned: Learned
+    probed: Mapping[str, MemoryLimit]  # from which length on audio is too long, as probes have found
+    _begun: bool = False
 
-    def __init__(
-        self,
-        *,
-        stage: str,
-        local: Path,
-        wants: int,
-        plans: Sequence[WorkerPlan],
-        cutter: AudioCutter,
-        learned: Learned,
-        probed: Mapping[str, MemoryLimit],
-    ) -> None:
-        self._stage = stage
-        self._local = local
-        self._begun = False
-        self._learned = learned
+    def __post_init__(self) -> None:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
-        ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(plans) * wants))
-        self._stager = Stager(local / "staged", ahead=ahead, cutter=cutter)
-        known = {model_of(plan): learned.about(model_of(plan)).limit for plan in plans}
-        for source, limits in (("as an earlier task has learned", known), ("as badcjobs probe has found", probed)):
+        ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(self.plans) * self.wants))
+        self._stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
+        known = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
+        for source, limits in (("as an earlier task has learned", known), ("as badcjobs probe has found", self.probed)):
             for model, limit in limits.items():
                 if limit != MemoryLimit():
                     self._decide(model, limit, source)
-        for model, limit in probed.items():
+        for model, limit in self.probed.items():
             known[model] = known.get(model, MemoryLimit()).lower(limit)
-        self.audio = AudioSteps(self._stager, cutter, MemoryLimits(known, self._learn))
+        self.audio = AudioSteps(self._stager, self.cutter, MemoryLimits(known, self._learn))
 
     def decisions(self) -> Iterator[Decision]:
         """Yield what was decided since the last time."""
@@ -93,7 +81,7 @@ class EngineSetup:
 
     def begin(self, upcoming: Upcoming) -> None:
         """Decide about staging once there is work in the queue, say so, and begin with it."""
-        choice = choose_staging(self._stage, upcoming(_LOOKED_AT), self._local)
+        choice = choose_staging(self.stage, upcoming(_LOOKED_AT), self.local)
         what = "is copied to this node before it is needed" if choice.staged else "is read where it lies"
         what = "is cut out of longer files before it is needed" if choice.only_cuts else what
         log.info("audio %s: %s", what, choice.why)
@@ -116,7 +104,7 @@ class EngineSetup:
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a limit that has fallen, for later tasks; called in a worker's thread."""
-        self._learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+        self.learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
         self._decide(model, limit, "it ran out of memory")
 
     def _decide(self, model: str, limit: MemoryLimit, source: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from badcjobs.model import WorkerPlan
@@ -56,23 +56,16 @@ def model_of(plan: WorkerPlan) -> str:
     return "cpu" if plan.device is None else plan.device.name or "unknown"
 
 
+@dataclass(eq=False)
 class MemoryLimits:
-    """Knows which way each chunk is to go on each GPU model; for all threads of a task.
+    """Knows which way each chunk is to go on each GPU model; for all threads of a task."""
 
-    Parameters
-    ----------
-    known: what earlier tasks have learned, by the device's name (``cpu`` where there is no device).
-    learned: called every time that a limit falls; it must not raise.
-    """
+    known: Mapping[str, MemoryLimit] = field(default_factory=dict)  # from earlier tasks, by the device's name or cpu
+    learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None  # a limit has fallen; must not raise
 
-    def __init__(
-        self,
-        known: Mapping[str, MemoryLimit] | None = None,
-        learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None,
-    ) -> None:
-        self._limits = dict(known or {})
+    def __post_init__(self) -> None:
+        self._limits = dict(self.known)
         self._heeded = dict(self._limits)  # and what chunks in trouble suggest
-        self._learned = learned
         self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest in one piece
         self._troubles: dict[ChunkKey, _RanOut] = {}
         self._lock = threading.Lock()
@@ -144,7 +137,7 @@ class MemoryLimits:
                 after = self._limits[model] = self._lower(before, self._troubles.pop(key), way)
                 self._heed(model)
             if after != before:
-                self._learned(model, after)
+                self.learned(model, after)
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk
@@ -125,33 +125,32 @@ def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
 # --- all copies -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Stager:
     """Keeps copies of the next chunks ready; ``take`` hands one out, ``release`` removes it.
 
     Without ``start`` nothing is made before it is wanted, and only what has to be cut.
-
-    Parameters
-    ----------
-    folder: made when it is needed, gone after ``stop``; nothing else may lie in it.
-    ahead: so many chunks that nobody works on yet have a copy at most.
     """
 
-    def __init__(self, folder: Path, *, ahead: int, cutter: AudioCutter) -> None:
-        self.staged = self.staged_bytes = self.from_source = self.cut_late = self.failed_copies = 0
-        self.last_failure: str | None = None
-        self._folder = folder
-        self._ahead = max(1, ahead)
-        self._cutter = cutter
-        self._most_bytes = 0
-        self._only_cuts = False
-        self._upcoming: Upcoming = lambda count: []
+    folder: Path  # made when it is needed, gone after ``stop``; nothing else may be in it
+    _: KW_ONLY
+    ahead: int  # at most so many chunks that no worker has taken yet have a copy
+    cutter: AudioCutter
+    staged: int = 0
+    staged_bytes: int = 0
+    from_source: int = 0
+    cut_late: int = 0
+    failed_copies: int = 0
+    last_failure: str | None = None
+    _failures: int = 0  # in a row
+    _number: int = 0
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._planned: dict[tuple[str, str], Chunk] = {}
         self._copies: dict[tuple[str, str], Copy] = {}
         self._hopeless: set[tuple[str, str]] = set()  # no copy, or one that did not serve: read where they lie
-        self._failures = 0  # in a row
-        self._number = 0
-        self._stopped = False
         self._readers = [threading.Thread(target=self._run, name=f"reader-{n}", daemon=True) for n in range(_READERS)]
 
     # --- for the task ---------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ class Stager:
         self._most_bytes = most_bytes
         self._only_cuts = only_cuts
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.warning("audio is not staged: %s", error)
             return
@@ -180,7 +179,7 @@ class Stager:
         for reader in self._readers:
             if reader.ident is not None:
                 reader.join(_GOODBYE_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def ready(self) -> int:
@@ -228,18 +227,18 @@ class Stager:
 
     def _cut_now(self, chunk: Chunk) -> Copy:
         """Cut in the caller's thread; what waits on the disk for others makes room."""
-        size_bytes = size_of(chunk, self._cutter)
+        size_bytes = size_of(chunk, self.cutter)
         with self._changed:
             self.cut_late += 1
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self._folder).free < size_bytes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self.folder).free < size_bytes:
                 for other in [copy for copy in self._waiting() if copy.ready]:
                     del self._copies[other.chunk.key]
                     other.remove()
             copy = self._begin(chunk)
             copy.taken, copy.size_bytes = True, size_bytes
         try:
-            make_copy(copy, self._cutter)
+            make_copy(copy, self.cutter)
         except BaseException:
             self.release(chunk)
             raise
@@ -265,7 +264,7 @@ class Stager:
         while (copy := self._next()) is not None:
             ready, why = False, None
             try:
-                ready = self._wait_for_room(copy) and make_copy(copy, self._cutter)
+                ready = self._wait_for_room(copy) and make_copy(copy, self.cutter)
             except CannotCut:
                 pass  # the engine that wants it will find out, and say so
             except OSError as error:
@@ -285,16 +284,16 @@ class Stager:
     def _plan(self) -> None:
         """Ask what comes next when half of what was ready is gone."""
         waiting = len(self._waiting())
-        if self._planned or waiting > self._ahead // 2:
+        if self._planned or waiting > self.ahead // 2:
             return
         fresh = [
             (chunk.key, chunk)
-            for chunk in self._upcoming(self._ahead)
+            for chunk in self._upcoming(self.ahead)
             if chunk.key not in self._copies
             and chunk.key not in self._hopeless
             and (chunk.is_cut or not self._only_cuts)
         ]
-        self._planned.update(fresh[: self._ahead - waiting])
+        self._planned.update(fresh[: self.ahead - waiting])
 
     def _waiting(self) -> list[Copy]:
         return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]
@@ -302,18 +301,18 @@ class Stager:
     def _begin(self, chunk: Chunk) -> Copy:
         self._number += 1
         name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
-        copy = self._copies[chunk.key] = Copy(chunk, self._folder / str(self._number) / name)
+        copy = self._copies[chunk.key] = Copy(chunk, self.folder / str(self._number) / name)
         return copy
 
     def _wait_for_room(self, copy: Copy) -> bool:
         """Wait until the copy has its place on the disk; return False when it is too large or no longer wanted."""
-        size_bytes = size_of(copy.chunk, self._cutter)
+        size_bytes = size_of(copy.chunk, self.cutter)
         with self._changed:
             copy.waits = True
             try:
                 while not (self._stopped or copy.unwanted):
                     held = sum(other.size_bytes for other in self._copies.values())
-                    limit = min(self._most_bytes, int(_SHARE * (shutil.disk_usage(self._folder).free + held)))
+                    limit = min(self._most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
                     if size_bytes > limit:
                         return False
                     first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed before

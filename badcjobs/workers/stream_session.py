@@ -13,7 +13,7 @@ import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,49 +69,40 @@ class EngineStart:
     clock: Clock
 
 
+@dataclass(eq=False)
 class StreamSession:
-    """One worker process, fed through a pipe.
+    """One worker process, fed through a pipe."""
 
-    Parameters
-    ----------
-    must_use_cuda: a process that says it is ready on anything else is of no use.
-    pin: the one device that it was shown.
-    """
+    start: EngineStart
+    argv: Sequence[str]
+    _: KW_ONLY
+    env: Mapping[str, str]
+    cwd: Path | None
+    log_file: Path
+    patience: Patience
+    must_use_cuda: bool = False  # a process that says it is ready on anything else is of no use
+    pin: str | None = None  # the one device that it was shown
+    _unread: bytes = b""
+    _interrupted: bool = False
+    _is_ended: bool = False  # by us, before it said that it had begun anything; that may have been under way
+    _sent: int = 0
+    _ready: bool = False
+    _said_goodbye: bool = False
+    _threads: int = 1
+    _holds: int = 1
 
-    def __init__(
-        self,
-        start: EngineStart,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: Path | None,
-        log_file: Path,
-        patience: Patience,
-        must_use_cuda: bool = False,
-        pin: str | None = None,
-    ) -> None:
-        self._pin = pin
-        self._clock, self._launcher = start.clock, start.launcher
-        self._log = log_file
-        self._log_mark = log_size(log_file)  # what was said before the last result is no evidence
-        self._patience = patience
-        self._must_use_cuda = must_use_cuda
+    def __post_init__(self) -> None:
+        self._clock, self._launcher = self.start.clock, self.start.launcher
+        self._log_mark = log_size(self.log_file)  # what was said before the last result is no evidence
         self._oom_kills = read_oom_kills()
-        self._process = start.launcher.start(argv, env=env, cwd=cwd, stderr=log_file, pipes=True)
+        self._lock = threading.Lock()
+        self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with when it was begun (None: it waits)
+        self._process = self._launcher.start(self.argv, env=self.env, cwd=self.cwd, stderr=self.log_file, pipes=True)
         self.pid: int | None = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._poll = select.poll()
         self._poll.register(self._stdout, select.POLLIN)
-        self._unread = b""
-        self._lock = threading.Lock()
-        self._interrupted = False
-        self._is_ended = False  # by us, before it said that it had begun anything; that may have been under way
-        self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with when it was begun (None: it waits)
-        self._sent = 0
-        self._ready = False
-        self._said_goodbye = False
-        self._threads = self._holds = 1
 
     # --- called from another thread -------------------------------------------------------------------------------
 
@@ -183,9 +174,9 @@ class StreamSession:
     def _next_event(self) -> dict[str, Any]:
         """Wait for the next event; one that does not come in time is a hang."""
         while b"\n" not in self._unread:
-            limit_s = self._patience.start_s
+            limit_s = self.patience.start_s
             if begun := [chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None]:
-                limit_s = self._patience.limit_s(None if None in begun else max(length or 0.0 for length in begun))
+                limit_s = self.patience.limit_s(None if None in begun else max(length or 0.0 for length in begun))
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
                 why = f"no word from the worker for {limit_s:.0f} s"
@@ -213,7 +204,7 @@ class StreamSession:
             chunk, started_at_ms = self._in_hand[event["id"]]
             result = self._result(chunk, started_at_ms, event)
             del self._in_hand[event["id"]]
-            self._log_mark = log_size(self._log)
+            self._log_mark = log_size(self.log_file)
             return result
         if kind == "ready":
             self._on_ready(event)
@@ -232,7 +223,7 @@ class StreamSession:
     def _on_ready(self, event: Mapping[str, Any]) -> None:
         """Check what runs where, and write it down."""
         device = str(event.get("device") or "cpu").upper()
-        if self._must_use_cuda and device != "CUDA":
+        if self.must_use_cuda and device != "CUDA":
             self.kill()
             raise SessionBroken(
                 retry.RAN_ON_CPU,
@@ -246,13 +237,13 @@ class StreamSession:
         if "versions" not in event:
             return
         # PyTorch before 2.5 does not know its device's UUID, but then it sees only one.
-        uuid = event.get("uuid") or (self._pin if device == "CUDA" else None)
+        uuid = event.get("uuid") or (self.pin if device == "CUDA" else None)
         versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
         where = " ".join(filter(None, (device, uuid, event.get("name"))))
         how = f"{self._threads} threads, {event.get('models') or 'all'} models"
         log.info("worker %s: %s on %s, %s", self.pid, versions, where, how)
-        if self._pin and self._pin.startswith("GPU-") and uuid and uuid != self._pin:
-            log.warning("worker %s was given %s but computes on %s", self.pid, self._pin, uuid)
+        if self.pin and self.pin.startswith("GPU-") and uuid and uuid != self.pin:
+            log.warning("worker %s was given %s but computes on %s", self.pid, self.pin, uuid)
 
     def _result(self, chunk: Chunk, started_at_ms: int | None, event: Mapping[str, Any]) -> ChunkResult:
         now_ms = self._clock.now_ms()
@@ -270,14 +261,14 @@ class StreamSession:
             why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
             return ChunkResult(chunk, started_at_ms, now_ms, error_class=retry.BAD_AUDIO, error=why)
         audio_s = length_s if chunk.audio_s is None else chunk.audio_s
-        self._patience.learn((now_ms - started_at_ms) / 1000, audio_s)
+        self.patience.learn((now_ms - started_at_ms) / 1000, audio_s)
         return ChunkResult(chunk, started_at_ms, now_ms, tuple(Detection(*row) for row in event["detections"]), audio_s)
 
     def _explain_end(self) -> SessionBroken:
         """Say how a process ended that still had work."""
         self._launcher.kill(self._process)  # whatever is left of its group
         code = self._process.wait()
-        said = last_lines(self._log, limit=min(_LONGEST_ERROR, log_size(self._log) - self._log_mark))
+        said = last_lines(self.log_file, limit=min(_LONGEST_ERROR, log_size(self.log_file) - self._log_mark))
         error_class = retry.classify(said, code)
         if error_class in (retry.BAD_AUDIO, retry.EXIT_CODE, retry.NO_OUTPUT):
             error_class = retry.ENGINE_CRASH

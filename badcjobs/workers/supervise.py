@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
@@ -38,52 +37,48 @@ class Tally:
     retired: list[str] = field(default_factory=list)  # why workers ended before the work did
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Runs one engine on every planned worker until the work is done or ``drain`` is called."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        plans: list[WorkerPlan],
-        journal: TaskWriter,
-        *,
-        clock: Clock,
-        policy: RetryPolicy,
-        scratch: Path,
-        timetable: Timetable | None = None,
-        audio: AudioSteps | None = None,
-        chunks: Sequence[Chunk] | None = None,
-        listen: Callable[[Event], None] = lambda event: None,
-        device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None,
-    ) -> None:
-        self.tally = Tally()
-        self._device_state = device_state  # what a device said last before a moment
-        self._engine = engine
-        self._journal = journal
-        self._chunks = None if chunks is None else list(chunks)  # None: all that are pending in the journal
-        self._policy = policy
-        self._retries = Retries(policy)
-        self._audio = audio
-        self._listen = listen
-        self._queue = WorkQueue(clock, workers=len(plans), wants=engine.wants)
+    engine: Engine
+    plans: Sequence[WorkerPlan]
+    journal: TaskWriter
+    _: KW_ONLY
+    clock: Clock
+    policy: RetryPolicy
+    scratch: Path
+    timetable: Timetable | None = None
+    audio: AudioSteps | None = None
+    chunks: Sequence[Chunk] | None = None  # None: all that are pending in the journal
+    listen: Callable[[Event], None] = lambda event: None
+    # (device_id, at_ms) → what a device said last before a moment
+    device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None
+    tally: Tally = field(default_factory=Tally)
+    finished: dict[int, int] = field(default_factory=dict)  # slot → chunks done
+    audio_done_s: float = 0.0
+    draining: bool = False
+    killed: bool = False
+
+    def __post_init__(self) -> None:
+        self._retries = Retries(self.policy)
+        self._queue = WorkQueue(self.clock, workers=len(self.plans), wants=self.engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
-        self._make_thread = partial(
-            WorkerThread,
-            engine=engine,
-            queue=self._queue,
-            report=lambda plan, event: self._events.put((plan, event)),
-            clock=clock,
-            scratch=scratch,
-            openings=policy.retries + 1,
-            timetable=timetable,
-            audio=audio,
-        )
-        self._threads = [self._make_thread(plan) for plan in plans]
         self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
-        self.finished: dict[int, int] = {}  # slot → chunks done
-        self.audio_done_s = 0.0
-        self.draining = False
-        self.killed = False
+        self._threads = [self._make_thread(plan) for plan in self.plans]
+
+    def _make_thread(self, plan: WorkerPlan) -> WorkerThread:
+        return WorkerThread(
+            plan,
+            self.engine,
+            self._queue,
+            lambda plan, event: self._events.put((plan, event)),
+            clock=self.clock,
+            scratch=self.scratch,
+            openings=self.policy.retries + 1,
+            timetable=self.timetable,
+            audio=self.audio,
+        )
 
     # --- called by the task ---------------------------------------------------------------------------------------
 
@@ -135,7 +130,7 @@ class Supervisor:
             return
         while not self._events.empty():
             news.append(self._events.get())
-        with self._journal.batch():
+        with self.journal.batch():
             for plan, event in news:
                 self._handle(plan, event)
         self._top_up()
@@ -157,18 +152,17 @@ class Supervisor:
     # --- in the task's thread -------------------------------------------------------------------------------------
 
     def _top_up(self) -> None:
-        room = self._queue.room
-        if room:
-            if self._chunks is None:
-                chunks = self._journal.next_pending(room)
+        if room := self._queue.room:
+            if self.chunks is None:
+                chunks: Sequence[Chunk] = self.journal.next_pending(room)
             else:
-                chunks, self._chunks = self._chunks[:room], self._chunks[room:]
+                chunks, self.chunks = self.chunks[:room], self.chunks[room:]
             self._queue.add(chunks, complete=len(chunks) < room)
 
     def _handle(self, plan: WorkerPlan, event: Event) -> None:
-        self._listen(event)
+        self.listen(event)
         if isinstance(event, ChunkStarted):
-            self._journal.attempt_started(
+            self.journal.attempt_started(
                 event.chunk,
                 try_number=self._retries.try_number(event.chunk),
                 worker_id=self._worker_ids[plan.slot],
@@ -180,11 +174,11 @@ class Supervisor:
         elif isinstance(event, BatchOver):
             self._on_batch_over(plan, event)
         elif isinstance(event, Opened):
-            self._worker_ids[plan.slot] = self._journal.worker_started(
-                device_id=plan.device_id, pid=event.pid, engine=self._engine.name, at_ms=event.at_ms
+            self._worker_ids[plan.slot] = self.journal.worker_started(
+                device_id=plan.device_id, pid=event.pid, engine=self.engine.name, at_ms=event.at_ms
             )
         elif isinstance(event, Closed):
-            self._journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
+            self.journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
         else:
             raise event
 
@@ -194,7 +188,7 @@ class Supervisor:
             self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
         elif died and self._retries.forgives(result.chunk, retry.WORKER_DIED):
             self._settle(plan, replace(result, charged=False))
-            self._queue.put_back([result.chunk], rest_s=self._policy.backoff_s, alone=True)
+            self._queue.put_back([result.chunk], rest_s=self.policy.backoff_s, alone=True)
         else:
             self._settle(plan, result)
 
@@ -202,18 +196,18 @@ class Supervisor:
         """Write down what became of a chunk; uncharged ones are put back by the caller, who knows their company."""
         chunk, tally = result.chunk, self.tally
         ways_left = None  # whether what ran out of memory can be tried with less
-        if result.error_class == retry.OUT_OF_MEMORY and self._audio is not None:
-            ways_left = self._audio.limits.ways_left(chunk.key)
+        if result.error_class == retry.OUT_OF_MEMORY and self.audio is not None:
+            ways_left = self.audio.limits.ways_left(chunk.key)
         try_number = self._retries.try_number(chunk)
         decision = self._retries.decide(result, ways_left=ways_left)
         tally.tries += 1
-        self._journal.attempt_ended(
+        self.journal.attempt_ended(
             result,
             status=decision.status,
             try_number=try_number,
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
-            gpu_state=None if result.ok else self._device_state(plan.device_id, result.ended_at_ms),
+            gpu_state=None if result.ok else self.device_state(plan.device_id, result.ended_at_ms),
         )
         if decision.status == "pending":
             if result.charged:
@@ -231,23 +225,23 @@ class Supervisor:
                 what = f"{chunk.audio_path} breaks off at {chunk.start_ms / 1000 + there_s:.3f} s"
                 what += f": {there_s:.3f} s of the {chunk.audio_s:g} s of this chunk were there, and are done"
                 log.warning("%s: %s", chunk.name, what)
-                self._journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
+                self.journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
             return
         tally.failed += 1
         tally.missing += result.error_class == retry.MISSING_AUDIO
         what = f"{result.error_class}: {_last_line(result.error)}"
         log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
         # Missing files say nothing about the engine.
-        if tally.done == 0 and tally.failed - tally.missing >= self._policy.hopeless_after:
+        if tally.done == 0 and tally.failed - tally.missing >= self.policy.hopeless_after:
             self._give_up(f"{tally.failed} chunks failed and none worked; the last one: {what}")
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [] if self.killed else [result.chunk for result in event.lost]
         left = {chunk.key: chunk for chunk in event.unanswered}
-        rest_s = self._policy.backoff_s if event.broken else 0.0
+        rest_s = self.policy.backoff_s if event.broken else 0.0
         if event.broken is not None and event.broken.at_start:
-            log.error("worker %d could not start %s: %s", plan.slot, self._engine.name, event.broken)
-            rest_s = self._policy.rest_s(event.failed_openings)
+            log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
+            rest_s = self.policy.rest_s(event.failed_openings)
         for result in self._accuse(plan, event):
             del left[result.chunk.key]
             if result.charged:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
@@ -59,40 +58,33 @@ class BatchOver:
 Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
 
 
+@dataclass(eq=False, repr=False)
 class WorkerThread(threading.Thread):
     """Works off the queue on one device until there is nothing left, or its engine is of no use."""
 
-    def __init__(
-        self,
-        plan: WorkerPlan,
-        engine: Engine,
-        queue: WorkQueue,
-        report: Callable[[WorkerPlan, Event], None],
-        *,
-        clock: Clock,
-        scratch: Path,
-        openings: int,
-        timetable: Timetable | None = None,
-        audio: AudioSteps | None = None,
-    ) -> None:
-        super().__init__(name=f"worker-{plan.slot}", daemon=True)  # the engine starts when the first chunk comes
-        self.plan = plan
-        self.retired = False  # set from outside: end when what is in hand is done; others do the rest
-        self._timetable = timetable
-        self._lanes = 1  # so many chunks were in progress at once
-        self._engine = engine
-        self._queue = queue
-        self._report = partial(report, plan)
-        self._clock = clock
-        self._scratch = scratch / f"worker-{plan.slot}"
-        self._openings = openings  # how often in a row the engine may fail to start
-        self._audio = audio  # None: the engine gets every chunk as it is
-        self._feed: Session | None = None  # the session that is open, with the steps before it
-        self._is_lean = False  # the session
-        self._must_be_lean = plan.lean  # whatever comes: its models did not fit as usual
-        self._interrupted = False
-        self._killed = False
-        self._gpu_errors = self._failed_openings = 0  # in a row
+    plan: WorkerPlan
+    engine: Engine
+    queue: WorkQueue
+    report: Callable[[WorkerPlan, Event], None]
+    _: KW_ONLY
+    clock: Clock
+    scratch: Path
+    openings: int  # how often in a row the engine may fail to start
+    timetable: Timetable | None = None
+    audio: AudioSteps | None = None  # None: the engine gets every chunk as it is
+    retired: bool = False  # set from outside: end when what is in hand is done; others do the rest
+    _lanes: int = 1  # so many chunks were in progress at once
+    _feed: Session | None = None  # the session that is open, with the steps before it
+    _is_lean: bool = False  # the session
+    _interrupted: bool = False
+    _killed: bool = False
+    _gpu_errors: int = 0  # in a row
+    _failed_openings: int = 0  # in a row
+
+    def __post_init__(self) -> None:
+        super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts when the first chunk comes
+        self._folder = self.scratch / f"worker-{self.plan.slot}"
+        self._must_be_lean = self.plan.lean  # whatever comes: its models did not fit as usual
 
     # --- called from outside --------------------------------------------------------------------------------------
 
@@ -123,18 +115,18 @@ class WorkerThread(threading.Thread):
                     break  # a new process would do the same; the other workers go on
             self._close()
         except BaseException as error:
-            self._report(error)
+            self.report(self.plan, error)
 
     def _take(self) -> Batch | None:
         """Return the next batch, without those that have to be done with less memory: their turn comes, alone."""
-        batch = self._queue.take(self._room({}, {}), lambda: self.retired, lean=self._is_lean)
+        batch = self.queue.take(self._room({}, {}), lambda: self.retired, lean=self._is_lean)
         if batch is None or batch.lean or self._must_be_lean:
             return batch
         if batch.alone:
             return replace(batch, lean=any(self._needs_lean(chunk) for chunk in batch.chunks))
         usual = self._sort_out(batch.chunks)
         if len(usual) < len(batch.chunks) and (self._feed is None or self._is_lean):
-            self._queue.put_back(usual)  # those that were sorted out first: it saves a start of the engine
+            self.queue.put_back(usual)  # those that were sorted out first: it saves a start of the engine
             usual = []
         return replace(batch, chunks=usual)
 
@@ -145,28 +137,28 @@ class WorkerThread(threading.Thread):
             if self._must_be_lean or not self._needs_lean(chunk):
                 usual.append(chunk)
             else:
-                self._queue.put_back([chunk], lean=True)
+                self.queue.put_back([chunk], lean=True)
         return usual
 
     def _needs_lean(self, chunk: Chunk) -> bool:
         """Say whether a chunk has no place in a usual session on this device; touches no file."""
-        if self._audio is None:
+        if self.audio is None:
             return False
-        return self._audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
+        return self.audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
     def _session(self, lean: bool) -> Session:
         """Return a session of the wanted kind; the one that is open if it is, for a new one takes its time."""
         if self._feed is not None and self._is_lean == lean:
             return self._feed
         self._close()
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._is_lean = lean
         plan = replace(self.plan, lean=lean)
-        feed = self._engine.open(plan, self._scratch)
-        if self._audio is not None:
-            feed = SessionFeed(feed, plan, self._audio, clock=self._clock, folder=self._scratch / "pieces")
+        feed = self.engine.open(plan, self._folder)
+        if self.audio is not None:
+            feed = SessionFeed(feed, plan, self.audio, clock=self.clock, folder=self._folder / "pieces")
         self._feed = feed
-        self._report(Opened(feed.pid, self._clock.now_ms()))
+        self.report(self.plan, Opened(feed.pid, self.clock.now_ms()))
         if self._interrupted:  # the stop came while we were starting
             feed.interrupt()
         if self._killed:
@@ -185,7 +177,7 @@ class WorkerThread(threading.Thread):
             nonlocal alone
             if alone or (wanted <= 0 and idle <= 0):
                 return ()
-            fresh = self._queue.more(wanted, idle=idle, fits=self._room(unanswered, begun))
+            fresh = self.queue.more(wanted, idle=idle, fits=self._room(unanswered, begun))
             alone = fresh is None  # suspects wait for a worker with nothing else in hand
             fresh = self._sort_out(fresh or [])
             unanswered.update((chunk.key, chunk) for chunk in fresh)
@@ -202,7 +194,7 @@ class WorkerThread(threading.Thread):
                         self._gpu_errors = 0
                     if not news.charged:
                         lost.append(news)
-                self._report(news)
+                self.report(self.plan, news)
         except SessionBroken as error:
             broken = error
         except (BadcjobsError, OSError) as error:
@@ -213,20 +205,20 @@ class WorkerThread(threading.Thread):
             self._gpu_errors += 1  # suspects, which are alone, say nothing of the GPU
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
         broken, retires = self._decide_end(broken)
-        left, now_ms = list(unanswered.values()), self._clock.now_ms()
+        left, now_ms = list(unanswered.values()), self.clock.now_ms()
         over = BatchOver(left, list(begun.values()), lost, broken, now_ms, retires, self._failed_openings)
-        self._report(over)
+        self.report(self.plan, over)
         return over
 
     def _room(self, unanswered: Mapping[ChunkKey, Chunk], begun: Mapping[ChunkKey, ChunkStarted]) -> Fits:
         """Return what says which chunks there is still time for; a worker that is to end has time for none."""
         if self.retired:
             return lambda chunk: False
-        if self._timetable is None:
+        if self.timetable is None:
             return anything_fits
         self._lanes = max(self._lanes, len(begun))
         in_hand = [(chunk, begun[key].at_ms if key in begun else None) for key, chunk in unanswered.items()]
-        return self._timetable(self.plan.device_id, in_hand, self._lanes)
+        return self.timetable(self.plan.device_id, in_hand, self._lanes)
 
     def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:
         """Say whether the worker ends with what broke its session; repeated errors of one GPU mean that it is lost."""
@@ -239,10 +231,10 @@ class WorkerThread(threading.Thread):
             self._must_be_lean = True
             return broken, self._failed_openings > 1
         is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
-        limit = self._openings * (_PATIENCE_WITH_KILLERS if is_killed else 1)
+        limit = self.openings * (_PATIENCE_WITH_KILLERS if is_killed else 1)
         return broken, broken.error_class in retry.RETIRING or (broken.at_start and self._failed_openings >= limit)
 
     def _close(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
-            self._report(Closed(feed.close(), self._clock.now_ms()))
+            self.report(self.plan, Closed(feed.close(), self.clock.now_ms()))
