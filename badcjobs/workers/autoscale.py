@@ -29,7 +29,6 @@ _WINDOW_CHUNKS = 20  # per worker: with fewer, a chunk that happens to end insid
 _WORTH_S = 60.0  # with less work left than this a new worker would hardly have started
 _STEADY, _APART_S = 1.05, 5.0  # from one reading to another: for a while after its start a worker takes more and more
 _EACH_BYTES = 4 * 2**30  # what an engine process may need, as long as it is not measured
-_GIB, _MIB = 2**30, 2**20
 _EVERY_S = 1.0
 _DYING_S = 30.0  # the workers of a device that is lost do not end all at once
 _LIKE = 0.25  # cores per device may differ so much from those of an earlier run
@@ -184,7 +183,7 @@ class Ramp:
 
 def size(memory_bytes: float) -> str:
     """Return an amount of memory in words."""
-    return f"{memory_bytes / _GIB:.1f} GiB" if memory_bytes >= _GIB else f"{memory_bytes / _MIB:.0f} MiB"
+    return f"{memory_bytes / 2**30:.1f} GiB" if memory_bytes >= 2**30 else f"{memory_bytes / 2**20:.0f} MiB"
 
 
 # --- measured and done ------------------------------------------------------------------------------------------------

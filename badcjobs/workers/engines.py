@@ -103,17 +103,11 @@ class DemoEngine:
 
 @dataclass(eq=False)
 class HawkEarsEngine:
-    """Runs the user's own HawkEars 2 installation.
-
-    Parameters
-    ----------
-    python: the Python that it is installed in; None: ``hawkears`` on PATH does not tell which one that is.
-    root: the folder with its models and settings; HawkEars works there.
-    """
+    """Runs the user's own HawkEars 2 installation."""
 
     start: EngineStart
-    python: str | None
-    root: Path
+    python: str | None  # the Python that it is installed in; None: ``hawkears`` on PATH does not tell which one that is
+    root: Path  # the folder with its models and settings; HawkEars works there
     _: KW_ONLY
     allow_cpu: bool
     patience: Patience = field(default_factory=Patience)
@@ -138,8 +132,22 @@ class HawkEarsEngine:
 
     def check(self) -> None:
         """Look for HawkEars' Python and its models; let HawkEars itself read the options."""
-        refuse_arguments(self.start.args, _OURS_2)
-        self._ask(find_python(self.python, self.start))
+        args = self.start.args
+        refuse_arguments(args, _OURS_2)
+        python = find_python(self.python, self.start)
+        argv = [*self.start.launcher.prefix_for("check"), python]
+        self.release, problem = ask_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
+        if problem is not None and problem.startswith("Error: "):
+            what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
+            raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
+        if problem is not None and "No module named 'hawkears'" in problem:
+            raise NotHere(f"{python} has no HawkEars", why=problem, fix=_GIVE_PYTHON)
+        if problem is not None:
+            raise NotHere(
+                f"the HawkEars of {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
+                why=problem,
+                fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
+            )
         if not any(self._models.glob("*.ckpt")):
             raise NotHere(
                 f"HawkEars has no models in {self._models}",
@@ -161,23 +169,6 @@ class HawkEarsEngine:
             patience=self.patience,
             must_use_cuda=has_real_device(plan) and not self.allow_cpu,
             pin=plan.device.pin if plan.device else None,
-        )
-
-    def _ask(self, python: str) -> None:
-        """Start HawkEars' Python for a second; refuse options that HawkEars refuses, and a HawkEars without its API."""
-        argv, args = [*self.start.launcher.prefix_for("check"), python], self.start.args
-        self.release, problem = ask_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
-        if problem is None:
-            return
-        if problem.startswith("Error: "):
-            what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
-            raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
-        if "No module named 'hawkears'" in problem:
-            raise NotHere(f"{python} has no HawkEars", why=problem, fix=_GIVE_PYTHON)
-        raise NotHere(
-            f"the HawkEars of {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
-            why=problem,
-            fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
         )
 
 

@@ -30,8 +30,6 @@ _FACTOR = 20  # a worker that is silent so many times longer than the slowest ch
 _UNKNOWN_AUDIO_S = 3600.0  # a whole recording, as long as any
 _LONGEST_ERROR = 2000
 _NO_USE_ANY_MORE = frozenset({retry.GPU_LOST, retry.GPU_ERROR, retry.CONFIGURATION, retry.HOST_MEMORY})
-_PROC = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(kw_only=True)
@@ -286,7 +284,7 @@ def log_size(path: Path) -> int:
         return 0  # not there yet
 
 
-def read_oom_kills(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
+def read_oom_kills(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return how many processes of this control group the kernel has killed for memory; None: not known.
 
     A line of /proc/self/cgroup is ``0::/path``, or ``9:memory:/path`` with version 1.
