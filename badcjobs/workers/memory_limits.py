@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from badcjobs.model import WorkerPlan
@@ -60,11 +60,11 @@ def model_of(plan: WorkerPlan) -> str:
 class MemoryLimits:
     """Knows which way each chunk is to go on each GPU model; for all threads of a task."""
 
-    known: Mapping[str, MemoryLimit] = field(default_factory=dict)  # from earlier tasks, by the device's name or cpu
+    known: Mapping[str, MemoryLimit] | None = None  # from earlier tasks, by the device's name or cpu
     learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None  # a limit has fallen; must not raise
 
     def __post_init__(self) -> None:
-        self._limits = dict(self.known)
+        self._limits = dict(self.known or {})
         self._heeded = dict(self._limits)  # and what chunks in trouble suggest
         self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest in one piece
         self._troubles: dict[ChunkKey, _RanOut] = {}
