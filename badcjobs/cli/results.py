@@ -27,9 +27,7 @@ Forms = Literal["csv", "json", "parquet", "badc"]
 def merge(
     inputs: Annotated[list[Path], typer.Argument(metavar="DIR|FILE", help="Run folders or task databases.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Job database [DIR/job.sqlite].")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse when a file cannot be read whole.")] = False,
     remove_merged: Annotated[bool, typer.Option("--remove-merged", help="Remove what is merged whole.")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for another merge of the same job.")] = True,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Join all task databases of a run into job.sqlite and say what happened.
@@ -45,7 +43,7 @@ def merge(
 
     log_to_stderr(quiet=True)
     counter = Pace("task databases merged")
-    order = MergeOrder(inputs, output or default_target(inputs), strict, wait, progress=counter, tell=remark)
+    order = MergeOrder(inputs, output or default_target(inputs), progress=counter, tell=remark)
     job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=Pace(_ROWS))
     if json_wanted:
         print_json({**job.to_dict(), "why_no_report": job.why_no_report})
@@ -147,9 +145,6 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="File, folder, or - for stdout.")],
     table: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A table or view; repeatable.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every table and view, a file each.")] = False,
-    columns: Annotated[str | None, typer.Option(metavar="A,B,C", help="These columns, in this order.")] = None,
-    from_text: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Not before.")] = None,
-    to_text: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Before.")] = None,
     by_study_area: Annotated[bool, typer.Option("--by-study-area", help="One file per study area.")] = False,
     species: Annotated[str | None, typer.Option(metavar="ROPT,RUGR", help="Only these species.")] = None,
     min_score: Annotated[float | None, typer.Option(metavar="X", help="Only detections scored X or more.")] = None,
@@ -162,7 +157,7 @@ def export(
     With --by-study-area, --species, --min-score or --config: detections on the clock of their recordings, with study
     area, location and date; the table [recordings] of --config reads those anew. With --by-study-area, or if -o has no
     ending, -o is a folder with a file per study area; else one file (-o x.csv), or stdout (-o -).
-    TIME is ISO-8601 (naive: UTC) or UTC milliseconds. JSON into a file that ends in .jsonl is an object per line.
+    JSON into a file that ends in .jsonl is an object per line.
     More, with sqlite-utils, Datasette, pandas and DuckDB: badcjobs guide export.
 
     Example: badcjobs export runs/july --format csv --by-study-area --min-score 0.8 -o july-detections
@@ -173,7 +168,7 @@ def export(
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
-    from badcjobs.store.export_tables import Wanted, parse_window
+    from badcjobs.store.export_tables import Wanted
 
     log_to_stderr(quiet=True)
     to_stdout = is_stdout(output)
@@ -196,8 +191,6 @@ def export(
         None if to_stdout else output,
         tuple(table or ()),
         everything,
-        None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        parse_window(from_text, to_text),
         by_study_area,
         Wanted(() if species is None else listed or ("",), min_score),
         patterns,

@@ -30,7 +30,7 @@ from badcjobs.settings import AUTO, RunSettings
 from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.store.live_files import read_memory_peaks
-from badcjobs.task.deadline import find_end
+from badcjobs.task.progress import find_end
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, mark_of, read_allocation
 from badcjobs.telemetry.usage import UsageReader

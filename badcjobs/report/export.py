@@ -25,17 +25,13 @@ from badcjobs.store.export_tables import (
     Heard,
     Row,
     Wanted,
-    Window,
     Write,
-    check_columns,
     check_tables,
-    column_types,
-    in_batches,
     list_tables,
     load_pyarrow,
     open_for_export,
+    read_table,
     rows_written_to,
-    select,
 )
 
 Progress = Callable[[str, int], None]  # table, rows so far
@@ -55,8 +51,6 @@ class ExportOrder:
     # Tables as they are
     tables: tuple[str, ...] = ()
     everything: bool = False
-    columns: tuple[str, ...] | None = None
-    window: Window = field(default_factory=Window)
     # Detections on the recordings' own clock
     by_study_area: bool = False
     wanted: Wanted = field(default_factory=Wanted)
@@ -80,9 +74,6 @@ class ExportOrder:
         """Return the command that orders this, ready to paste."""
         values = (
             ("--table", self.tables),
-            ("--columns", () if self.columns is None else (",".join(self.columns),)),
-            ("--from", () if self.window.from_ms is None else (str(self.window.from_ms),)),
-            ("--to", () if self.window.to_ms is None else (str(self.window.to_ms),)),
             ("--species", (",".join(self.wanted.species),) if self.wanted.species else ()),
             ("--min-score", () if self.wanted.min_score is None else (f"{self.wanted.min_score:g}",)),
             ("--config", self.config.words()),
@@ -124,10 +115,8 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
 
 def _check(order: ExportOrder, database: Path) -> None:
     """Refuse what does not go together, all mistakes at once."""
-    output, several = order.output, order.everything or len(order.tables) > 1
-    given = {"--table": order.tables, "--all": order.everything, "--columns": order.columns,
-             "--from": order.window.from_ms is not None, "--to": order.window.to_ms is not None}  # fmt: skip
-    mistakes = []
+    output, mistakes = order.output, []
+    given = {"--table": order.tables, "--all": order.everything}
     if order.heard:
         mistakes += [f"{name} is for tables, not for what was heard in recordings" for name in given if given[name]]
         if order.form == "badc":
@@ -136,12 +125,10 @@ def _check(order: ExportOrder, database: Path) -> None:
             mistakes.append("--species names no species")
         if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
             mistakes.append(f"--min-score {order.wanted.min_score} is not a number to compare with")
-    elif order.form == "badc" and (order.tables or order.everything or order.columns is not None):
-        mistakes.append("--format badc has files of its own: it takes no --table, --all or --columns")
+    elif order.form == "badc" and (order.tables or order.everything):
+        mistakes.append("--format badc has files of its own: it takes no --table or --all")
     elif order.everything and order.tables:
         mistakes.append("--all and --table exclude each other")
-    elif several and order.columns is not None:
-        mistakes.append("--columns goes with one table")
     if output is None and order.needs_folder and not order.heard:
         mistakes.append("several files do not fit into stdout: -o must be a folder")
     if output is not None and output.exists() and output.samefile(database):
@@ -196,20 +183,14 @@ def _export_tables(
 ) -> list[ExportedFile]:
     tables = list_tables(db) if order.everything else list(dict.fromkeys(order.tables or ("detection",)))
     check_tables(db, tables, database)
-    if order.columns is not None:
-        for table in tables:
-            check_columns(db, table, order.columns, replace(order, columns=None).command_line())
-    # All mistakes before the first file.
-    selections = {t: select(db, t, order.columns, order.window, everything=order.everything) for t in tables}
     if order.output is not None and order.needs_folder:
         make_folder(order.output)
     files = []
-    for table, (columns, sql) in selections.items():
+    for table in tables:
         target = order.output
         if target is not None and target.is_dir():
             target /= f"{table}.{order.form}"
-        types = column_types(db, table, columns, sql) if order.form == "parquet" else dict.fromkeys(columns, "")
-        batches = in_batches(db.execute(sql), order.form)
+        types, batches = read_table(db, table, order.form)
         files.append(_write_file(order, target, table, types, batches, stdout, progress))
     return files
 
@@ -219,9 +200,9 @@ def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress)
     assert folder is not None  # _check has seen to it
     make_folder(folder)
     telemetry = folder / "telemetry.jsonl"
-    chunks = write_chunks(db, folder, order.window, lambda rows: progress("chunk", rows))
-    lines = write_telemetry(db, folder, telemetry, order.window, lambda rows: progress("attempt", rows))
-    summary, jobs = write_resume_summary(db, folder, telemetry, order.window)
+    chunks = write_chunks(db, folder, lambda rows: progress("chunk", rows))
+    lines = write_telemetry(db, folder, telemetry, lambda rows: progress("attempt", rows))
+    summary, jobs = write_resume_summary(db, folder, telemetry)
     written = ((folder, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
     return [ExportedFile(str(path), table, rows) for path, table, rows in written]
 

@@ -14,7 +14,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_tables import Window, as_text
+from badcjobs.store.export_tables import as_text
+
+log = logging.getLogger(__name__)
 
 _LONGEST_NAME_BYTES = 240  # 255 is what filesystems take; some of it is for the ending
 
@@ -62,13 +64,14 @@ def chunk_file(recording_id: str, chunk_id: str) -> Path:
 # --- a document per chunk ---------------------------------------------------------------------------------------------
 
 
+_FINISHED = "c.status IN ('done', 'failed', 'poison')"  # the chunks that BADC hears of
 _DETECTIONS = """
     SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms, label, label AS label_code, label_name,
            score AS confidence
     FROM detection ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
 
 
-def write_chunks(db: sqlite3.Connection, folder: Path, window: Window, progress: Callable[[int], None]) -> int:
+def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int], None]) -> int:
     """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return how many.
 
     Chunks and detections are each read once, in the order of their keys.
@@ -78,7 +81,7 @@ def write_chunks(db: sqlite3.Connection, folder: Path, window: Window, progress:
     chunks = f"""
         SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
                t.engine
-        FROM chunk c LEFT JOIN task t USING (task_id) WHERE {finished(window)} ORDER BY c.recording_id, c.chunk_id"""
+        FROM chunk c LEFT JOIN task t USING (task_id) WHERE {_FINISHED} ORDER BY c.recording_id, c.chunk_id"""
     written = 0
     for written, chunk in enumerate(_named_rows(db, chunks), 1):
         while key is not None and key < _key(chunk):
@@ -91,12 +94,6 @@ def write_chunks(db: sqlite3.Connection, folder: Path, window: Window, progress:
             out.write(json.dumps(_document(chunk, detections)).encode())
         progress(written)
     return written
-
-
-def finished(window: Window) -> str:
-    """Return the SQL condition for the chunks ``c`` that BADC hears of: done or failed, in this time."""
-    inside = window.overlaps("c.started_at_ms", "c.ended_at_ms") if window else "true"
-    return f"c.status IN ('done', 'failed', 'poison') AND {inside}"
 
 
 def _key(row: sqlite3.Row) -> tuple[str, str]:
@@ -144,8 +141,6 @@ _EVENTS = """
            a.device_id, d.device_index, d.name AS device_name, d.memory_total_bytes, t.engine
     FROM attempt a LEFT JOIN device d USING (device_id) LEFT JOIN task t ON t.task_id = a.task_id
     WHERE {where}"""
-
-
 _SAMPLES_BY_TIME = """
     CREATE TEMP TABLE sample_by_time (
         task_id, device_id, at_ms, utilization_percent, memory_used_bytes, PRIMARY KEY (task_id, device_id, at_ms)
@@ -155,14 +150,11 @@ _SAMPLES_BY_TIME = """
     ORDER BY task_id, device_id, at_ms"""
 
 
-def write_telemetry(
-    db: sqlite3.Connection, folder: Path, target: Path, window: Window, progress: Callable[[int], None]
-) -> int:
+def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress: Callable[[int], None]) -> int:
     """Write the log and return how many lines it has."""
-    chosen = window.overlaps("a.started_at_ms", "a.ended_at_ms") if window else "true"
     # A try that was cut short has no end; BADC's own log has none either when it is killed.
-    ended = f"{chosen} AND a.ended_at_ms IS NOT NULL AND a.outcome IS NOT NULL"
-    starts = _EVENTS.format(at="a.started_at_ms", end=0, where=chosen)
+    ended = "a.ended_at_ms IS NOT NULL AND a.outcome IS NOT NULL"
+    starts = _EVENTS.format(at="a.started_at_ms", end=0, where="true")
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
     events = _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
     metrics_near, lines = _nearest_samples(db), 0
@@ -233,17 +225,14 @@ def _mib(size_bytes: int | None) -> int | None:
     return None if size_bytes is None else round(size_bytes / 2**20)
 
 
-log = logging.getLogger(__name__)
-
 # --- the summary from which it resumes --------------------------------------------------------------------------------
-
 
 _CHUNKS = """chunk c LEFT JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = c.device_id"""
 _WORKER = """t.node || '/' || CASE WHEN c.device_id IS NULL THEN 'cpu'
                                    ELSE 'gpu-' || coalesce(d.device_index, d.token, '?') END"""
 
 
-def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path, window: Window) -> tuple[Path, int]:
+def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) -> tuple[Path, int]:
     """Write, next to the telemetry log, how every chunk ended; return the file and how many chunks are in it.
 
     BADC keeps this list by chunk id alone, so each id is in it once.
@@ -252,13 +241,13 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path, 
     counts = db.execute(
         f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
                    sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))
-            FROM {_CHUNKS} WHERE {finished(window)} GROUP BY worker ORDER BY worker"""
+            FROM {_CHUNKS} WHERE {_FINISHED} GROUP BY worker ORDER BY worker"""
     )
     names = ("success", "failure", "retries", "failed_retries")
     workers = {worker: dict(zip(names, figures, strict=True)) for worker, *figures in counts}
     chunks = db.execute(
         f"""SELECT c.chunk_id, c.recording_id, c.status, c.attempts, c.error, {_WORKER}
-            FROM {_CHUNKS} WHERE {finished(window)} ORDER BY c.chunk_id, c.status != 'done', c.recording_id"""
+            FROM {_CHUNKS} WHERE {_FINISHED} ORDER BY c.chunk_id, c.status != 'done', c.recording_id"""
     )
     written = hidden = 0
     with fresh_file(target) as out, as_text(out) as text:

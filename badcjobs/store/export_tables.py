@@ -10,13 +10,11 @@ import importlib
 import io
 import json
 import math
-import re
 import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -26,91 +24,6 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
 from badcjobs.store.connect import reading, with_tool
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_LAST_MS = 2**63 - 1  # SQLite's largest integer
-_DATE_IN_DIGITS = re.compile(r"(19|20)\d{2}(\d{2}){0,2}")  # 20260701 would be a moment in 1970
-_FORMS = "a time is 2026-07-01, 2026-07-01T06:30, 2026-07-01T06:30:00-07:00, …Z, or UTC milliseconds; naive means UTC"
-
-# How a table says when, where not by an instant (at_ms): a stretch that may not have ended.
-_STRETCHES = (
-    ("from_ms", "to_ms"),
-    ("started_at_ms", "ended_at_ms"),
-    ("started_at_ms", "last_sign_ms"),
-    ("first_at_ms", "last_at_ms"),
-)
-# What was heard has the time of the chunk it was heard in; its own times count from the chunk's start.
-_THROUGH = {"detection": "chunk", "rival_detection": "rival_chunk"}
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A stretch of time in UTC milliseconds; None: open at that end."""
-
-    from_ms: int | None = None
-    to_ms: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.from_ms is not None or self.to_ms is not None
-
-    def overlaps(self, start: str, end: str) -> str:
-        """Return the SQL condition for a stretch with a moment inside the window; one without an end goes on."""
-        parts = [f"{start} IS NOT NULL"]
-        if self.to_ms is not None:
-            parts.append(f"{start} < {self.to_ms}")
-        if self.from_ms is not None:  # the last part keeps a stretch of no length that lies on the edge
-            parts.append(f"({end} IS NULL OR {end} > {self.from_ms} OR {start} >= {self.from_ms})")
-        return " AND ".join(parts)
-
-
-def parse_window(from_text: str | None, to_text: str | None) -> Window:
-    """Return the window that two options say, or name everything that is wrong with them."""
-    mistakes, moments = [], []
-    for option, text in (("--from", from_text), ("--to", to_text)):
-        try:
-            moments.append(None if text is None else parse_moment(text))
-        except ValueError:
-            mistakes.append(f"{option} {text} is not a time")
-    if mistakes:
-        raise BadInput("; ".join(mistakes), why=_FORMS, fix="--from 2026-07-01 --to 2026-07-02T06:30Z")
-    from_ms, to_ms = moments
-    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        raise BadInput(
-            f"--from {from_text} is not before --to {to_text}",
-            why="the window is from (included) to (excluded), so nothing is in it",
-            fix=f"--from {to_text} --to {from_text}" if from_ms > to_ms else None,
-        )
-    return Window(from_ms, to_ms)
-
-
-def parse_moment(text: str) -> int:
-    """Return UTC milliseconds from an ISO-8601 date or date-time, or from milliseconds; ValueError: neither."""
-    text = text.strip()
-    if re.fullmatch(r"-?[0-9]+", text):
-        if _DATE_IN_DIGITS.fullmatch(text) or abs(int(text)) > _LAST_MS:
-            raise ValueError(text)
-        return int(text)
-    moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))  # Python 3.10 knows no Z
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return (moment - _EPOCH) // timedelta(milliseconds=1)
-
-
-def condition(table: str, columns: Sequence[str], window: Window) -> str | None:
-    """Return the SQL condition that keeps a table's rows inside the window; None: its rows have no time."""
-    if table in _THROUGH:
-        through = window.overlaps("c.started_at_ms", "c.ended_at_ms")
-        return (
-            f"EXISTS (SELECT 1 FROM {_THROUGH[table]} c WHERE c.recording_id = {table}.recording_id "
-            f"AND c.chunk_id = {table}.chunk_id AND c.task_id = {table}.task_id AND {through})"
-        )
-    if "at_ms" in columns:
-        return window.overlaps("at_ms", "at_ms")
-    for start, end in _STRETCHES:
-        if start in columns and end in columns:
-            return window.overlaps(start, end)
-    return None
-
 
 Row = tuple[object, ...]
 _STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare
@@ -157,52 +70,24 @@ def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> N
         )
 
 
-def check_columns(db: sqlite3.Connection, table: str, wanted: Sequence[str], command: str) -> None:
-    """Refuse columns that the table does not have, all at once, and those that are named twice.
-
-    ``command`` is the one that was given, without its columns.
-    """
-    there = tuple(declared_types(db, table))
-    right = ",".join(dict.fromkeys(name for name in wanted if name in there)) or there[0]
-    fix = f"{command} --columns {shlex.quote(right)}"
-    if missing := [name or "''" for name in wanted if name not in there]:
-        raise BadInput(f"{table} has no column {', '.join(missing)}", why="it has " + ", ".join(there), fix=fix)
-    if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
-        raise BadInput(f"--columns names {', '.join(twice)} more than once", fix=fix)
-
-
-def select(
-    db: sqlite3.Connection, table: str, columns: Sequence[str] | None, window: Window, *, everything: bool
-) -> tuple[tuple[str, ...], str]:
-    """Return these columns (None: all) and the query for them in this time; the table and the columns are there.
-
-    Where ``everything`` is exported, a table without a time describes the rest, and comes whole.
-    """
-    there = tuple(declared_types(db, table))
-    chosen = there if columns is None else tuple(columns)
-    sql = f"SELECT {', '.join(map(quoted, chosen))} FROM {quoted(table)}"
-    inside = condition(table, there, window) if window else "true"
-    if inside is None and not everything:
-        raise BadInput(
-            f"--from and --to mean nothing for {table}",
-            why=f"its rows have no time; its columns are {', '.join(there)}",
-            fix=f"the same command without them for --table {table}",
-        )
-    return chosen, f"{sql} WHERE {inside or 'true'}"
-
-
 def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
     """Map column to declared SQL type; an expression in a view may have none."""
     return {column.name: column.type for column in with_tool(db)[table].columns}
 
 
-def column_types(db: sqlite3.Connection, table: str, columns: Sequence[str], sql: str) -> dict[str, str]:
+def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str, str], Iterator[list[Row]]]:
+    """Return the SQL type of each column, and all rows; text needs no types."""
+    columns, sql = declared_types(db, table), f"SELECT * FROM {quoted(table)}"
+    types = _column_types(db, columns, sql) if form == "parquet" else dict.fromkeys(columns, "")
+    return types, in_batches(db.execute(sql), form)
+
+
+def _column_types(db: sqlite3.Connection, declared: dict[str, str], sql: str) -> dict[str, str]:
     """Map each column to its SQL type: as declared or, where a view computes it, as its values are.
 
     All values are looked at once: a view may take a while.
     """
-    declared = declared_types(db, table)
-    types = {name: declared[name] for name in columns}
+    types = dict(declared)
     computed = [name for name, kind in types.items() if kind not in _STORED]
     if computed:
         found = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in computed)

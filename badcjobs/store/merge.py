@@ -53,8 +53,6 @@ class MergeOrder:
 
     inputs: Sequence[Path]
     target: Path
-    strict: bool = False  # refuse, rather than leave out what cannot be read
-    wait: bool = True  # for another merge to end
     progress: Callable[[int, int, int], None] = lambda files, of, rows: None
     tell: Callable[[str], None] = lambda text: None
 
@@ -75,7 +73,7 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
         raise DatabaseProblem(f"{order.target} is a folder", fix=f"badcjobs merge … -o {order.target}/job.sqlite")
     try:
         order.target.parent.mkdir(parents=True, exist_ok=True)
-        with only_merge(order.target, clock, wait=order.wait, tell=order.tell) as check:
+        with only_merge(order.target, clock, order.tell) as check:
             return _merge(order, check)
     except (OSError, sqlite3.Error) as error:
         fix = "badcjobs merge … -o /a/folder/with/space/job.sqlite"
@@ -102,7 +100,6 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
     if state != "current" or changed or len(old) < len(known) or has_news(order.target, files):
         files = _bring_up_to_date(order, state, old, changed, check)
-    _refuse_if_strict(order, files)
     return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
 
 
@@ -158,7 +155,6 @@ def _write(
     for intake in halves:
         _take(writer, intake)
     files = writer.finish()
-    _refuse_if_strict(order, files)
     if not any(file.status in HOLDING for file in files):
         raise DatabaseProblem(
             "none of the files given is a task database that can be read",
@@ -208,16 +204,6 @@ def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _refuse_if_strict(order: MergeOrder, files: Sequence[SourceFile]) -> None:
-    lossy = [file for file in files if file.lost_something]
-    if order.strict and lossy:
-        raise DatabaseProblem(
-            f"--strict: {len(lossy)} of {len(files)} files cannot be read whole; {order.target} stays as it was",
-            why="\n".join(f"{file.path}: {file.reason}" for file in lossy),
-            fix="the same command without --strict merges what can be read and names the rest",
-        )
 
 
 # --- removing what is in the job database -----------------------------------------------------------------------------

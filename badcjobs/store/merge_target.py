@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -34,15 +32,15 @@ _LOOK_EVERY_S = 0.2
 
 
 @contextmanager
-def only_merge(target: Path, clock: Clock, *, wait: bool, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold the lock of a job database; wait for another merge to end, or say who it is.
+def only_merge(target: Path, clock: Clock, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Hold the lock of a job database; wait for another merge to end.
 
     Gives a check for the moment before anything is replaced: a merge that stood still for a minute may have been taken
     for dead, and another one may be at it.
     """
     lock = target.with_name(f".{target.name}.lock")
     me = f"{os.uname().nodename} {os.getpid()}"
-    _take(lock, me, clock, wait=wait, tell=tell)
+    _take(lock, me, clock, tell)
     over = threading.Event()
 
     def touch() -> None:
@@ -69,7 +67,7 @@ def only_merge(target: Path, clock: Clock, *, wait: bool, tell: Callable[[str], 
             lock.unlink(missing_ok=True)
 
 
-def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str], None]) -> None:
+def _take(lock: Path, me: str, clock: Clock, tell: Callable[[str], None]) -> None:
     seen, seen_at_s, told = None, clock.monotonic_s(), False
     while True:
         try:
@@ -85,21 +83,13 @@ def _take(lock: Path, me: str, clock: Clock, *, wait: bool, tell: Callable[[str]
             seen, seen_at_s = now, clock.monotonic_s()
         if now == (None, None):
             continue  # gone this moment
-        holder = now[0] or "a place unknown"  # a lock that we may not read, or that is not written yet
-        node, _, pid = holder.partition(" ")
+        node, _, pid = (now[0] or "").partition(" ")  # empty: a lock that we may not read, or that is not written yet
         is_dead = node == os.uname().nodename and pid.isdigit() and not psutil.pid_exists(int(pid))
         if is_dead or clock.monotonic_s() - seen_at_s > _LEFT_ALONE_S:
             _remove(lock, now[0])
             continue
-        who = " as process ".join(holder.split())
-        if not wait:
-            raise DatabaseProblem(
-                f"another merge is making {lock.name[1:].removesuffix('.lock')}",
-                why=f"it runs on {who}",
-                fix="wait for it, or leave out --no-wait",
-            )
         if not told:
-            tell(f"another merge is running ({who}); waiting for it")
+            tell(f"another merge is running on {node or 'an unknown node'}, process {pid or 'unknown'}; waiting for it")
             told = True
         clock.sleep(_LOOK_EVERY_S)
 
@@ -171,7 +161,6 @@ def damaged_name(target: Path) -> Path:
 # ``drafted``: made beside the old one under a hidden name, and renamed when it is whole. Works on every filesystem, but
 # writes the whole file. ``changed_in_place``: one SQLite transaction, for a few more files on a local disk.
 
-_FICLONE = 0x40049409  # ioctl: share the blocks of another file until one of them is written to
 _READERS_PATIENCE_S = 5.0
 
 
@@ -184,7 +173,7 @@ def drafted(
     draft = unfinished_name(target)
     with replacing(target, draft):
         if from_old:
-            copy_quickly(target, draft)
+            shutil.copyfile(target, draft)
         with closing(open_draft(draft, new=not from_old)) as db:
             yield db
         sync_file(draft)
@@ -205,15 +194,3 @@ def changed_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sql
             check()
     finally:
         db.close()
-
-
-def copy_quickly(source: Path, copy: Path) -> None:
-    """Share the blocks of a large file where that is possible, else copy it inside the kernel."""
-    with source.open("rb") as old, copy.open("wb") as new:
-        try:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-            return
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-    shutil.copyfile(source, copy)

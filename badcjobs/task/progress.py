@@ -1,12 +1,35 @@
-"""How far the work of a task is: for the heartbeat line of its log, and for the progress bars."""
+"""How far the work of a task is, and whether there is time for more.
+
+Progress is for the heartbeat line of the log and for the progress bars. The end of the time is asked for once, then
+watched, so that no chunk is started that would not finish; ``devices/allocation.py`` reads the variables and squeue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import logging
+import math
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from badcjobs.model import Device
+from badcjobs.devices.allocation import END_VARIABLE, EndTime, parse_end, squeue_question
+from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
+from badcjobs.seams import Clock
 from badcjobs.store.task_writer import TaskWriter
+from badcjobs.workers.work_queue import Fits
+
+log = logging.getLogger(__name__)
+
+_SQUEUE_PATIENCE_S = 10.0
+_RESERVE_S = 20.0  # for the last publication, the end of the engines and the recorder
+_MARGIN_S = 5.0  # chunks differ
+_SMALL_SHARE = 0.1  # neither takes more than this of the whole: who has a minute is to get work done in it
+_LEARN_EVERY_S = 1.0
+_RECENT = 200  # chunks: many enough for a p95, few enough to follow a device that slows down
+
+Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +109,139 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
             for device_id, label in (labels or {None: "CPU"}).items()
         ),
     )
+
+
+# --- the end of the time ----------------------------------------------------------------------------------------------
+
+
+def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
+    """Return when our time is over: as the user says, else Slurm's variable, else one call of squeue, else None."""
+    seconds = None if stop_after is None else parse_stop_after(stop_after)
+    if seconds is not None:
+        return EndTime(now_ms + round(seconds * 1000), "run.stop_after")
+    if not allocation.in_slurm:
+        return None
+    known = parse_end(allocation.facts.get(END_VARIABLE, ""), END_VARIABLE, now_ms)
+    return known or parse_end(query_end(allocation, environ), "squeue", now_ms)
+
+
+def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
+    """Ask squeue once; an empty text where it is missing, slow or refuses."""
+    question = squeue_question(allocation)
+    program = shutil.which(question[0], path=environ.get("PATH"))
+    if program is None:
+        return ""
+    try:
+        # Seconds since 1970 instead of a local date, which is an hour off twice a year and may be set to say less.
+        answer = subprocess.run(
+            [program, *question[1:]],
+            env={**environ, "SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SQUEUE_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("squeue does not say when the job ends: %s", error)
+        return ""
+    return answer.stdout
+
+
+class Rates:
+    """How slow chunks are, from those finished last: of 100 like them 95 are quicker than what this predicts."""
+
+    def __init__(self, work: Iterable[Work] = ()) -> None:
+        work = list(work)
+        self._by_device: dict[int | None, tuple[float | None, float | None]] = {}
+        for device_id in {device_id for device_id, _, _ in work}:
+            self._by_device[device_id] = _slowest([one for one in work if one[0] == device_id])
+        self._anywhere = _slowest(work)
+
+    def expected_s(self, device_id: int | None, audio_s: float | None) -> float | None:
+        """Return how long a chunk would take on a device, or on any if it has finished none; None: not known."""
+        per_audio_s, per_chunk_s = self._by_device.get(device_id, self._anywhere)
+        return per_chunk_s if audio_s is None or per_audio_s is None else per_audio_s * audio_s
+
+
+def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
+    """Return the p95 of seconds of work per second of audio, and per chunk."""
+
+    def p95(values: list[float]) -> float | None:
+        return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
+
+    return p95([took_s / audio_s for _, audio_s, took_s in work if audio_s]), p95([took_s for *_, took_s in work])
+
+
+class TimeBudget:
+    """Whether there is time for more, for workers' threads to ask; without an end there always is.
+
+    Only the monotonic clock counts after this is made.
+    """
+
+    def __init__(self, end: EndTime | None, clock: Clock) -> None:
+        self.out_of_time = False  # whether anything was turned down
+        self._told = False
+        self._clock = clock
+        whole_s = math.inf if end is None else max(0.0, (end.at_ms - clock.now_ms()) / 1000)
+        self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
+        self._stop_at_s = clock.monotonic_s() + whole_s - min(_RESERVE_S, _SMALL_SHARE * whole_s)
+        self._rates = Rates()  # replaced as a whole, so that threads need no lock
+        self._learn_at_left_s = math.inf
+
+    @property
+    def left_s(self) -> float:
+        """How long work may still go on: until the end, less what publishing takes."""
+        return self._stop_at_s - self._clock.monotonic_s()
+
+    def learn(self, recent_work: Callable[[int], Iterable[Work]]) -> None:
+        """Take the rates of what was finished last; asks for it no more than once a second."""
+        if math.isfinite(self.left_s) and self.left_s <= self._learn_at_left_s:
+            self._learn_at_left_s = self.left_s - _LEARN_EVERY_S
+            self._rates = Rates(recent_work(_RECENT))
+
+    def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
+        """Say whether work that takes ``expected_s`` would end in time; None: not known, so any time will do."""
+        if ends_in_s is None or self.left_s <= 0:
+            return self.left_s > 0
+        return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
+
+    def room(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
+        """Return what says of one chunk after the other whether a worker would still finish it.
+
+        ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
+        of them at a time. Whatever is allowed counts as in hand for the next.
+        """
+        rates, now_ms = self._rates, self._clock.now_ms()
+        free_in_s = [0.0] * max(1, lanes)  # a heap, of the lanes
+        for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
+            left_s = rates.expected_s(device_id, chunk.audio_s) or 0.0
+            if begun_at_ms is not None:  # one that has taken longer than expected may end at any time
+                left_s = max(0.0, left_s - (now_ms - begun_at_ms) / 1000)
+            heapq.heapreplace(free_in_s, free_in_s[0] + left_s)
+
+        def fits(chunk: Chunk) -> bool:
+            expected_s = rates.expected_s(device_id, chunk.audio_s)
+            ends_in_s = None if expected_s is None else free_in_s[0] + expected_s
+            if not self.may_start(ends_in_s, expected_s or 0.0):
+                self.out_of_time = True
+                return False
+            heapq.heapreplace(free_in_s, ends_in_s or free_in_s[0])
+            return True
+
+        return fits
+
+    @property
+    def is_news(self) -> bool:
+        """Whether something was turned down for want of time since this was last asked."""
+        news, self._told = self.out_of_time and not self._told, self.out_of_time
+        return news
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no time for anything."""
+        is_over = self.left_s <= 0
+        if is_over:
+            self.out_of_time = True
+        return is_over

@@ -41,8 +41,7 @@ from badcjobs.store.live_files import read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.read_job import merged_files
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.deadline import TimeBudget
-from badcjobs.task.progress import count_progress, heartbeat_line
+from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans

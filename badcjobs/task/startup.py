@@ -29,8 +29,7 @@ from badcjobs.settings import FrozenRun, RunSettings, check_against
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import parse_shard
 from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
-from badcjobs.task.deadline import find_end
-from badcjobs.task.progress import TaskProgress
+from badcjobs.task.progress import TaskProgress, find_end
 from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)

@@ -172,9 +172,9 @@ def test_names_that_would_lead_elsewhere_stay_in_the_folder(site: Site) -> None:
 
 
 def test_all_that_makes_no_sense_is_named_at_once_and_nothing_is_written(job: Site) -> None:
-    words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--from", "2026-01-01")
+    words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--all")
     refused = job.badcjobs("export", job.out, "--format", "csv", *words, "-o", job.folder / "nothing")
-    said = ("names no species", "is not a number", "--table is for tables", "--from is for tables")
+    said = ("names no species", "is not a number", "--table is for tables", "--all is for tables")
     assert_refused(refused, 2, *said)
     assert not (job.folder / "nothing").exists()
 

@@ -10,7 +10,7 @@ from support.task_files import make_chunk
 
 from badcjobs.devices.allocation import EndTime
 from badcjobs.model import Allocation
-from badcjobs.task.deadline import Rates, TimeBudget, Work, find_end
+from badcjobs.task.progress import Rates, TimeBudget, Work, find_end
 
 NOW_MS = HandClock().now_ms()
 IN_ARRAY = Allocation(True, "4821", "gpu3", array_index=7)

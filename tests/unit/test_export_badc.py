@@ -19,7 +19,6 @@ from support.task_files import START_MS, TaskFile
 from badcjobs.model import Reading
 from badcjobs.report.export import ExportOrder, export
 from badcjobs.store.export_badc import chunk_file
-from badcjobs.store.export_tables import Window
 
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
 READING = Reading(utilization_percent=80, memory_used_bytes=5 * 2**30)
@@ -100,18 +99,6 @@ def test_every_chunk_has_its_own_detections_in_the_order_of_time(tmp_path: Path)
     heard = {p: [d["label"] for d in doc["detections"]] for p, doc in found.items() if p.startswith("rec/")}
     assert heard == {"rec/a.json": [], "rec/aa.json": [], "rec/é.json": ["E"], "rec/z.json": ["EARLY", "LATE"]}
     assert found["rec/z.json"]["detections"][1]["confidence"] is None
-
-
-def test_a_window_chooses_chunks_tries_and_what_the_summary_says(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    change(
-        database,
-        *(f"UPDATE {t} SET started_at_ms = 1, ended_at_ms = 2 WHERE chunk_id = 'a'" for t in ("chunk", "attempt")),
-    )
-    found = badc(database, tmp_path / "out", window=Window(1, 3))
-    assert sorted(found) == ["rec/a.json", "telemetry.jsonl.summary.json"]
-    assert [line["status"] for line in log_lines(tmp_path / "out")] == ["start", "success"]
-    assert list(found["telemetry.jsonl.summary.json"]["jobs"]) == ["a"]
 
 
 # --- telemetry log ----------------------------------------------------------------------------------------------------

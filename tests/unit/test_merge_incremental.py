@@ -198,25 +198,6 @@ def test_a_job_database_of_a_newer_badcjobs_is_left_alone(tmp_path: Path) -> Non
     assert (tmp_path / "job.sqlite").read_bytes() == content
 
 
-# --- --strict ---------------------------------------------------------------------------------------------------------
-
-
-def test_strict_refuses_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    TaskFile(tmp_path, states={"a": "done"}).write()
-    merged(tmp_path, strict=True)
-    before = (tmp_path / "job.sqlite").read_bytes()
-    TaskFile(tmp_path, index=1, states={"b": "done"}).write()
-    (tmp_path / "tasks" / "bad.sqlite").write_bytes(b"x" * 5000)
-    with pytest.raises(DatabaseProblem, match="--strict: 1 of 3 files") as refused:
-        merged(tmp_path, strict=True)
-    assert "tasks/bad.sqlite: not a SQLite database" in (refused.value.why or "")
-    assert (tmp_path / "job.sqlite").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sqlite", "tasks"]
-    merged(tmp_path)
-    with pytest.raises(DatabaseProblem, match="--strict"):  # also when the earlier merge was not strict
-        merged(tmp_path, strict=True)
-
-
 # --- --remove-merged --------------------------------------------------------------------------------------------------
 
 

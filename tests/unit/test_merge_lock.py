@@ -20,34 +20,24 @@ from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.merge_target import only_merge
 
 
-def told(*, wait: bool, lock_of: Path, clock: Clock | None = None) -> list[str]:
+def told(*, lock_of: Path, clock: Clock | None = None) -> list[str]:
     said: list[str] = []
-    with only_merge(lock_of, clock or SystemClock(), wait=wait, tell=said.append):
+    with only_merge(lock_of, clock or SystemClock(), tell=said.append):
         return said
 
 
 def test_the_second_merge_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
     target, said = tmp_path / "job.sqlite", []
     order: list[str] = []
-    with only_merge(target, SystemClock(), wait=True, tell=said.append):
-        second = threading.Thread(target=lambda: (said.extend(told(wait=True, lock_of=target)), order.append("second")))
+    with only_merge(target, SystemClock(), tell=said.append):
+        second = threading.Thread(target=lambda: (said.extend(told(lock_of=target)), order.append("second")))
         second.start()
         time.sleep(0.5)
         order.append("first")
     second.join()
     assert order == ["first", "second"]
-    assert said == [f"another merge is running ({os.uname().nodename} as process {os.getpid()}); waiting for it"]
+    assert said == [f"another merge is running on {os.uname().nodename}, process {os.getpid()}; waiting for it"]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_second_merge_says_who_is_at_it_when_it_must_not_wait(tmp_path: Path) -> None:
-    target = tmp_path / "job.sqlite"
-    with (
-        only_merge(target, SystemClock(), wait=True, tell=print),
-        pytest.raises(DatabaseProblem, match=r"another merge is making job\.sqlite") as refused,
-    ):
-        told(wait=False, lock_of=target)
-    assert str(os.getpid()) in (refused.value.why or "")
 
 
 def test_the_lock_of_a_merge_that_was_killed_here_is_taken_over_at_once(tmp_path: Path) -> None:
@@ -56,12 +46,12 @@ import os, signal, sys
 from pathlib import Path
 from badcjobs.clock import SystemClock
 from badcjobs.store.merge_target import only_merge
-with only_merge(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), wait=True, tell=print):
+with only_merge(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), tell=print):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
     assert [path.name for path in tmp_path.iterdir()] == [".job.sqlite.lock"]
-    assert told(wait=False, lock_of=tmp_path / "job.sqlite") == []
+    assert told(lock_of=tmp_path / "job.sqlite") == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,8 +76,8 @@ def test_a_lock_from_another_node_is_taken_over_only_when_nobody_touches_it_any_
     lock = tmp_path / ".job.sqlite.lock"
     lock.write_text("another-node 77")
     clock = TouchingClock(lock, touches=20)
-    said = told(wait=True, lock_of=tmp_path / "job.sqlite", clock=clock)
-    assert said == ["another merge is running (another-node as process 77); waiting for it"]
+    said = told(lock_of=tmp_path / "job.sqlite", clock=clock)
+    assert said == ["another merge is running on another-node, process 77; waiting for it"]
     assert clock.last_touch_s > 0
     assert clock.monotonic_s() - clock.last_touch_s >= 60
     assert list(tmp_path.iterdir()) == []
@@ -102,7 +92,7 @@ def test_a_merge_that_takes_long_keeps_its_lock_fresh(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(threading.Event, "wait", wait_a_hundredth)
     lock = tmp_path / ".job.sqlite.lock"
-    with only_merge(tmp_path / "job.sqlite", SystemClock(), wait=True, tell=print):
+    with only_merge(tmp_path / "job.sqlite", SystemClock(), tell=print):
         for _ in range(2):
             os.utime(lock, (0, 0))
             patience_s = time.monotonic() + 20

@@ -16,7 +16,7 @@ from badcjobs.devices.allocation import EndTime
 from badcjobs.errors import NotHere
 from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
 from badcjobs.seams import SessionBroken
-from badcjobs.task.deadline import TimeBudget
+from badcjobs.task.progress import TimeBudget
 from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.supervise import Supervisor
 from badcjobs.workers.work_queue import WorkQueue
