@@ -66,11 +66,10 @@ def open_reader(
 
 
 def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> GpuReader:
-    from badcjobs.devices.dcgm import DcgmReader
-    from badcjobs.devices.nvml import NvmlReader
+    from badcjobs.devices.nvml import DcgmActivity, NvmlReader
     from badcjobs.devices.programs import find_program
 
-    nvml = DcgmReader(NvmlReader(clock), find_program("dcgmi", search_path), clock)
+    nvml = NvmlReader(clock, DcgmActivity(find_program("dcgmi", search_path), clock))
     no_nvml = _why_not(nvml)
     if no_nvml is None:
         return nvml

@@ -1,19 +1,21 @@
-"""Read NVIDIA GPUs through NVML, by way of nvidia-ml-py (whose module is called ``pynvml``).
+"""Read NVIDIA GPUs through NVML, with the package nvidia-ml-py (its module is ``pynvml``).
 
-The reader starts and ends NVML, lists the devices, collects their faults (Xid errors) and keeps to what the seam
-promises; ``nvml_device`` reads one device.
+The reader starts and stops NVML, lists the devices, collects their faults (Xid errors), and asks DCGM for the metrics
+that NVML does not have on older cards. ``nvml_device`` reads one device.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, check, code_of, reason_of
-from badcjobs.devices.plausible import or_none
+from badcjobs.devices.plausible import NoAnswer, check_range, or_none
+from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
@@ -27,13 +29,14 @@ _WHY_NOT = {  # by NVML error code
 
 
 class NvmlReader:
-    """Reads every NVIDIA GPU and MIG slice that this process may see."""
+    """Reads every NVIDIA GPU and MIG slice that this process may see; ``dcgm`` adds metrics that NVML does not give."""
 
     backend = "nvml"
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, dcgm: DcgmActivity | None = None) -> None:
         self.why = "NVML is asked first"
         self._clock = clock
+        self._dcgm = dcgm
         self._nvml: Any = None
         self._faults = FaultWatch()
         self._devices: dict[str, NvmlDevice] = {}
@@ -81,8 +84,9 @@ class NvmlReader:
             reason = reason_of(error) + (f" ({', '.join(faults)})" if faults else "")
             self._let_go(device, error)
             raise DeviceUnreadable(reason) from error
-        faults = self._faults.pending.pop(uuid, [])
-        return replace(reading, faults=tuple(faults)) if faults else reading
+        if faults := self._faults.pending.pop(uuid, []):
+            reading = replace(reading, faults=tuple(faults))
+        return reading if self._dcgm is None else self._dcgm.complete(uuid, reading)
 
     def force_full_read(self) -> None:
         """Let the next reading of every device be a whole one."""
@@ -93,6 +97,8 @@ class NvmlReader:
     def close(self) -> None:
         """Give everything back; a reader that is used again starts NVML again."""
         nvml, self._nvml = self._nvml, None
+        if self._dcgm is not None:
+            self._dcgm.close()
         for device in self._devices.values():
             device.let_go(nvml)
         self._devices.clear()
@@ -287,3 +293,113 @@ def _address(handle: Any) -> int | None:
     import ctypes  # the binding has loaded it; a machine without NVIDIA devices need not
 
     return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+# --- SM activity and occupancy from DCGM -----------------------------------------------------------------------------
+
+_FROM_DCGM = ("sm_activity_percent", "sm_occupancy_percent")
+_DCGM_FIELDS = "1002,1003"  # DCGM_FI_PROF_SM_ACTIVE, DCGM_FI_PROF_SM_OCCUPANCY: fractions from 0 to 1
+_TOO_OLD_S = 5.0
+_DMON_ROW = re.compile(r"GPU\s+(\d{1,6})\s+(\S+)\s+(\S+)")
+_LISTED_ID = re.compile(r"\|\s*(\d{1,6})\s*\|")
+_LISTED_UUID = re.compile(r"Device UUID:\s*(\S+)")
+
+Shares = dict[str, float | str]  # metric → percent, or why there is none
+
+
+def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
+    """Return DCGM's number of a device and its metrics, from a line of ``dcgmi dmon``; None for any other line."""
+    row = _DMON_ROW.fullmatch(text)
+    if row is None:
+        return None
+    shares: Shares = {}
+    for metric, said in zip(_FROM_DCGM, row.groups()[1:], strict=True):
+        try:
+            shares[metric] = check_range(metric, round(float(said) * 100, 3), said)
+        except NoAnswer as reason:
+            shares[metric] = str(reason)
+        except ValueError:  # N/A
+            shares[metric] = in_short(said)
+    return int(row[1]), shares
+
+
+def parse_discovery(text: str) -> dict[int, str]:
+    """Map DCGM's number of a device to its UUID, from ``dcgmi discovery -l``."""
+    found: dict[int, str] = {}
+    number: int | None = None
+    for line in text.splitlines():
+        if row := _LISTED_ID.match(line):
+            number = int(row[1])
+        if number is not None and (uuid := _LISTED_UUID.search(line)):
+            found[number] = uuid[1]
+    return found
+
+
+class DcgmActivity:
+    """Adds SM activity and occupancy to readings of cards without GPM (Volta to Ampere).
+
+    These cards have the counters, but NVML does not show them; DCGM's host engine may, if the site runs one. One
+    ``dcgmi dmon`` streams them; it starts when the first device needs it. DCGM numbers the devices of the whole machine,
+    so ``dcgmi discovery`` maps its numbers to UUIDs. ``program`` is the path of dcgmi, None if it is not on PATH.
+    """
+
+    def __init__(self, program: str | None, clock: Clock) -> None:
+        self._program = program
+        self._clock = clock
+        self._stream: Stream | None = None
+        self._started_s = 0.0
+        self._uuid_of: dict[int, str] = {}
+        self._latest: dict[str, tuple[float, Shares]] = {}  # by UUID
+        self._first_reasons: dict[tuple[str, str], str] = {}  # (UUID, metric) → why there was no value at first
+
+    def complete(self, uuid: str, reading: Reading) -> Reading:
+        """Return the reading with the metrics that NVML calls missing and dcgmi has."""
+        wanted = {metric: reading.missing[metric] for metric in _FROM_DCGM if metric in reading.missing}
+        if not wanted:
+            return reading
+        shares = self._shares(uuid)
+        values: dict[str, Any] = {m: shares[m] for m in wanted if isinstance(shares.get(m), float)}
+        missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
+        missing |= {m: f"{why}; {shares[m]}" for m, why in wanted.items() if m in shares and m not in values}
+        sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
+        return replace(reading, **values, missing=missing, sources=sources)
+
+    def close(self) -> None:
+        """Stop dcgmi."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        self._latest.clear()
+
+    def _shares(self, uuid: str) -> Shares:
+        """Return the metrics of a device, or why there are none; empty while dcgmi is starting."""
+        if self._program is None:
+            return dict.fromkeys(_FROM_DCGM, "dcgmi is not on PATH")
+        if self._stream is None:
+            self._started_s = self._clock.monotonic_s()
+            self._stream = Stream(self._prepare, self._receive)
+        at_s, shares = self._latest.get(uuid, (self._started_s, None))
+        if self._clock.monotonic_s() - at_s > _TOO_OLD_S or (shares is None and self._stream.ended):
+            return dict.fromkeys(_FROM_DCGM, f"dcgmi: {self._stream.last_words or 'no data for this device'}")
+        return {  # the first reason is kept: each new text would be a new gap
+            metric: self._first_reasons.setdefault((uuid, metric), f"dcgmi: {share}")
+            if isinstance(share, str)
+            else share
+            for metric, share in (shares or {}).items()
+        }
+
+    def _prepare(self) -> list[str]:
+        """Map DCGM's numbers to UUIDs and return the command to stream from; runs in the stream's thread."""
+        assert self._program is not None
+        self._uuid_of = parse_discovery(ask([self._program, "discovery", "-l"]))
+        if not self._uuid_of:
+            raise ProgramFailed("discovery lists no GPU")
+        return [self._program, "dmon", "-e", _DCGM_FIELDS, "-d", "1000"]
+
+    def _receive(self, text: str) -> bool:
+        if text.startswith(("#", "ID")):  # dmon repeats the table head
+            return True
+        row = parse_dmon_row(text)
+        if row is not None and row[0] in self._uuid_of:
+            self._latest[self._uuid_of[row[0]]] = (self._clock.monotonic_s(), row[1])
+        return row is not None

@@ -253,7 +253,7 @@ def test_a_job_has_its_database_as_sqlite_utils_gives_it(tmp_path: Path) -> None
 
 
 def test_the_recorder_and_its_readers_carry_nothing_heavy() -> None:
-    modules = ("telemetry.recorder_process", "devices.choose", "devices.nvml", "devices.nvidia_smi", "devices.dcgm")
+    modules = ("telemetry.recorder_process", "devices.choose", "devices.nvml", "devices.nvidia_smi")
     imports = ", ".join(f"badcjobs.{module}" for module in modules)
     code = f"import sys, {imports}; print(sys.modules.keys() & {{'hashlib', 'psutil', 'sqlite_utils'}})"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

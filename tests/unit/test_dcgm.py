@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fake_dcgmi import FakeDcgmi
-from support.fake_nvml import NvmlBench, fake_uuid
 from support.hand_clock import HandClock
 
-from badcjobs.devices.dcgm import DcgmReader, parse_discovery, parse_row
+from badcjobs.devices.nvml import DcgmActivity, parse_discovery, parse_dmon_row
 from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, simulated_uuid
 from badcjobs.model import Reading
 
@@ -43,16 +41,27 @@ DISCOVERY = """\
 
 
 @dataclass
+class Devices:
+    """Simulated devices, and a dcgmi that completes their readings."""
+
+    inner: SimulatedReader
+    dcgm: DcgmActivity
+
+    def read(self, uuid: str) -> Reading:
+        return self.dcgm.complete(uuid, self.inner.read(uuid))
+
+
+@dataclass
 class Setting:
     """Two simulated devices without these metrics, and one with them, behind a dcgmi."""
 
     dcgmi: FakeDcgmi
     clock: HandClock = field(default_factory=HandClock)
 
-    def open(self, program: str | None) -> DcgmReader:
+    def open(self, program: str | None) -> Devices:
         devices = (SimulatedDevice(0, unsupported=LACKS), SimulatedDevice(1, unsupported=LACKS))
         inner = SimulatedReader(3, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
-        return DcgmReader(inner, program, self.clock)
+        return Devices(inner, DcgmActivity(program, self.clock))
 
 
 @pytest.fixture
@@ -64,13 +73,13 @@ def setting(tmp_path: Path) -> Setting:
 
 
 @pytest.fixture
-def reader(setting: Setting) -> Iterator[DcgmReader]:
+def reader(setting: Setting) -> Iterator[Devices]:
     reader = setting.open(str(setting.dcgmi.program))
     yield reader
-    reader.close()
+    reader.dcgm.close()
 
 
-def read_until(reader: DcgmReader, good: Callable[[Reading], Any], index: int = 0) -> Reading:
+def read_until(reader: Devices, good: Callable[[Reading], Any], index: int = 0) -> Reading:
     end_s = time.monotonic() + 60
     while not good(reading := reader.read(simulated_uuid(index))):
         assert time.monotonic() < end_s, reading
@@ -78,7 +87,7 @@ def read_until(reader: DcgmReader, good: Callable[[Reading], Any], index: int = 
     return reading
 
 
-def test_shares_are_given_to_the_device_that_discovery_names_and_not_by_index(reader: DcgmReader) -> None:
+def test_shares_are_given_to_the_device_that_discovery_names_and_not_by_index(reader: Devices) -> None:
     reading = read_until(reader, lambda reading: reading.sm_activity_percent is not None)
     assert (reading.sm_activity_percent, reading.sm_occupancy_percent) == (52.3, 25.0)
     assert {metric: reading.sources[metric] for metric in LACKS} == dict.fromkeys(LACKS, "dcgmi")
@@ -86,15 +95,13 @@ def test_shares_are_given_to_the_device_that_discovery_names_and_not_by_index(re
     assert reading.sources["busy_percent"] == "simulated"
 
 
-def test_a_share_of_zero_is_zero_and_one_that_is_not_available_is_none_with_both_reasons(reader: DcgmReader) -> None:
+def test_a_share_of_zero_is_zero_and_one_that_is_not_available_is_none_with_both_reasons(reader: Devices) -> None:
     reading = read_until(reader, lambda reading: reading.sm_activity_percent is not None, index=1)
     assert (reading.sm_activity_percent, reading.sm_occupancy_percent) == (0.0, None)
     assert reading.missing == {"sm_occupancy_percent": f"{NO_GPM}; dcgmi: N/A"}
 
 
-def test_a_share_that_cannot_be_is_none_with_one_reason_however_it_changes(
-    setting: Setting, reader: DcgmReader
-) -> None:
+def test_a_share_that_cannot_be_is_none_with_one_reason_however_it_changes(setting: Setting, reader: Devices) -> None:
     setting.dcgmi.set(rows={"1": ["73.5", "-0.25"]})
     reading = read_until(reader, lambda reading: reading.missing)
     expected = {
@@ -109,17 +116,14 @@ def test_a_share_that_cannot_be_is_none_with_one_reason_however_it_changes(
     assert reading.missing == {"sm_occupancy_percent": expected["sm_occupancy_percent"]}
 
 
-def test_a_device_that_gives_them_itself_is_left_alone_and_starts_no_dcgmi(
-    setting: Setting, reader: DcgmReader
-) -> None:
+def test_a_device_that_gives_them_itself_is_left_alone_and_starts_no_dcgmi(setting: Setting, reader: Devices) -> None:
     own = reader.read(simulated_uuid(2))
     assert own.sm_occupancy_percent is not None
     assert "sm_occupancy_percent" not in own.sources
-    assert [device.index for device in reader.inventory()] == [0, 1, 2]
     assert setting.dcgmi.starts() == []
 
 
-def test_one_process_serves_all_readings(setting: Setting, reader: DcgmReader) -> None:
+def test_one_process_serves_all_readings(setting: Setting, reader: Devices) -> None:
     for index in (0, 1, 0, 1):
         read_until(reader, lambda reading: reading.sm_activity_percent is not None, index)
     assert [start["arguments"] for start in setting.dcgmi.starts()] == [
@@ -128,7 +132,7 @@ def test_one_process_serves_all_readings(setting: Setting, reader: DcgmReader) -
     ]
 
 
-def test_before_its_first_word_nothing_is_called_missing(reader: DcgmReader) -> None:
+def test_before_its_first_word_nothing_is_called_missing(reader: Devices) -> None:
     reading = reader.read(simulated_uuid(0))
     assert reading.sm_occupancy_percent is None or reading.sm_occupancy_percent == 25.0
     assert reading.missing == {}
@@ -156,7 +160,7 @@ REFUSAL = (
     ],
 )
 def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_tried_again(
-    setting: Setting, reader: DcgmReader, trouble: dict[str, Any], words: str
+    setting: Setting, reader: Devices, trouble: dict[str, Any], words: str
 ) -> None:
     setting.dcgmi.set(**trouble)
     reasons = {read_until(reader, lambda reading: reading.missing).missing["sm_occupancy_percent"]}
@@ -170,7 +174,7 @@ def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_tried_again(
     assert len(setting.dcgmi.starts()) == starts
 
 
-def test_a_value_of_more_than_five_seconds_ago_is_no_value(setting: Setting, reader: DcgmReader) -> None:
+def test_a_value_of_more_than_five_seconds_ago_is_no_value(setting: Setting, reader: Devices) -> None:
     read_until(reader, lambda reading: reading.sm_activity_percent is not None)
     setting.dcgmi.set(silent=True)
     time.sleep(0.2)
@@ -179,21 +183,21 @@ def test_a_value_of_more_than_five_seconds_ago_is_no_value(setting: Setting, rea
     setting.clock.sleep(1)
     reading = reader.read(simulated_uuid(0))
     assert reading.sm_activity_percent is None
-    assert reading.missing["sm_activity_percent"] == f"{NO_GPM}; dcgmi: nothing said of this device"
+    assert reading.missing["sm_activity_percent"] == f"{NO_GPM}; dcgmi: no data for this device"
 
 
-def test_a_device_that_dcgm_does_not_know_is_missing_after_a_while(setting: Setting, reader: DcgmReader) -> None:
+def test_a_device_that_dcgm_does_not_know_is_missing_after_a_while(setting: Setting, reader: Devices) -> None:
     setting.dcgmi.set(listed={"0": "GPU-somebody-elses"})
     assert reader.read(simulated_uuid(0)).missing == {}
     setting.clock.sleep(6)
-    assert "nothing said of this device" in reader.read(simulated_uuid(0)).missing["sm_occupancy_percent"]
+    assert "no data for this device" in reader.read(simulated_uuid(0)).missing["sm_occupancy_percent"]
 
 
-def test_closing_ends_dcgmi(setting: Setting, reader: DcgmReader) -> None:
+def test_closing_ends_dcgmi(setting: Setting, reader: Devices) -> None:
     read_until(reader, lambda reading: reading.sm_activity_percent is not None)
     pid = setting.dcgmi.starts()[-1]["pid"]
     assert Path(f"/proc/{pid}").exists()
-    reader.close()
+    reader.dcgm.close()
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -216,15 +220,4 @@ def test_the_list_of_dcgm_is_understood() -> None:
     ],
 )
 def test_rows_of_cards_are_understood_and_others_are_not(line: str, expected: object) -> None:
-    assert parse_row(line.strip()) == expected
-
-
-def test_the_last_reading_of_the_reader_inside_leaves_nothing_out_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = NvmlBench(monkeypatch)
-    with closing(DcgmReader(inside.reader, None, inside.clock)) as reader:
-        assert reader.read(fake_uuid(0)).energy_j is not None
-        inside.move(1)
-        assert reader.read(fake_uuid(0)).energy_j is None, "it is read every five seconds"
-        inside.move(1)
-        reader.force_full_read()
-        assert reader.read(fake_uuid(0)).energy_j is not None
+    assert parse_dmon_row(line.strip()) == expected
