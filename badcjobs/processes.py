@@ -54,8 +54,8 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
-def _obey_the_wrapper(*, hears_term: bool) -> None:
-    """Die when the wrapper is gone; leave Slurm's signals to it.
+def bind_to_parent(*, hears_term: bool = False) -> None:
+    """Die when the wrapper is gone, and leave Slurm's signals to it; for ``preexec_fn``.
 
     Slurm sends its warnings and its TERM to every process of the job: a worker that obeyed would drop the chunk that
     the wrapper still wants to finish. What is ignored here stays ignored after exec. Programs that we do not know may
@@ -107,7 +107,7 @@ class SubprocessLauncher:
                     env={**env, **marks},
                     cwd=cwd,
                     start_new_session=True,
-                    preexec_fn=partial(_obey_the_wrapper, hears_term=hears_term),  # no locks
+                    preexec_fn=partial(bind_to_parent, hears_term=hears_term),  # no locks
                 )
 
         if not self._prefix:

@@ -60,12 +60,10 @@ def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, sta
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise BadInput(f"{name}={text} is not a whole number", why="Slurm always sets a number here") from error
+    number = _whole_number(text)
+    if text and number is None:
+        raise BadInput(f"{name}={text} is not a whole number", why="Slurm always sets a number here")
+    return number
 
 
 # --- which part of the work is ours -----------------------------------------------------------------------------------

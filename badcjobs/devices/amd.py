@@ -10,11 +10,12 @@ import importlib.util
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from badcjobs.devices.plausible import NoAnswer, check_range, or_none
+from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, or_none, reason_of, try_call
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 _REST_S = 5.0
 _NOT_SUPPORTED = (2, 3)  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_YET_IMPLEMENTED
 _NOT_AVAILABLE = (0xFFFF, 2**32 - 1, 2**64 - 1)  # how the library writes "no value" into a number
-_REAL = ("power_w", "energy_j", "busy_percent")
 _AMD = "0x1002"  # PCI vendor
 _WATTS_END = 10_000  # a power limit above this is in microwatts
 
@@ -38,12 +38,6 @@ def number_of(answer: Any, *keys: str) -> float:
     raise NoAnswer(f"amdsmi says {said[0]!r}" if said else f"amdsmi's answer has no {keys[0]!r}")
 
 
-def reason_of(error: Exception) -> str:
-    """Return what an error of amdsmi says, in one line."""
-    info = getattr(error, "err_info", None)
-    return " ".join(str(info or error).split()) or repr(error)
-
-
 def temperature_c(smi: Any, handle: Any, metric: str) -> float:
     """Return a temperature of the hottest spot; the edge has a sensor only on older cards."""
     kind, which = smi.AmdSmiTemperatureType, getattr(smi.AmdSmiTemperatureMetric, metric)
@@ -55,60 +49,53 @@ def temperature_c(smi: Any, handle: Any, metric: str) -> float:
     return value / 1000 if value >= 1000 else value  # ROCm 5 spoke of thousandths
 
 
-def _activity(smi: Any, handle: Any) -> Sequence[float | NoAnswer]:
-    answer = smi.amdsmi_get_gpu_activity(handle)
-    found: list[float | NoAnswer] = []
-    for key in ("gfx_activity", "umc_activity"):
-        try:
-            found.append(number_of(answer, key))
-        except NoAnswer as reason:
-            found.append(reason)
-    return found[0], found[0], found[1]
-
-
-def _clock(smi: Any, handle: Any, name: str) -> Sequence[float]:
-    kind = getattr(smi.AmdSmiClkType, name)
-    return (number_of(smi.amdsmi_get_clock_info(handle, kind), "clk", "cur_clk"),)
-
-
-def _power(smi: Any, handle: Any) -> Sequence[float]:
-    answer = smi.amdsmi_get_power_info(handle)
-    return (number_of(answer, "socket_power", "current_socket_power", "average_socket_power"),)
-
-
-def _energy(smi: Any, handle: Any) -> Sequence[float]:
+def _energy_j(smi: Any, handle: Any) -> float:
     answer = smi.amdsmi_get_energy_count(handle)
     ticks = number_of(answer, "energy_accumulator", "power")
-    return (ticks * number_of(answer, "counter_resolution") / 1e6,)  # the resolution is in millionths of a joule
+    return ticks * number_of(answer, "counter_resolution") / 1e6  # the resolution is in microjoules
 
 
-def _fan(smi: Any, handle: Any) -> Sequence[float]:
+def _fan_percent(smi: Any, handle: Any) -> int:
     full = number_of(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
     if not full:
         raise NoAnswer("no fan")
-    return (100 * number_of(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / full,)
+    return round(100 * number_of(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / full)
 
 
-# Metrics, the call (amdsmi, handle) that gives a number for each of them, and how long it rests between two calls.
-_QUESTIONS: tuple[tuple[tuple[str, ...], Callable[[Any, Any], Sequence[float | NoAnswer]], float], ...] = (
-    (("utilization_percent", "busy_percent", "memory_utilization_percent"), _activity, 0),
-    (
-        ("memory_used_bytes",),
-        lambda smi, handle: [number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_used") * 2**20],
-        0,
-    ),
-    (("temperature_c",), lambda smi, handle: [temperature_c(smi, handle, "CURRENT")], 0),
-    (("power_w",), _power, 0),
-    (("energy_j",), _energy, _REST_S),
-    (("sm_clock_mhz",), lambda smi, handle: _clock(smi, handle, "GFX"), 0),
-    (("memory_clock_mhz",), lambda smi, handle: _clock(smi, handle, "MEM"), 0),
-    (("fan_percent",), _fan, _REST_S),
-    (
-        ("ecc_errors",),
-        lambda smi, handle: [number_of(smi.amdsmi_get_gpu_total_ecc_count(handle), "uncorrectable_count")],
-        _REST_S,
-    ),
+def _clock_mhz(smi: Any, handle: Any, name: str) -> int:
+    kind = getattr(smi.AmdSmiClkType, name)
+    return round(number_of(smi.amdsmi_get_clock_info(handle, kind), "clk", "cur_clk"))
+
+
+def _number(function: str, *keys: str, unit: float = 1) -> Call:
+    """Return a call for one number of an answer; a ``unit`` with a decimal point keeps its decimals."""
+
+    def call(smi: Any, handle: Any) -> float:
+        number = number_of(getattr(smi, function)(handle), *keys) * unit
+        return number if isinstance(unit, float) else round(number)
+
+    return call
+
+
+# Metric, the call that returns it, and the minimum seconds between two calls.
+_POWER_KEYS = ("socket_power", "current_socket_power", "average_socket_power")
+_QUESTIONS: tuple[tuple[str, Call, float], ...] = (
+    ("utilization_percent", _number("amdsmi_get_gpu_activity", "gfx_activity"), 0),
+    ("memory_utilization_percent", _number("amdsmi_get_gpu_activity", "umc_activity"), 0),
+    ("memory_used_bytes", _number("amdsmi_get_gpu_vram_usage", "vram_used", unit=2**20), 0),
+    ("temperature_c", lambda smi, handle: round(temperature_c(smi, handle, "CURRENT")), 0),
+    ("power_w", _number("amdsmi_get_power_info", *_POWER_KEYS, unit=1.0), 0),
+    ("energy_j", _energy_j, _REST_S),
+    ("sm_clock_mhz", partial(_clock_mhz, name="GFX"), 0),
+    ("memory_clock_mhz", partial(_clock_mhz, name="MEM"), 0),
+    ("fan_percent", _fan_percent, _REST_S),
+    ("ecc_errors", _number("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"), _REST_S),
 )
+
+
+def _is_refusal(error: Exception) -> bool:
+    # AttributeError: this version of the package does not have the call.
+    return isinstance(error, AttributeError) or getattr(error, "err_code", None) in _NOT_SUPPORTED
 
 
 class AmdDevice:
@@ -116,41 +103,24 @@ class AmdDevice:
 
     def __init__(self) -> None:
         self.handle: Any = None
-        self._refused: dict[str, str] = {}  # metric → why it is not asked again
-        self._absurd: dict[str, str] = {}  # metric → the first reason: each new text would be a new gap
+        self._builder = ReadingBuilder({})
+        self._questions = [
+            (Question((metric,), call, is_refusal=_is_refusal), rest_s) for metric, call, rest_s in _QUESTIONS
+        ]
         self._due_s: dict[str, float] = {}
         self._lists_processes = True
 
     def read(self, smi: Any, now_s: float) -> Reading:
         """Ask what is due; raise DeviceUnreadable when no question was answered."""
-        values: dict[str, Any] = {}
-        missing: dict[str, str] = {}
-        for metrics, ask, rest_s in _QUESTIONS:
-            if metrics[0] in self._refused or not self._is_due(metrics[0], rest_s, now_s):
-                continue
-            numbers: Sequence[float | NoAnswer]
-            try:
-                numbers = ask(smi, self.handle)
-            except NoAnswer as reason:
-                numbers = [reason] * len(metrics)
-            except Exception as error:  # broad: amdsmi has errors of its own, and of Python where versions differ
-                if isinstance(error, AttributeError) or getattr(error, "err_code", None) in _NOT_SUPPORTED:
-                    self._refused.update(dict.fromkeys(metrics, reason_of(error)))
-                numbers = [NoAnswer(reason_of(error))] * len(metrics)
-            for metric, number in zip(metrics, numbers, strict=True):
-                if isinstance(number, NoAnswer):
-                    missing[metric] = str(number)
-                    continue
-                try:
-                    values[metric] = (float if metric in _REAL else round)(check_range(metric, number))
-                except NoAnswer as reason:
-                    missing[metric] = self._absurd.setdefault(metric, str(reason))
-        missing.update(self._refused)
-        if not values:
-            raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
-        missing["throttle_reasons"] = "amdsmi has no mask of reasons like NVML's"
-        sources = {"busy_percent": "utilization"} if "busy_percent" in values else {}
-        return Reading(**values, missing=missing, sources=sources, processes=self._processes(smi, now_s))
+        builder = self._builder
+        builder.begin()
+        due = [question for question, rest_s in self._questions if self._is_due(question.metrics[0], rest_s, now_s)]
+        builder.ask(due, smi, self.handle)
+        builder.raise_if_empty()
+        builder.use_utilization()
+        builder.add_missing(["throttle_reasons"], "amdsmi has no mask of reasons like NVML's")
+        builder.processes = self._processes(smi, now_s)
+        return builder.finish()
 
     def _is_due(self, name: str, rest_s: float, now_s: float) -> bool:
         if now_s < self._due_s.get(name, now_s):
@@ -262,13 +232,13 @@ def has_amd_gpu(machine: Path) -> bool:
 
 
 def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
-    asic = _or_none(lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
-    board = _or_none(lambda: smi.amdsmi_get_gpu_board_info(handle)) or {}
-    numbers = _or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}  # since ROCm 6.4
-    driver = _or_none(lambda: smi.amdsmi_get_gpu_driver_info(handle)) or {}
-    vram_mib = _or_none(lambda: number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total"))
-    slowdown = _or_none(lambda: temperature_c(smi, handle, "CRITICAL"))
-    limit = _or_none(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
+    asic = try_call(lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
+    board = try_call(lambda: smi.amdsmi_get_gpu_board_info(handle)) or {}
+    numbers = try_call(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}  # since ROCm 6.4
+    driver = try_call(lambda: smi.amdsmi_get_gpu_driver_info(handle)) or {}
+    vram_mib = try_call(lambda: number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total"))
+    slowdown = try_call(lambda: temperature_c(smi, handle, "CRITICAL"))
+    limit = try_call(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
     limit_w = limit / 1e6 if limit and limit > _WATTS_END else limit
     hip_id = numbers.get("hip_id")
     return InventoryDevice(
@@ -278,7 +248,7 @@ def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
         backend=AmdReader.backend,
         memory_total_bytes=None if vram_mib is None else or_none("memory_total_bytes", round(vram_mib) * 2**20),
         power_limit_w=or_none("power_limit_w", float(limit_w)) if limit_w else None,
-        pci_bus_id=_text(_or_none(lambda: smi.amdsmi_get_gpu_device_bdf(handle))),
+        pci_bus_id=_text(try_call(lambda: smi.amdsmi_get_gpu_device_bdf(handle))),
         driver=_text(driver.get("driver_version")),
         slowdown_c=None if slowdown is None else or_none("slowdown_c", round(slowdown)),
         vendor="amd",
@@ -298,12 +268,3 @@ def _uuid(smi: Any, handle: Any, asic: Mapping[str, Any], numbers: Mapping[str, 
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value not in ("", "N/A") else None
-
-
-def _or_none(call: Callable[[], Any]) -> Any:
-    """Return the answer, or None where there is none."""
-    try:
-        return call()
-    except Exception as error:  # broad: a device is listed even if it does not say everything
-        log.debug("amdsmi does not say: %s", reason_of(error))
-        return None

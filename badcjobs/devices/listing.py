@@ -65,7 +65,7 @@ class Listing:
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document of ``badcjobs gpus --json``."""
-        return {**asdict(self), "devices": [asdict(device) for device in self.devices]}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class OpenedDevices:
     @property
     def backend_why(self) -> str:
         """Why this reader, or why none."""
-        return self.trouble or str(getattr(self.reader, "why", ""))
+        return self.trouble or self.reader.why
 
     def now(self) -> list[DeviceNow]:
         """Read the devices that are ours."""

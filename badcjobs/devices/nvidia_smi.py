@@ -5,13 +5,12 @@ half a second old. MIG slices are not in its lines: their card is."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from badcjobs.devices.plausible import NoAnswer, check_range
 from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
+from badcjobs.devices.reading_builder import NoAnswer, check_range, no_metric
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -22,12 +21,6 @@ _NO_VALUE = ("ERR!", "N/A", "Not Supported", "Unknown Error")  # besides [N/A], 
 
 def _whole(text: str) -> int:
     return round(float(text))
-
-
-def _real(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(text)
-    return float(text)
 
 
 def _mib(text: str) -> int:
@@ -41,7 +34,7 @@ SAMPLE_FIELDS: tuple[Field, ...] = (
     ("memory_utilization_percent", ("utilization.memory",), _whole),
     ("memory_used_bytes", ("memory.used",), _mib),
     ("temperature_c", ("temperature.gpu",), _whole),
-    ("power_w", ("power.draw",), _real),
+    ("power_w", ("power.draw",), float),
     ("sm_clock_mhz", ("clocks.sm",), _whole),
     ("memory_clock_mhz", ("clocks.mem",), _whole),
     # Called throttle before driver 535.
@@ -54,7 +47,7 @@ SAMPLE_FIELDS: tuple[Field, ...] = (
 _INVENTORY: tuple[Field, ...] = (
     ("index", ("index",), _whole),
     ("memory_total_bytes", ("memory.total",), _mib),
-    ("power_limit_w", ("enforced.power.limit", "power.limit"), _real),
+    ("power_limit_w", ("enforced.power.limit", "power.limit"), float),
     ("pci_bus_id", ("pci.bus_id",), str),
     ("driver", ("driver_version",), str),
     ("name", ("name",), str),
@@ -114,7 +107,7 @@ class Query:
 def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Reading:
     """Make a reading of a line; raise DeviceUnreadable when it holds no value at all."""
     if not values:
-        raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
+        raise no_metric(missing)
     reasons = {**missing, "energy_j": "nvidia-smi gives no energy counter"}
     if "utilization_percent" not in values:
         return Reading(**values, missing={**reasons, "busy_percent": missing["utilization_percent"]})

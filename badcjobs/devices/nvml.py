@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, check, code_of, reason_of
-from badcjobs.devices.plausible import NoAnswer, check_range, or_none
+from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, code_of
 from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
+from badcjobs.devices.reading_builder import NoAnswer, check_range, or_none, reason_of, try_call
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
@@ -123,7 +123,7 @@ class NvmlReader:
         except pynvml.NVMLError as error:
             raise ReaderUnavailable(_WHY_NOT.get(error.value, f"NVML does not start: {error}")) from error
         self._nvml = pynvml
-        self.why = f"NVML answers: driver {_or_none(pynvml.nvmlSystemGetDriverVersion) or 'of unknown version'}"
+        self.why = f"NVML answers: driver {try_call(pynvml.nvmlSystemGetDriverVersion) or 'of unknown version'}"
         return pynvml
 
     def _let_go(self, device: NvmlDevice, error: Exception) -> None:
@@ -138,13 +138,13 @@ class NvmlReader:
 
     def _with_slices(self, nvml: Any, handle: Any, card: InventoryDevice) -> list[InventoryDevice]:
         if card.uuid not in self._in_mig_mode:
-            mode = _or_none(nvml.nvmlDeviceGetMigMode, handle)
+            mode = try_call(nvml.nvmlDeviceGetMigMode, handle)
             self._in_mig_mode[card.uuid] = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
         if not self._in_mig_mode[card.uuid]:
             return [card]
         found, has_slices = [card], False
-        for place in range(_or_none(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-            slice_ = _or_none(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+        for place in range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            slice_ = try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
             if slice_ is None:
                 continue  # slices are made and taken away in any order
             has_slices = True
@@ -165,19 +165,19 @@ class NvmlReader:
 
 
 def _describe(nvml: Any, handle: Any, index: int) -> InventoryDevice:
-    limit_mw = _or_none(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    pci = _or_none(nvml.nvmlDeviceGetPciInfo, handle)
+    limit_mw = try_call(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    pci = try_call(nvml.nvmlDeviceGetPciInfo, handle)
     total_bytes, reserved_bytes = _memory(nvml, handle)
-    slowdown_c = _or_none(nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    slowdown_c = try_call(nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     return InventoryDevice(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        name=_or_none(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+        name=try_call(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
         backend=NvmlReader.backend,
         memory_total_bytes=total_bytes,
         power_limit_w=None if limit_mw is None else or_none("power_limit_w", limit_mw / 1000),
         pci_bus_id=None if pci is None else pci.busId,
-        driver=_or_none(nvml.nvmlSystemGetDriverVersion),
+        driver=try_call(nvml.nvmlSystemGetDriverVersion),
         slowdown_c=or_none("slowdown_c", slowdown_c),
         memory_reserved_bytes=reserved_bytes,
     )
@@ -188,7 +188,7 @@ def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryD
     return replace(
         card,
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        name=_or_none(nvml.nvmlDeviceGetName, handle) or f"{card.name} MIG",
+        name=try_call(nvml.nvmlDeviceGetName, handle) or f"{card.name} MIG",
         memory_total_bytes=total_bytes,
         power_limit_w=None,  # the board's
         slowdown_c=None,
@@ -200,22 +200,13 @@ def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryD
 
 def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
     """Return the total, and what the driver reserves (0 where it counts that as used)."""
-    memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle)
     total = None if memory is None else or_none("memory_total_bytes", int(memory.total))
     try:
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
     except (nvml.NVMLError, AttributeError, TypeError):
         return total, 0
     return total, or_none("memory_total_bytes", reserved) or 0
-
-
-def _or_none(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the answer, or None where there is none."""
-    try:
-        return check(call(*arguments))
-    except Exception as error:  # broad: a fact that one card does not give must not hide the card
-        log.debug("%s: %s", call.__name__, error)
-        return None
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
@@ -339,8 +330,8 @@ class DcgmActivity:
     """Adds SM activity and occupancy to readings of cards without GPM (Volta to Ampere).
 
     These cards have the counters, but NVML does not show them; DCGM's host engine may, if the site runs one. One
-    ``dcgmi dmon`` streams them; it starts when the first device needs it. DCGM numbers the devices of the whole machine,
-    so ``dcgmi discovery`` maps its numbers to UUIDs. ``program`` is the path of dcgmi, None if it is not on PATH.
+    ``dcgmi dmon`` streams them; it starts when the first device needs it. DCGM numbers all devices of the machine, so
+    ``dcgmi discovery`` maps its numbers to UUIDs. ``program`` is the path of dcgmi, None if it is not on PATH.
     """
 
     def __init__(self, program: str | None, clock: Clock) -> None:

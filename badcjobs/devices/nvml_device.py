@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import isfinite
 from typing import Any
 
-from badcjobs.devices.plausible import LIMITS, NoAnswer, or_none, why_absurd
+from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, check_number, or_none, reason_of
 from badcjobs.model import ProcessReading, Reading
-from badcjobs.seams import DeviceUnreadable
 
 log = logging.getLogger(__name__)
-
-Way = Callable[[Any, Any], Any]  # (pynvml, handle) → the answer
 
 UNINITIALIZED, _INVALID_ARGUMENT, _GPU_IS_LOST = 1, 2, 15
 # Not Supported, Insufficient Permissions, Function Not Found; a version of a call that the driver does not know, or no
 # longer.
-_FOR_GOOD = frozenset((3, 4, 13, 25, 26))
-_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)  # how NVML writes "no value" into a number
+_PERMANENT = frozenset((3, 4, 13, 25, 26))
 
 
 def code_of(error: Exception) -> int | None:
@@ -36,114 +33,14 @@ def code_of(error: Exception) -> int | None:
     return getattr(error, "value", None)
 
 
-def reason_of(error: Exception) -> str:
-    """Return the reason why there is no answer."""
-    if isinstance(error, AttributeError):
-        return f"this version of nvidia-ml-py has no {error.name}"
-    return str(error) or repr(error)
-
-
-def check(number: Any) -> Any:
-    """Return the number; raise NoAnswer when it is the one that NVML writes for "no value"."""
-    if number in _NOT_AVAILABLE:
-        raise NoAnswer("Not Available")
-    return number
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether the same question would get the same answer for ever; raise an error of a device that is gone."""
-    if code_of(error) in (UNINITIALIZED, _GPU_IS_LOST):
+def is_refusal(error: Exception, *, by_slice: bool = False) -> bool:
+    """Return whether the device gives this error permanently; raise the error of a device that is lost."""
+    code = code_of(error)
+    if code in (UNINITIALIZED, _GPU_IS_LOST):
         raise error
-    # AttributeError: this version of the binding does not have the call at all.
-    return code_of(error) in _FOR_GOOD or isinstance(error, AttributeError)
-
-
-class Question:
-    """One question to one device, put in the first way that it has not refused."""
-
-    __slots__ = ("_invalid_is_for_good", "_why", "metrics", "ways")
-
-    def __init__(self, metrics: tuple[str, ...], *ways: Way, to_slice: bool = False) -> None:
-        self.metrics = metrics
-        self.ways = ways  # none left: the device refuses
-        self._why = ""
-        self._invalid_is_for_good = to_slice  # what slices answer to calls that are meant for whole cards
-
-    def ask(self, nvml: Any, handle: Any) -> Any:
-        """Return the answer; raise NoAnswer, or NVML's own error when the device is gone."""
-        while self.ways:
-            try:
-                return self.ways[0](nvml, handle)
-            except NoAnswer:
-                raise
-            except Exception as error:  # broad: one question's trouble must not become its neighbour's
-                invalid = self._invalid_is_for_good and code_of(error) == _INVALID_ARGUMENT
-                if not (_is_refusal(error) or invalid):
-                    raise NoAnswer(reason_of(error)) from error
-                self._why = self._why or reason_of(error)
-                self.ways = self.ways[1:]
-        raise NoAnswer(self._why)
-
-
-class ReadingBuilder:
-    """The readings of one device, one after the other, and what it refuses for good."""
-
-    def __init__(self, refused: Mapping[str, str]) -> None:
-        self._refused = refused  # never changed in place: readings keep it
-        self._absurd: dict[str, str] = {}  # the first reason of a metric: each new text would be a new gap
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin the next reading."""
-        self.values: dict[str, Any] = {}
-        self.processes: tuple[ProcessReading, ...] | None = None
-        self._failed: dict[str, str] = {}
-        self._sources: dict[str, str] = {}
-
-    @property
-    def missing(self) -> Mapping[str, str]:
-        """Metric → why it was not given, now or for good."""
-        return {**self._refused, **self._failed} if self._failed else self._refused
-
-    def ask(self, questions: Iterable[Question], nvml: Any, handle: Any) -> None:
-        """Write down what the device answers; what it has refused is not asked again."""
-        for question in questions:
-            if not question.ways:
-                continue
-            metrics = question.metrics
-            try:
-                answer = question.ask(nvml, handle)
-            except NoAnswer as reason:
-                self.miss(metrics, str(reason), for_good=not question.ways)
-                continue
-            if len(metrics) == 1:
-                self.give(metrics[0], answer)
-            else:
-                for metric, number in zip(metrics, answer, strict=True):
-                    self.give(metric, number)
-
-    def give(self, metric: str, value: float, source: str | None = None) -> None:
-        """Write down a metric; ``source``: for one that has several."""
-        low, high = LIMITS[metric]
-        if not low <= value <= high or value in _NOT_AVAILABLE:
-            why = "Not Available" if value in _NOT_AVAILABLE else why_absurd(value)
-            self._failed[metric] = self._absurd.setdefault(metric, why)
-            return
-        self.values[metric] = value
-        if source is not None:
-            self._sources[metric] = source
-            self._failed.pop(metric, None)
-
-    def miss(self, metrics: Iterable[str], reason: str, *, for_good: bool = False) -> None:
-        """Write down why these were not given."""
-        if for_good:
-            self._refused = {**self._refused, **dict.fromkeys(metrics, reason)}
-        else:
-            self._failed.update(dict.fromkeys(metrics, reason))
-
-    def finish(self) -> Reading:
-        """Return the reading."""
-        return Reading(**self.values, missing=self.missing, sources=self._sources, processes=self.processes)
+    # AttributeError: this version of the binding does not have the call. A slice answers "invalid argument" to calls
+    # that only a whole card has.
+    return code in _PERMANENT or isinstance(error, AttributeError) or (by_slice and code == _INVALID_ARGUMENT)
 
 
 _EXPENSIVE_S = 0.5e-3  # a call that takes so long is left out the next time; twice as long, the next two times
@@ -218,7 +115,7 @@ _HOT: tuple[tuple[Any, ...], ...] = (
         # The binding says that CUDA 14 drops the call above; older drivers and bindings lack this one.
         lambda nvml, handle: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
     ),
-    (("power_w",), lambda nvml, handle: check(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000),
+    (("power_w",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000),
     (("sm_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
     (("memory_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
     (
@@ -228,7 +125,7 @@ _HOT: tuple[tuple[Any, ...], ...] = (
     ),
 )
 _EXPENSIVE = (  # 4 ms of the processor on an H200, a hundred times all of the hot ones
-    (("energy_j",), lambda nvml, handle: check(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
+    (("energy_j",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
 )
 _WARM = (
     (("fan_percent",), lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle)),
@@ -292,14 +189,14 @@ class GpmWindows:
             self._nvml.nvmlGpmMetricsGet(self._request)
             for metric, one in zip(self._metrics, self._request.metrics, strict=False):
                 if one.nvmlReturn:
-                    builder.miss([metric], str(self._nvml.NVMLError(one.nvmlReturn)))
+                    builder.add_missing([metric], str(self._nvml.NVMLError(one.nvmlReturn)))
                 elif not isfinite(one.value):
-                    builder.miss([metric], "Not Available")
+                    builder.add_missing([metric], "Not Available")
                 elif metric in _TRAFFIC:
-                    builder.give(metric, round(one.value * 2**20), "gpm")
+                    builder.add(metric, round(one.value * 2**20), "gpm")
                 else:
                     full = 100 < one.value <= 100 + _OVERSHOOT_PERCENT
-                    builder.give(metric, 100.0 if full else one.value, "gpm")
+                    builder.add(metric, 100.0 if full else one.value, "gpm")
         self._samples, self._begun = [end, begin], True
 
     def close(self) -> None:
@@ -312,11 +209,11 @@ class GpmWindows:
                 log.debug("a GPM sample was not given back: %s", error)
 
 
-_COMPUTE: tuple[Way, ...] = (
+_COMPUTE: tuple[Call, ...] = (
     lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
     lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),  # drivers before 510
 )
-_GRAPHICS: tuple[Way, ...] = (
+_GRAPHICS: tuple[Call, ...] = (
     lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle),
     lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v2(handle),
 )
@@ -334,8 +231,9 @@ class NvmlDevice:
         self.handle: Any = None  # None: not looked up, or lost
         refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG") if self.is_slice else {}
         self._builder = ReadingBuilder(refused)
+        refusal = partial(is_refusal, by_slice=self.is_slice)
         self._hot, self._warm, self._expensive = (
-            [Question(*asked, to_slice=self.is_slice) for asked in questions if asked[0][0] not in refused]
+            [Question(*asked, is_refusal=refusal) for asked in questions if asked[0][0] not in refused]
             for questions in (_HOT, _WARM, _EXPENSIVE)
         )
         self._warm_due_s = _AT_ONCE
@@ -343,10 +241,10 @@ class NvmlDevice:
         self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, and still covers every moment
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: the device has not said so far
-        self._counters = Question(tuple(_PCIE_BYTES), _read_counters)
+        self._counters = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
         self._counted: tuple[float, list[int]] | None = None  # when, and the counters then
-        self._compute, self._graphics = (Question((), *ways, to_slice=self.is_slice) for ways in (_COMPUTE, _GRAPHICS))
-        self._shares = Question((), self._samples_of_processes, to_slice=self.is_slice)
+        self._compute, self._graphics = (Question((), *calls, is_refusal=refusal) for calls in (_COMPUTE, _GRAPHICS))
+        self._shares = Question((), self._samples_of_processes, is_refusal=refusal)
         self._seen_until_us: int | None = None  # samples of processes, by the driver's clock; None: not asked yet
 
     def read(self, nvml: Any, now_s: float) -> Reading:
@@ -354,8 +252,7 @@ class NvmlDevice:
         builder = self._builder
         builder.begin()
         builder.ask(self._hot, nvml, self.handle)
-        if not builder.values:
-            raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(builder.missing.values())))}")
+        builder.raise_if_empty()
         if now_s >= self._warm_due_s:
             self._warm_due_s = now_s + _WARM_S
             builder.ask(self._warm, nvml, self.handle)
@@ -363,8 +260,8 @@ class NvmlDevice:
                 with self._energy_budget.timed():
                     builder.ask(self._expensive, nvml, self.handle)
             self._read_activity(nvml, now_s, builder)
-        elif self._has_gpm is False and not self._shares.ways:  # only the plain utilization tells
-            _take_utilization(builder)
+        elif self._has_gpm is False and not self._shares.calls:  # only the plain utilization tells
+            builder.use_utilization()
         return builder.finish()
 
     def force_full_read(self, now_s: float) -> None:
@@ -400,12 +297,12 @@ class NvmlDevice:
         if self._has_gpm and "busy_percent" not in builder.missing:
             return  # a window has only begun, or goes on
         if shares:
-            builder.give("busy_percent", min(100.0, sum(shares.values())), "processes")
+            builder.add("busy_percent", min(100.0, sum(shares.values())), "processes")
         # In a container the list may be empty because it shows no process of the host: then utilization decides.
         elif builder.processes == () and not builder.values.get("utilization_percent"):
-            builder.give("busy_percent", 0.0, "processes")
-        elif not _take_utilization(builder) and "busy_percent" not in builder.missing:
-            builder.miss(["busy_percent"], builder.missing.get("utilization_percent", "Not Available"))
+            builder.add("busy_percent", 0.0, "processes")
+        else:
+            builder.use_utilization()
 
     def _look_with_gpm(self, nvml: Any, builder: ReadingBuilder) -> None:
         try:
@@ -414,38 +311,38 @@ class NvmlDevice:
                 self._has_gpm = True
             self._gpm.next_window(builder)
         except Exception as error:  # broad: without GPM there is still everything else
-            if not (isinstance(error, NoAnswer) or _is_refusal(error)):
-                builder.miss((*_ACTIVITY, *_TRAFFIC), reason_of(error))
+            if not (isinstance(error, NoAnswer) or is_refusal(error)):
+                builder.add_missing((*_ACTIVITY, *_TRAFFIC), reason_of(error))
                 return
             if self._gpm is not None:
                 self._gpm.close()
             self._gpm, self._has_gpm = None, False
-            builder.miss(_ONLY_FROM_GPM, f"no GPM on this device: {reason_of(error)}", for_good=True)
+            builder.add_missing(_ONLY_FROM_GPM, f"no GPM on this device: {reason_of(error)}", permanent=True)
 
     def _look_at_pcie(self, nvml: Any, now_s: float, builder: ReadingBuilder) -> None:
         """Write down the rates between two readings of the counters."""
-        if not self._counters.ways:
+        if not self._counters.calls:
             return
         try:
             counts = self._counters.ask(nvml, self.handle)
         except NoAnswer as reason:
-            builder.miss(_PCIE_BYTES, str(reason), for_good=not self._counters.ways)
+            builder.add_missing(_PCIE_BYTES, str(reason), permanent=not self._counters.calls)
             return
         before, self._counted = self._counted, (now_s, counts)
         if before is None or now_s <= before[0]:
             return
         moved = [new - old for new, old in zip(counts, before[1], strict=True)]
         if min(moved) < 0:  # NVML's manual: the value can wrap
-            builder.miss(_PCIE_BYTES, "the byte counter began anew")
+            builder.add_missing(_PCIE_BYTES, "the byte counter began anew")
             return
         for metric, one in zip(_PCIE_BYTES, moved, strict=True):
-            builder.give(metric, round(one / (now_s - before[0])), "counters")
+            builder.add(metric, round(one / (now_s - before[0])), "counters")
 
     def _list_processes(self, nvml: Any, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
         try:
             listed = list(self._compute.ask(nvml, self.handle))
         except NoAnswer as reason:
-            builder.miss(["processes"], str(reason))
+            builder.add_missing(["processes"], str(reason))
             return
         try:
             # A process that computes and draws stands in both lists, with all its memory in each.
@@ -488,12 +385,5 @@ def _read_counters(nvml: Any, handle: Any) -> list[int]:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         if field.nvmlReturn:
             raise nvml.NVMLError(field.nvmlReturn)
-        counts.append(int(check(getattr(field.value, _MEMBER.get(field.valueType, "ullVal")))))
+        counts.append(int(check_number(getattr(field.value, _MEMBER.get(field.valueType, "ullVal")))))
     return counts
-
-
-def _take_utilization(builder: ReadingBuilder) -> bool:
-    utilization = builder.values.get("utilization_percent")
-    if utilization is not None:
-        builder.give("busy_percent", float(utilization), "utilization")
-    return utilization is not None

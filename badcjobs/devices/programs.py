@@ -14,12 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from badcjobs.processes import die_with_parent
+from badcjobs.processes import bind_to_parent
 
 _MOST_BYTES = 2**20  # of an answer
 _LONGEST_LINE = 2**16  # of a stream; what comes after is not kept
 _LONGEST_WORDS = 500  # of a reason
-_IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ProgramFailed(Exception):
@@ -143,15 +142,6 @@ def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is for us
-        preexec_fn=_die_with_us,  # no locks
+        # Slurm's signals are ignored: the last seconds count. nvidia-smi ends with TERM all the same, and is restarted.
+        preexec_fn=bind_to_parent,  # takes no locks
     )
-
-
-def _die_with_us() -> None:
-    """Die with the thread that started us, even by SIGKILL, and not by Slurm's TERM: the last seconds count.
-
-    nvidia-smi reacts to TERM all the same, and is started again.
-    """
-    die_with_parent()
-    for signum in _IGNORED:
-        signal.signal(signum, signal.SIG_IGN)

@@ -105,8 +105,8 @@ def test_a_share_that_cannot_be_is_none_with_one_reason_however_it_changes(setti
     setting.dcgmi.set(rows={"1": ["73.5", "-0.25"]})
     reading = read_until(reader, lambda reading: reading.missing)
     expected = {
-        "sm_activity_percent": f"{NO_GPM}; dcgmi: gave 73.5, which cannot be",
-        "sm_occupancy_percent": f"{NO_GPM}; dcgmi: gave -0.25, which cannot be",
+        "sm_activity_percent": f"{NO_GPM}; dcgmi: implausible value: 73.5",
+        "sm_occupancy_percent": f"{NO_GPM}; dcgmi: implausible value: -0.25",
     }
     assert reading.missing == expected
     assert (reading.sm_activity_percent, reading.sm_occupancy_percent) == (None, None)
@@ -213,7 +213,7 @@ def test_the_list_of_dcgm_is_understood() -> None:
     [
         ("GPU 7     0.523        0.250        ", (7, {"sm_activity_percent": 52.3, "sm_occupancy_percent": 25.0})),
         ("GPU 0     N/A          N/A", (0, dict.fromkeys(LACKS, "N/A"))),
-        ("GPU 0     0.5          nan", (0, dict(zip(LACKS, [50.0, "gave nan, which cannot be"], strict=True)))),
+        ("GPU 0     0.5          nan", (0, dict(zip(LACKS, [50.0, "implausible value: nan"], strict=True)))),
         ("GPU-I 0   0.5          0.5", None),
         ("#Entity   SMACT        SMOCC", None),
         ("Error setting watches. Result: -6: Feature not supported", None),

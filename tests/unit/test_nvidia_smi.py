@@ -20,8 +20,8 @@ from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.nvidia_smi import SAMPLE_FIELDS, NvidiaSmiReader, Query, make_reading
-from badcjobs.devices.plausible import LIMITS
 from badcjobs.devices.programs import Stream
+from badcjobs.devices.reading_builder import LIMITS
 from badcjobs.model import METRICS, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
 
@@ -91,7 +91,7 @@ def test_a_line_of_a_real_card_is_understood() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ["[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "N/A", "", "[Insufficient Permissions]", "nan", "x"],
+    ["[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "N/A", "", "[Insufficient Permissions]", "x"],
 )
 def test_what_is_no_value_is_none_with_that_as_the_reason_and_never_zero(said: str) -> None:
     line = Query(SAMPLE_FIELDS).parse(REAL_LINE.replace("107.85", said))
@@ -111,6 +111,7 @@ def test_what_is_no_value_is_none_with_that_as_the_reason_and_never_zero(said: s
         ("temperature_c", 4, "9999999999999999999"),
         ("temperature_c", 4, "-60"),
         ("power_w", 5, "10001"),
+        ("power_w", 5, "nan"),
         ("sm_clock_mhz", 6, "100001"),
         ("throttle_reasons", 8, "0xFFFFFFFFFFFFFFFF"),
         ("throttle_reasons", 8, "-0x1"),
@@ -124,7 +125,7 @@ def test_a_number_that_cannot_be_is_none_with_what_was_said(metric: str, column:
     assert line is not None
     reading = make_reading(line[1], line[2])
     assert getattr(reading, metric) is None
-    assert reading.missing[metric] == f"gave {said}, which cannot be"
+    assert reading.missing[metric] == f"implausible value: {said}"
     assert reading.memory_clock_mhz == 3201
 
 
@@ -134,7 +135,7 @@ def test_numbers_that_cannot_be_have_one_reason_however_they_change() -> None:
         line = query.parse(REAL_LINE.replace("107.85", said))
         assert line is not None
         reasons.add(line[2]["power_w"])
-    assert reasons == {"gave -5, which cannot be"}
+    assert reasons == {"implausible value: -5"}
 
 
 def test_every_metric_has_limits_and_sqlite_can_hold_them() -> None:

@@ -237,8 +237,8 @@ def test_a_number_that_cannot_be_is_none_with_one_reason_however_it_changes(open
     reader, library = open_nvml(devices=1, ecc=1e19, now_s=3e13)
     reading = reader.read(fake_uuid(0))
     assert (reading.ecc_errors, reading.energy_j, reading.power_w) == (None, None, 100.0)
-    assert reading.missing["ecc_errors"] == "gave 10000000000000000000, which cannot be"
-    assert reading.missing["energy_j"] == "gave 3000000000000000.0, which cannot be"
+    assert reading.missing["ecc_errors"] == "implausible value: 10000000000000000000"
+    assert reading.missing["energy_j"] == "implausible value: 3000000000000000.0"
     clock.sleep(5)
     library.set(ecc=1.1e19, now_s=3e13 + 5)
     again = reader.read(fake_uuid(0)).missing
@@ -281,7 +281,7 @@ def test_a_call_that_the_binding_lacks_is_refused_with_the_reason(
     for _ in range(2):
         reading = reader.read(fake_uuid(0))
         assert reading.power_w is None
-        assert reading.missing == {"power_w": "this version of nvidia-ml-py has no nvmlDeviceGetPowerUsage"}
+        assert reading.missing == {"power_w": "this version of pynvml has no nvmlDeviceGetPowerUsage"}
 
 
 def test_a_lost_device_is_looked_for_again_with_every_reading(open_nvml: Open) -> None:

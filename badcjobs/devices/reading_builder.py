@@ -1,0 +1,213 @@
+"""Build the reading of a device from the answers of a library: what is asked, what is refused, what is plausible.
+
+A broken sensor or program reports values such as 9999999999999999999 or -5. Recorded, such a value would become the
+peak of a report, or not fit into SQLite. It becomes None, with a reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from badcjobs.model import ProcessReading, Reading
+from badcjobs.seams import DeviceUnreadable
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+Call = Callable[[Any, Any], Any]  # (the library's Python package, handle) → the answer
+
+_PERCENT = (0, 100)
+_BYTES = (0, 2**53)
+_CELSIUS = (-50, 200)
+_WATT = (0, 10_000)
+_MHZ = (0, 100_000)
+
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "utilization_percent": _PERCENT,
+    "memory_utilization_percent": _PERCENT,
+    "memory_used_bytes": _BYTES,
+    "temperature_c": _CELSIUS,
+    "power_w": _WATT,
+    "energy_j": (0, 1e15),
+    "sm_clock_mhz": _MHZ,
+    "memory_clock_mhz": _MHZ,
+    "throttle_reasons": (0, 2**63 - 1),
+    "sm_activity_percent": _PERCENT,
+    "sm_occupancy_percent": _PERCENT,
+    "busy_percent": _PERCENT,
+    "tensor_percent": _PERCENT,
+    "dram_percent": _PERCENT,
+    "pcie_rx_bytes_per_s": _BYTES,
+    "pcie_tx_bytes_per_s": _BYTES,
+    "fan_percent": _PERCENT,
+    "encoder_percent": _PERCENT,
+    "decoder_percent": _PERCENT,
+    "ecc_errors": (0, 2**53),
+    # of inventories and processes
+    "index": (0, 2**16),
+    "memory_total_bytes": _BYTES,
+    "power_limit_w": _WATT,
+    "slowdown_c": _CELSIUS,
+    "pid": (0, 2**32 - 1),
+}
+
+
+_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)  # NVML's numbers for "no value"
+
+
+class NoAnswer(Exception):
+    """A question has no answer now, or an implausible one; the text is the reason."""
+
+
+def check_range(metric: str, value: Value, said: object = None) -> Value:
+    """Return the value; raise NoAnswer if it is implausible, with the text ``said``. Texts pass."""
+    if isinstance(value, int | float) and metric in LIMITS:
+        low, high = LIMITS[metric]
+        if not low <= value <= high:  # NaN fails this test too
+            raise NoAnswer(why_implausible(value if said is None else said))
+    return value
+
+
+def or_none(metric: str, value: Value | None) -> Value | None:
+    """Return the value, or None if it is implausible; for facts that are stored without a reason."""
+    try:
+        return check_range(metric, value)
+    except NoAnswer:
+        return None
+
+
+def why_implausible(said: object) -> str:
+    """Return the reason for a value that is not recorded."""
+    return f"implausible value: {str(said)[:60]}"
+
+
+def check_number(number: Any) -> Any:
+    """Return the number; raise NoAnswer if it is NVML's number for "no value"."""
+    if number in _NOT_AVAILABLE:
+        raise NoAnswer("Not Available")
+    return number
+
+
+def reason_of(error: Exception) -> str:
+    """Return the text of a library's error, in one line."""
+    if isinstance(error, AttributeError) and error.name:
+        return f"this version of {getattr(error.obj, '__name__', 'the package')} has no {error.name}"
+    text = getattr(error, "err_info", None) or error  # amdsmi has the text in err_info
+    return " ".join(str(text).split()) or repr(error)
+
+
+def try_call(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the answer of a library, or None if there is none."""
+    try:
+        return check_number(call(*arguments))
+    except Exception as error:  # broad: a device is listed even if one of its facts is missing
+        log.debug("%s: %s", call.__name__, reason_of(error))
+        return None
+
+
+class Question:
+    """One question to one device, asked with the first call that the device has not refused.
+
+    ``is_refusal`` returns whether an error is permanent; it raises the error of a device that is lost.
+    """
+
+    def __init__(self, metrics: tuple[str, ...], *calls: Call, is_refusal: Callable[[Exception], bool]) -> None:
+        self.metrics = metrics
+        self.calls = calls  # empty: the device has refused all of them
+        self._is_refusal = is_refusal
+        self._why = ""
+
+    def ask(self, package: Any, handle: Any) -> Any:
+        """Return the answer; raise NoAnswer, or the library's own error if the device is lost."""
+        while self.calls:
+            try:
+                return self.calls[0](package, handle)
+            except NoAnswer:
+                raise
+            except Exception as error:  # broad: one failed question must not affect the others
+                if not self._is_refusal(error):
+                    raise NoAnswer(reason_of(error)) from error
+                self._why = self._why or reason_of(error)
+                self.calls = self.calls[1:]
+        raise NoAnswer(self._why)
+
+
+class ReadingBuilder:
+    """Builds the readings of one device, one after the other; remembers what the device refuses permanently."""
+
+    def __init__(self, refused: Mapping[str, str]) -> None:
+        self._refused = refused  # never changed in place: readings share it
+        self._implausible: dict[str, str] = {}  # metric → the first reason: each new text would be a new gap
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the next reading."""
+        self.values: dict[str, Any] = {}
+        self.processes: tuple[ProcessReading, ...] | None = None
+        self._failed: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Metric → why the device does not give it, now or permanently."""
+        return {**self._refused, **self._failed} if self._failed else self._refused
+
+    def ask(self, questions: Iterable[Question], package: Any, handle: Any) -> None:
+        """Ask the questions that the device has not refused, and add the answers."""
+        for question in questions:
+            if not question.calls:
+                continue
+            metrics = question.metrics
+            try:
+                answer = question.ask(package, handle)
+            except NoAnswer as reason:
+                self.add_missing(metrics, str(reason), permanent=not question.calls)
+                continue
+            if len(metrics) == 1:
+                self.add(metrics[0], answer)
+            else:
+                for metric, number in zip(metrics, answer, strict=True):
+                    self.add(metric, number)
+
+    def add(self, metric: str, value: float, source: str | None = None) -> None:
+        """Add a value; ``source`` for a metric that has several."""
+        low, high = LIMITS[metric]
+        if not low <= value <= high or value in _NOT_AVAILABLE:
+            why = "Not Available" if value in _NOT_AVAILABLE else why_implausible(value)
+            self._failed[metric] = self._implausible.setdefault(metric, why)
+            return
+        self.values[metric] = value
+        if source is not None:
+            self._sources[metric] = source
+            self._failed.pop(metric, None)
+
+    def add_missing(self, metrics: Iterable[str], reason: str, *, permanent: bool = False) -> None:
+        """Add the reason why these metrics have no value."""
+        if permanent:
+            self._refused = {**self._refused, **dict.fromkeys(metrics, reason)}
+        else:
+            self._failed.update(dict.fromkeys(metrics, reason))
+
+    def use_utilization(self) -> None:
+        """Use the plain utilization as busy time; without one, its reason."""
+        utilization = self.values.get("utilization_percent")
+        if utilization is not None:
+            self.add("busy_percent", float(utilization), "utilization")
+        elif "busy_percent" not in self.missing:
+            self.add_missing(["busy_percent"], self.missing.get("utilization_percent", "Not Available"))
+
+    def raise_if_empty(self) -> None:
+        """Raise DeviceUnreadable if there is no value so far."""
+        if not self.values:
+            raise no_metric(self.missing)
+
+    def finish(self) -> Reading:
+        """Return the reading."""
+        return Reading(**self.values, missing=self.missing, sources=self._sources, processes=self.processes)
+
+
+def no_metric(missing: Mapping[str, str]) -> DeviceUnreadable:
+    """Return the error of a device that gives no value at all."""
+    return DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")
