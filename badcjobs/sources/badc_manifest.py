@@ -11,9 +11,8 @@ from pathlib import Path
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint, is_beyond, is_longer, is_stretch
 from badcjobs.sources.audio_files import Found, NoAudio, ReadHeader, end_ms_of, look_at, with_header
-from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
-from badcjobs.sources.walk import Walk
+from badcjobs.sources.walk import Walk, look_ahead
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")

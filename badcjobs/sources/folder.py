@@ -25,9 +25,8 @@ from badcjobs.sources.audio_files import (
     with_slash,
     without_ending,
 )
-from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, quoted, read_lines
-from badcjobs.sources.walk import SeenKeys, Walk
+from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
 
 
 class ListedRecording(NamedTuple):

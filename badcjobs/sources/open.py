@@ -16,9 +16,8 @@ from badcjobs.model import AS_IT_COMES, Chunk, Cutting
 from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
-from badcjobs.sources.look_ahead import stay
 from badcjobs.sources.mistakes import Mistakes, Remarks, note_utf16, quoted, shown
-from badcjobs.sources.walk import WHOLE, Shard, Walk
+from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 
 # The number of what shards are made of, over all sources (a row; of recordings that we cut, the recording with all its
 # chunks) and of the part it is in, both from 0, and (recording_id, chunk_id).
@@ -53,7 +52,7 @@ class Sources:
         return tuple(part.description for part in self.parts)
 
     def chunks(
-        self, shard: Shard, remarks: Remarks | None = None, while_waiting: Callable[[], None] = stay
+        self, shard: Shard, remarks: Remarks | None = None, while_waiting: Callable[[], None] = do_nothing
     ) -> Iterator[Chunk]:
         """Yield this shard's chunks in source order, reading every row but looking only at this shard's audio.
 

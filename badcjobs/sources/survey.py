@@ -22,10 +22,9 @@ from badcjobs.sources.badc_manifest import (
     check_row,
     read_rows,
 )
-from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, is_text
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
-from badcjobs.sources.walk import WHOLE, Walk
+from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
 _MOST_LOOKS = 1000
 _NOT_READ = AudioHeader()

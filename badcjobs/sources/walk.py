@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Generic, TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AS_IT_COMES, Chunk, Cutting
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, read_header
-from badcjobs.sources.look_ahead import stay
 from badcjobs.sources.mistakes import Mistakes, Remarks
 
 
@@ -53,6 +56,185 @@ def _refusal(text: str, count: int) -> BadInput:
     return BadInput(f"no such shard: {text!r}", why=why, fix=f"--shard 0/{count or 1}")
 
 
+# --- looking at many files at a time ----------------------------------------------------------------------------------
+
+# On a shared filesystem every look at a file waits, and a million looks one after another take hours.
+# A separate thread looks at the files, so that signals are handled while a look hangs. More threads start only once
+# looks are slow: on a local disk sixteen threads need twice the time of one, because they compete for Python's lock.
+
+THREADS = 16
+_WINDOW = 512  # items in progress; as long as looks are quick, this many are handed over together
+_QUICK_S = 0.0005  # a look on a local disk takes a fifth of it
+_LONGEST_S = 0.005  # a longer look counts as this much: a single slow look is an exception
+_PATIENCE_S = 0.02
+_FAR_TOO_LONG_S = 0.5  # even for a single look: more threads start meanwhile
+_WAIT_STEP_S = 0.2
+_QUICK_WAIT_STEP_S = 0.02  # while one thread looks: has it become slow?
+
+Thing = TypeVar("Thing")
+Item = TypeVar("Item")
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+
+def do_nothing() -> None:
+    """Do nothing while waiting."""
+
+
+def look_ahead(
+    asked: Iterable[tuple[Item, Question | None]],
+    look: Callable[[Question], Answer],
+    threads: int = THREADS,
+    monotonic_s: Callable[[], float] = time.perf_counter,
+    while_waiting: Callable[[], None] = do_nothing,
+) -> Iterator[tuple[Item, Answer | None]]:
+    """Yield each item, in order, with the answer to its question; None: it has no question.
+
+    ``asked`` is read ahead by a bounded number of items. If it fails, the items before the failure are yielded first.
+    ``look`` may be called by several threads; an error that it raises is raised at its item. ``while_waiting`` is
+    called from time to time while no answer comes; an error that it raises ends everything immediately.
+    """
+    window: deque[tuple[Item, _Look[Question, Answer] | None]] = deque()
+    pool = _LookThreads(look, threads, monotonic_s, while_waiting)
+    failed: list[Exception] = []
+    try:
+        for item, question in _until_failure(asked, failed):
+            if question is None and not window:
+                yield item, None
+                continue
+            window.append((item, None if question is None else pool.ask(question)))
+            if len(window) == _WINDOW:
+                yield from pool.results(window)
+        while window:
+            yield from pool.results(window)
+        pool.dismiss(wait=True)
+    finally:
+        pool.dismiss()
+    if failed:
+        raise failed[0]
+
+
+def _until_failure(things: Iterable[Thing], failed: list[Exception]) -> Iterator[Thing]:
+    try:
+        yield from things
+    except Exception as error:
+        failed.append(error)
+
+
+class _Look(Generic[Question, Answer]):
+    """A question, and its answer or its error; locked until there is one. A Future takes ten times as long to make."""
+
+    __slots__ = ("answer", "error", "lock", "question")
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.answer: Answer | None = None
+        self.error: Exception | None = None
+        self.lock = Lock()
+        self.lock.acquire()
+
+
+class _LookThreads(Generic[Question, Answer]):
+    """Threads that answer questions: one, for which the caller waits, and more once looks are slow.
+
+    Not a ThreadPoolExecutor: Python waits for its threads at exit, also for one that hangs.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[Question], Answer],
+        most: int,
+        monotonic_s: Callable[[], float],
+        while_waiting: Callable[[], None],
+    ) -> None:
+        self._look = look
+        self._most = most
+        self._monotonic_s = monotonic_s
+        self._while_waiting = while_waiting
+        self._is_slow = False
+        self._waited_s = 0.0  # lately, for looks that were not quick
+        self._began_s = monotonic_s()  # the last look
+        self._threads: list[Thread] = []
+        self._held: list[_Look[Question, Answer]] = []  # while looks are quick, until the window is full
+        self._todo: SimpleQueue[_Look[Question, Answer] | None] = SimpleQueue()
+        self._dismissed = False
+
+    def ask(self, question: Question) -> _Look[Question, Answer]:
+        """Take a question; it is handed over now if looks are slow, otherwise together with others."""
+        look: _Look[Question, Answer] = _Look(question)
+        self._held.append(look)
+        if self._is_slow:
+            self._hand_over()
+        return look
+
+    def results(
+        self, window: deque[tuple[Item, _Look[Question, Answer] | None]]
+    ) -> Iterator[tuple[Item, Answer | None]]:
+        """Yield the first items of a window with their answers, at least one; all of them while looks are quick."""
+        self._while_waiting()  # the items may be slow to come, too
+        if self._held:
+            last = self._held[-1]
+            self._hand_over()
+            self._start_threads(1)
+            self._wait_for(last, _QUICK_WAIT_STEP_S, until_slow=True)
+        first = window[0][1]
+        if first is not None and first.lock.locked():
+            self._start_threads(min(self._most, len(window)))
+            self._wait_for(first, _WAIT_STEP_S)
+        while window and ((look := window[0][1]) is None or not look.lock.locked()):
+            item, _ = window.popleft()
+            if look is not None and look.error is not None:
+                raise look.error
+            yield item, None if look is None else look.answer
+
+    def dismiss(self, *, wait: bool = False) -> None:
+        """End all threads; ``wait`` for them only if no look is in progress, because it may hang."""
+        self._dismissed = True
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def _hand_over(self) -> None:
+        for look in self._held:
+            self._todo.put(look)
+        self._held.clear()
+
+    def _wait_for(self, look: _Look[Question, Answer], step_s: float, *, until_slow: bool = False) -> None:
+        """Wait for an answer; ``until_slow``: or until looks have become slow, so that more threads help."""
+        while not (until_slow and self._is_slow):
+            if look.lock.acquire(timeout=step_s):
+                look.lock.release()
+                return
+            self._while_waiting()
+            if self._monotonic_s() - self._began_s > _FAR_TOO_LONG_S:
+                self._is_slow = True
+
+    def _start_threads(self, most: int) -> None:
+        while len(self._threads) < most:
+            thread = Thread(target=self._work, name="badcjobs-look-ahead", daemon=True)  # Ctrl-C does not wait for it
+            try:
+                thread.start()
+            except RuntimeError:  # ulimit -u: continue with the threads that there are
+                if not self._threads:
+                    raise
+                self._most = len(self._threads)
+                return
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        while (look := self._todo.get()) is not None and not self._dismissed:
+            began_s = self._began_s = self._monotonic_s()
+            try:
+                look.answer = self._look(look.question)
+            except Exception as error:
+                look.error = error
+            took_s = min(self._monotonic_s() - began_s, _LONGEST_S)
+            self._waited_s = max(0.0, self._waited_s + took_s - _QUICK_S)
+            self._is_slow = self._is_slow or self._waited_s > _PATIENCE_S
+            look.lock.release()
+
+
 # --- walk -------------------------------------------------------------------------------------------------------------
 
 _BUCKETS = 64  # looking for repeats takes memory for one bucket at a time
@@ -90,7 +272,7 @@ class Walk:
         cutting: Cutting = AS_IT_COMES,
         remarks: Remarks | None = None,
         read_header: ReadHeader = read_header,
-        while_waiting: Callable[[], None] = stay,
+        while_waiting: Callable[[], None] = do_nothing,
     ) -> None:
         self.mistakes = mistakes
         self.remarks = remarks or Remarks()

@@ -19,11 +19,10 @@ from badcjobs.errors import BadInput
 from badcjobs.model import AudioHeader, Chunk
 from badcjobs.planning.preflight_facts import check_source
 from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.look_ahead import look_ahead
 from badcjobs.sources.mistakes import Mistakes, Remarks
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.survey import survey
-from badcjobs.sources.walk import WHOLE, Shard
+from badcjobs.sources.walk import WHOLE, Shard, look_ahead
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms"
 
