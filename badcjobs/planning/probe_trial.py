@@ -16,7 +16,7 @@ from badcjobs.model import FITS, NO_START, TOO_LONG, Chunk, ChunkResult, ChunkSt
 from badcjobs.planning.probe_search import ProbeStep
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import refuse
-from badcjobs.sources.audio_formats import NotWav, read_header
+from badcjobs.sources.audio_formats import NotWav, read_wav_header
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.records import Records
@@ -235,7 +235,7 @@ def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, lon
         sound = path
         try:
             with open_audio(path) as file:
-                header = read_header(file)
+                header = read_wav_header(file)
             if header.frames == 0:
                 mistakes.append(f"{path} has no audio in it")
         except IsADirectoryError:

@@ -6,12 +6,11 @@ import os
 import posixpath
 import shlex
 import stat
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from badcjobs.model import AudioHeader, Fingerprint
-from badcjobs.sources.audio_formats import CONSTANT_FRAMES, DataChunk, find_data, is_wav, read_flac_info
+from badcjobs.sources.audio_formats import CONSTANT_FRAMES, NotWav, WavHeader, read_flac_info, read_wav_header
 from badcjobs.sources.mistakes import shown
 
 _HEAD_BYTES = 4096  # are read at once; left to itself, Python takes a block, which Lustre says has 4 MiB
@@ -19,36 +18,31 @@ _SLACK_S = 1.0  # so much less than the header says is no loss: recorders write 
 
 
 def read_header(path: Path | str) -> AudioHeader:
-    """Return what the header of a WAV or FLAC file tells, or why it cannot be read."""
+    """Return what the header of a WAV or FLAC file says, or why it cannot be read."""
     try:
-        with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is felt, with a million of them)
-            magic = file.read(12)
-            if is_wav(magic):
-                data = find_data(file)
-                return _wav_header(data) if data and data.format_chunk else AudioHeader()
-            flac = read_flac_info(file)
+        with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is slow for a million files)
+            try:
+                return _of_wav(read_wav_header(file, compressed=True))
+            except NotWav:
+                flac = read_flac_info(file)
     except OSError as error:
         return AudioHeader(unreadable=error.strerror or str(error))
-    except struct.error:
-        return AudioHeader()
     if flac is None:
         return AudioHeader()
     length_s = flac.frames / flac.rate_hz if flac.frames else None
     return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=bool(flac.frames) and not flac.is_told)
 
 
-def _wav_header(data: DataChunk) -> AudioHeader:
-    kind, channels, rate, bytes_per_s, frame_size = struct.unpack("<HHIIH", data.format_chunk[:14])
-
-    def seconds(data_size: int) -> float | None:
-        if kind in CONSTANT_FRAMES and rate and frame_size:
-            return float(data_size // frame_size / rate)
-        return float(data_size / bytes_per_s) if bytes_per_s else None
-
-    duration_s, there_s = seconds(data.told), seconds(data.there)
-    if data.unfinished or duration_s is None or there_s is None or duration_s - there_s <= _SLACK_S:
-        return AudioHeader(there_s, rate or None, channels or None, unfinished=data.unfinished and data.there > 0)
-    return AudioHeader(duration_s, rate or None, channels or None, there_s)
+def _of_wav(wav: WavHeader) -> AudioHeader:
+    rate_hz, channels, there_s, promised_s = wav.rate_hz or None, wav.channels or None, None, None
+    if wav.kind in CONSTANT_FRAMES and wav.rate_hz and wav.frame_bytes:
+        there_s, promised_s = wav.length_s, wav.promised_s
+    elif wav.bytes_per_s:
+        there_s = wav.data_bytes / wav.bytes_per_s
+        promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
+    if promised_s is None or there_s is None or promised_s - there_s <= _SLACK_S:
+        return AudioHeader(there_s, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
+    return AudioHeader(promised_s, rate_hz, channels, there_s)
 
 
 # --- where it lies ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""WAV and FLAC: what their headers say, also where sizes are made up or missing; WAV is cut without decoding."""
+"""The headers of WAV and FLAC files, also where sizes are made up or missing; WAV is cut without decoding."""
 
 from __future__ import annotations
 
@@ -6,33 +6,87 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-UNTOLD = 0xFFFFFFFF  # a size that did not fit into 32 bits, or was not known when the header was written
+UNKNOWN_SIZE = 0xFFFFFFFF  # did not fit into 32 bits, or was not known when the header was written
 MOST_CHUNKS = 1000  # recorders write a handful; a damaged file could hold millions of empty ones
 _PCM = 1
 CONSTANT_FRAMES = {_PCM, 3, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
-_LONGEST_FORMAT = 1024  # bytes; 40 is the longest that anybody writes
+_LONGEST_FORMAT = 1024  # bytes; the longest in use has 40
 _BLOCK = 1 << 20
 
 
-class DataChunk(NamedTuple):
-    """Where the frames of a WAV file lie, and how many bytes of them there are."""
-
-    format_chunk: bytes  # as it stands in the file; empty: there is none before the data
-    start: int
-    told: int  # bytes, as the header says
-    there: int
-    unfinished: bool  # whoever wrote it did not know its size yet, or lost power
+class NotWav(ValueError):
+    """The file is not a WAV file whose frames can be counted; the text says why."""
 
 
-def is_wav(magic: bytes) -> bool:
-    """Say whether a file that begins with these 12 bytes is a WAV file."""
-    return magic[:4] in (b"RIFF", b"RF64", b"BW64") and magic[8:] == b"WAVE"
+@dataclass(frozen=True, slots=True)
+class WavHeader:
+    """The format of a WAV file, and where its data is."""
+
+    format_chunk: bytes  # as it is in the file; the next five fields are parsed from it
+    kind: int
+    channels: int
+    rate_hz: int
+    bytes_per_s: int
+    frame_bytes: int
+    data_start: int = 0
+    data_bytes: int = 0  # that are really there, whatever the header says
+    missing_bytes: int = 0  # that the header promises and the file does not have: it breaks off
+    unfinished: bool = False  # the program that wrote it did not know its size yet, or lost power
+
+    @property
+    def frames(self) -> int:
+        return self.data_bytes // self.frame_bytes
+
+    @property
+    def missing_frames(self) -> int:
+        return self.missing_bytes // self.frame_bytes
+
+    @property
+    def length_s(self) -> float:
+        return self.frames / self.rate_hz
+
+    @property
+    def promised_s(self) -> float:
+        return (self.frames + self.missing_frames) / self.rate_hz
 
 
-def find_data(file: BinaryIO) -> DataChunk | None:
-    """Read on behind the first 12 bytes, up to the data; None: there is none. A file that ends is a struct.error."""
+def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
+    """Read up to the first frame; raise NotWav if there is no data, or if its frames cannot be counted.
+
+    ``compressed``: accept formats whose frames cannot be counted; only ``bytes_per_s`` tells how long they are.
+    """
+    file.seek(0)
+    magic = file.read(12)
+    if magic[:4] not in (b"RIFF", b"RF64", b"BW64") or magic[8:] != b"WAVE":
+        raise NotWav("it does not begin like a WAV file" if magic else "the file is empty")
+    try:
+        format_chunk, start, promised = _find_data(file)
+    except struct.error as error:
+        raise NotWav("the file ends within its header") from error
+    if len(format_chunk) < 16:
+        raise NotWav("its format is not given before its data")
+    there = file.seek(0, 2) - start  # programs that stream, and recorders that lost power, say 0 or a lot
+    if promised == 0 and not _only_chunks(file, start, start + there):
+        data_bytes, missing_bytes, unfinished = there, 0, True
+    else:
+        # Nearly 2 or 4 GiB is written by programs that do not know the size yet.
+        made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
+        data_bytes, unfinished = min(promised, there), promised > there and made_up
+        missing_bytes = 0 if unfinished else promised - data_bytes
+    fields = struct.unpack("<HHIIH", format_chunk[:14])
+    header = WavHeader(format_chunk, *fields, start, data_bytes, missing_bytes, unfinished)
+    if header.kind not in CONSTANT_FRAMES and not compressed:
+        raise NotWav(f"its frames are packed (format {header.kind})")
+    if not (header.channels and header.rate_hz and header.frame_bytes) and not compressed:
+        what = f"{header.channels} channels, {header.rate_hz} Hz, {header.frame_bytes} bytes a frame"
+        raise NotWav(f"its header says {what}")
+    return header
+
+
+def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:
+    """Return the format chunk, the start of the data and its size by the header; a file that ends is a struct.error."""
     format_chunk, long_bytes = b"", 0
     for _ in range(MOST_CHUNKS):
         name, size = struct.unpack("<4sI", file.read(8))
@@ -42,19 +96,13 @@ def find_data(file: BinaryIO) -> DataChunk | None:
         elif name == b"fmt ":
             format_chunk = file.read(min(size, _LONGEST_FORMAT))
         elif name == b"data":
-            told = long_bytes if size == UNTOLD else size
-            rest = file.seek(0, 2) - start  # programs that stream, and recorders that lost power, say 0 or a lot
-            if told == 0 and not _only_chunks(file, start, start + rest):
-                return DataChunk(format_chunk, start, told, rest, unfinished=True)
-            # Nearly 2 or 4 GiB is written by programs that do not know the size yet.
-            made_up = UNTOLD - 0xFFFF <= told <= UNTOLD or 0x7FFF0000 <= told <= 0x80000000
-            return DataChunk(format_chunk, start, told, min(told, rest), told > rest and made_up)
+            return format_chunk, start, long_bytes if size == UNKNOWN_SIZE else size
         file.seek(start + size + (size & 1))  # chunks start at even offsets
-    return None
+    raise NotWav("it has no end of chunks, and no data among them")
 
 
 def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
-    """Say whether nothing but further chunks (notes of the recorder) follows up to the end of the file."""
+    """Say whether only further chunks (notes of the recorder) follow up to the end of the file."""
     file.seek(start)
     for _ in range(MOST_CHUNKS):
         if start >= file_bytes:
@@ -69,66 +117,18 @@ def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
     return False
 
 
-class NotWav(ValueError):
-    """This is no WAV file whose frames can be counted; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class WavHeader:
-    """Where the frames of a WAV file lie."""
-
-    format_chunk: bytes  # as it stands in the file
-    rate_hz: int
-    frame_bytes: int
-    data_start: int
-    frames: int  # whole ones that are really there, whatever the header says
-    missing_frames: int = 0  # that the header says and the file has not: it breaks off
-
-    @property
-    def length_s(self) -> float:
-        return self.frames / self.rate_hz
-
-    @property
-    def promised_s(self) -> float:
-        return (self.frames + self.missing_frames) / self.rate_hz
-
-
-def read_header(file: BinaryIO) -> WavHeader:
-    """Read up to the first frame; raise NotWav where there is none to be found."""
-    file.seek(0)
-    magic = file.read(12)
-    if not is_wav(magic):
-        raise NotWav("it does not begin like a WAV file" if magic else "the file is empty")
-    try:
-        data = find_data(file)
-    except struct.error as error:
-        raise NotWav("the file ends within its header") from error
-    if data is None:
-        raise NotWav("it has no end of chunks, and no data among them")
-    if len(data.format_chunk) < 16:
-        raise NotWav("its format is not given before its data")
-    kind, channels, rate_hz, _, frame_bytes = struct.unpack("<HHIIH", data.format_chunk[:14])
-    if kind not in CONSTANT_FRAMES:
-        raise NotWav(f"its frames are packed (format {kind})")
-    if not (channels and rate_hz and frame_bytes):
-        raise NotWav(f"its header says {channels} channels, {rate_hz} Hz, {frame_bytes} bytes a frame")
-    missing_bytes = 0 if data.unfinished else data.told - data.there
-    frames, missing = data.there // frame_bytes, missing_bytes // frame_bytes
-    return WavHeader(data.format_chunk, rate_hz, frame_bytes, data.start, frames, missing)
-
-
 def make_head(header: WavHeader, frames: int) -> bytes:
     """Return what stands before this many frames in a new file of the same format."""
     data_bytes = frames * header.frame_bytes
     format_chunk = struct.pack("<4sI", b"fmt ", len(header.format_chunk)) + header.format_chunk
     format_chunk += b"\0" * (len(format_chunk) & 1)
-    if struct.unpack("<H", header.format_chunk[:2])[0] != _PCM:
-        format_chunk += struct.pack("<4sII", b"fact", 4, min(frames, UNTOLD))
+    if header.kind != _PCM:
+        format_chunk += struct.pack("<4sII", b"fact", 4, min(frames, UNKNOWN_SIZE))
     body_bytes = 4 + len(format_chunk) + 8 + data_bytes + (data_bytes & 1)
-    if body_bytes < UNTOLD:
+    if body_bytes < UNKNOWN_SIZE:
         head, told = struct.pack("<4sI4s", b"RIFF", body_bytes, b"WAVE"), data_bytes
     else:
-        head, told = struct.pack("<4sI4s", b"RF64", UNTOLD, b"WAVE"), UNTOLD
+        head, told = struct.pack("<4sI4s", b"RF64", UNKNOWN_SIZE, b"WAVE"), UNKNOWN_SIZE
         head += struct.pack("<4sIQQQI", b"ds64", 28, body_bytes + 36, data_bytes, frames, 0)
     return head + format_chunk + struct.pack("<4sI", b"data", told)
 

@@ -24,7 +24,7 @@ from badcjobs.sources.audio_formats import (
     copy_frames,
     make_head,
     read_flac_info,
-    read_header,
+    read_wav_header,
 )
 
 _SLACK_S = 1.0  # recorders, and those who round, are not exact
@@ -97,7 +97,7 @@ class AudioCutter:
         """
         try:
             with open_audio(source) as file:
-                header = read_header(file)
+                header = read_wav_header(file)
                 first, last = _frames(header, start_s, end_s)
                 if first >= last:
                     there_s, promised_s = header.length_s, header.promised_s
@@ -146,7 +146,7 @@ def _look(path: Path) -> WavHeader | FlacInfo | None:
     """Read the header of a file; None: it is of another kind, or broken."""
     with open_audio(path) as file:
         try:
-            return read_header(file)
+            return read_wav_header(file)
         except NotWav:
             return read_flac_info(file)
 
@@ -163,7 +163,7 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
     """
     try:
         with source.open("rb") as file, target.open("wb") as out:
-            header = read_header(file)
+            header = read_wav_header(file)
             if header.frames == 0:
                 raise NotWav("it has no audio in it")
             frames = max(1, round(length_s * header.rate_hz))
@@ -205,7 +205,7 @@ def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: floa
     said = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
     try:
         with target.open("rb") as file:
-            has_audio = read_header(file).frames > 0
+            has_audio = read_wav_header(file).frames > 0
     except (OSError, NotWav):
         has_audio = False
     if not has_audio:
@@ -322,7 +322,7 @@ def _write(audio: Any, frames: int, target: Path) -> None:
     form = struct.pack(
         "<HHIIHH", kind, audio.channels, audio.samplerate, audio.samplerate * frame_bytes, frame_bytes, 8 * size
     )
-    header = WavHeader(form, audio.samplerate, frame_bytes, 0, frames)
+    header = WavHeader(form, *struct.unpack("<HHIIH", form[:14]))
     written = 0
     with target.open("wb") as out:
         out.write(make_head(header, frames))

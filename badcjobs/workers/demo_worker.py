@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from badcjobs.devices.simulated import pretended_bytes
 from badcjobs.errors import BadInput
-from badcjobs.sources.audio_formats import read_header
+from badcjobs.sources.audio_formats import read_wav_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
 from badcjobs.store.run_lock import alone_in
 from badcjobs.workers.hawkears_worker import OrderPipe
@@ -109,7 +109,7 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
 
 def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
     """Return kind, channels, rate, bits a sample and whole frames of a WAV file; ``wave`` knows too few forms of it."""
-    header = read_header(file)
+    header = read_wav_header(file)
     if header.missing_frames:
         raise ValueError("the audio ends before its header says")
     chunk = header.format_chunk

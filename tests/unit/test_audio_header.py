@@ -9,7 +9,7 @@ from support.powerless import powerless_folder
 
 from badcjobs.model import AudioHeader
 from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.audio_formats import read_header as wav_header
+from badcjobs.sources.audio_formats import read_wav_header
 
 RATE = 8000
 
@@ -91,7 +91,7 @@ def test_what_is_listed_is_what_can_be_cut(tmp_path: Path, size: int, body: byte
         path.write_bytes(path.read_bytes()[:4] + b"\0\0\0\0" + path.read_bytes()[8:])
     listed = read_header(path)
     with path.open("rb") as file:
-        cut = wav_header(file)
+        cut = read_wav_header(file)
     assert read_duration_s(path) == cut.length_s
     assert listed.duration_s == cut.length_s + (cut.missing_frames / RATE if listed.there_s is not None else 0)
     assert listed.unfinished == (cut.frames > 0 and size not in (16000, 48000))

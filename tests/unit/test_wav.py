@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.audio import make_wav
 
-from badcjobs.sources.audio_formats import NotWav, WavHeader, copy_frames, make_head, read_header
+from badcjobs.sources.audio_formats import NotWav, WavHeader, copy_frames, make_head, read_wav_header
 
 UNTOLD = 0xFFFFFFFF
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
@@ -38,7 +38,7 @@ def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> byt
 
 
 def header_of(content: bytes) -> WavHeader:
-    return read_header(io.BytesIO(content))
+    return read_wav_header(io.BytesIO(content))
 
 
 def frames_of(content: bytes) -> bytes:
@@ -164,7 +164,7 @@ def test_the_pieces_of_any_file_put_together_are_its_frames(
 def test_a_piece_can_be_read_by_others(tmp_path: Path, channels: int) -> None:
     source = make_wav(tmp_path / "a.wav", 2, channels=channels, loud=[(0.5, 1.5)])
     with source.open("rb") as file:
-        copy_frames(file, read_header(file), 4000, 12_001, tmp_path / "b.wav")
+        copy_frames(file, read_wav_header(file), 4000, 12_001, tmp_path / "b.wav")
     with wave.open(str(source)) as whole, wave.open(str(tmp_path / "b.wav")) as piece:
         assert piece.getparams()[:3] == whole.getparams()[:3]
         assert piece.getnframes() == 8001
@@ -188,7 +188,7 @@ def test_a_long_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
         file.truncate(100_000_044)
     tracemalloc.start()
     with source.open("rb") as file:
-        copy_frames(file, read_header(file), 1000, 40_000_000, tmp_path / "b.wav")
+        copy_frames(file, read_wav_header(file), 1000, 40_000_000, tmp_path / "b.wav")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (tmp_path / "b.wav").stat().st_size == 44 + 2 * 39_999_000
