@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,11 +79,8 @@ class AudioList:
         """Yield our recordings, each with the path that is to be looked at; None: its length is known."""
         for one in self.recordings(walk.mistakes, walk.remarks):
             row = walk.rows
-            if not walk.cutting.cuts_recordings:
-                if walk.takes(one.recording_id, one.recording_id):
-                    yield (one, row, None), one.path
-            elif walk.takes_recording(one.recording_id):
-                known_s = walk.known_length_s(one.recording_id)
+            if walk.takes(one.recording_id, one.recording_id, to_cut=walk.cutting.cuts_recordings):
+                known_s = walk.lengths.get(one.recording_id)
                 yield (one, row, known_s), one.path if known_s is None else None
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
@@ -140,7 +137,7 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
         look = f"ls -ld {shlex.quote(str(source / below))}"
         mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
         return
-    repeated = _repeated(map(without_ending, audio))
+    repeated = SeenKeys(map(without_ending, audio)).repeated()
     for name in sorted(audio + list(folders)):
         path = f"{below}{name}"
         if name in folders:
@@ -171,14 +168,6 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
             elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (says no where a link leads in circles)
                 remarks.pass_over("linked", f"{below}{name}")
     return audio, folders
-
-
-def _repeated(stems: Iterable[str]) -> set[int]:
-    """Return the hashes of those that come more than once."""
-    seen = SeenKeys()
-    for stem in stems:
-        seen.add(stem)
-    return set(seen.repeated())
 
 
 # --- a list -----------------------------------------------------------------------------------------------------------
@@ -220,7 +209,7 @@ def _listed(
 ) -> Iterator[ListedRecording]:
     """Read the list twice: a recording's id depends on whether another path would get it too."""
     paths = (path for _, path in lines(Mistakes([""])) if is_audio(path))
-    repeated = _repeated(without_ending(path_below(base, path)) for path in paths)
+    repeated = SeenKeys(without_ending(path_below(base, path)) for path in paths).repeated()
     for line, path in lines(mistakes):
         if not is_audio(path):
             mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac) like the first line")

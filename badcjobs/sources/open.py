@@ -80,12 +80,14 @@ class Sources:
         by recording_id) does. Mistakes of the rows are raised as ``chunks`` would; whether identities repeat is left
         to the caller. The remarks are about names, for hardly any file was looked at.
         """
-        walk = _Onlooker(self, note, lengths)
+        mistakes, remarks = Mistakes([part.name for part in self.parts]), Remarks(keeps_missing=True)
+        walk = _IdentityWalk(WHOLE, mistakes, self.cutting, remarks, self.read_header)
+        walk.note, walk.lengths = note, lengths
         for chunk in self.read_parts(walk, lambda part: part.chunks(walk)):
-            note(walk.row, walk.mistakes.source, chunk.key)
-        if walk.mistakes.count > walk.mistakes.missing:
-            walk.mistakes.raise_any()
-        return walk.remarks
+            note(walk.row, mistakes.source, chunk.key)
+        if mistakes.count > mistakes.missing:
+            mistakes.raise_any()
+        return remarks
 
     def read_parts(self, walk: Walk, rows_of: Callable[[AudioSource], Iterator[Row]]) -> Iterator[Row]:
         """Yield the rows of one source after the other; note a source that cannot be read, or has none."""
@@ -100,26 +102,16 @@ class Sources:
                 mistakes.add(0, part.without_rows)
 
 
-class _Onlooker(Walk):
-    """A reading in which no row is ours, so that nobody looks for its audio; but for recordings that we cut."""
+class _IdentityWalk(Walk):
+    """A walk that takes no row, so that no audio is looked at, except recordings that are cut."""
 
-    def __init__(self, sources: Sources, note: RowNote, lengths: Mapping[str, float]) -> None:
-        mistakes, remarks = Mistakes([part.name for part in sources.parts]), Remarks(keeps_missing=True)
-        super().__init__(WHOLE, mistakes, sources.cutting, remarks, sources.read_header)
-        self._note = note
-        self._lengths = lengths
+    note: RowNote
 
-    def takes(self, recording_id: str, chunk_id: str) -> bool:
-        self._note(self.rows, self.mistakes.source, (recording_id, chunk_id))
+    def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
+        if not to_cut:
+            self.note(self.rows, self.mistakes.source, (recording_id, chunk_id))
         self.rows += 1
-        return False
-
-    def takes_recording(self, recording_id: str) -> bool:
-        self.rows += 1
-        return True
-
-    def known_length_s(self, recording_id: str) -> float | None:
-        return self._lengths.get(recording_id)
+        return to_cut
 
 
 def open_sources(

@@ -66,7 +66,7 @@ class Surveyor(Walk):
         self._base_of: dict[str, str] = {}
         self._usual_base = "/"
 
-    def takes(self, recording_id: str, chunk_id: str) -> bool:
+    def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
         """Count one more row, and say whether it is the first of its identity."""
         self.rows += 1
         key = recording_id, chunk_id

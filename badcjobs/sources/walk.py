@@ -6,7 +6,7 @@ import re
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -246,8 +246,10 @@ class SeenKeys:
     It keeps hashes, so a repeat is a suspicion (for a million keys, once in thirty million times a wrong one).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Iterable[Hashable] = ()) -> None:
         self._buckets = [array("q") for _ in range(_BUCKETS)]
+        for key in keys:
+            self.add(key)
 
     def add(self, key: Hashable) -> None:
         number = hash(key)
@@ -282,19 +284,16 @@ class Walk:
         self.while_waiting = while_waiting  # called now and then while files are slow; may raise, which ends the walk
         self.rows = 0  # so many have been counted; what is yielded may lag behind
         self.row = 0  # the number of that whose chunks are being yielded; only recordings have one
+        self.lengths: Mapping[str, float] = {}  # seconds, by recording_id: of recordings that need no look
         self._shard = shard
 
-    def takes(self, recording_id: str, chunk_id: str) -> bool:
-        """Count one more row and say whether it is ours."""
+    def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
+        """Count one more row and say whether it is ours; ``to_cut``: it is a recording, with all its chunks."""
         row_number = self.rows
         self.rows += 1
         if recording_id and chunk_id:
             self.seen.add((recording_id, chunk_id))
         return self._shard.takes(row_number)
-
-    def takes_recording(self, recording_id: str) -> bool:
-        """Count one more recording that is cut into chunks, and say whether it is ours, with all of them."""
-        return self.takes(recording_id, recording_id)
 
     def miss(self, line: int, text: str, problem: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
         """Note a row without audio; yield it all the same where such rows are to fail later, and alone.
@@ -304,7 +303,3 @@ class Walk:
         self.mistakes.add(line, text, fix=fix or problem.fix, missing=problem.missing_at is not None)
         if problem.missing_at is not None and self.remarks.keeps_missing:
             yield replace(row, audio_path=problem.missing_at, is_cut=True)
-
-    def known_length_s(self, recording_id: str) -> float | None:
-        """Return how long a recording is that nobody needs to look at any more; None: look."""
-        return None
