@@ -75,14 +75,14 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
         made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
         data_bytes, unfinished = min(promised, there), promised > there and made_up
         missing_bytes = 0 if unfinished else promised - data_bytes
-    fields = struct.unpack("<HHIIH", format_chunk[:14])
-    header = WavHeader(format_chunk, *fields, start, data_bytes, missing_bytes, unfinished)
-    if header.kind not in CONSTANT_FRAMES and not compressed:
-        raise NotWav(f"its frames are packed (format {header.kind})")
-    if not (header.channels and header.rate_hz and header.frame_bytes) and not compressed:
-        what = f"{header.channels} channels, {header.rate_hz} Hz, {header.frame_bytes} bytes a frame"
-        raise NotWav(f"its header says {what}")
-    return header
+    kind, channels, rate_hz, bytes_per_s, frame_bytes = struct.unpack("<HHIIH", format_chunk[:14])
+    if kind not in CONSTANT_FRAMES and not compressed:
+        raise NotWav(f"its frames are packed (format {kind})")
+    if not (channels and rate_hz and frame_bytes) and not compressed:
+        raise NotWav(f"its header says {channels} channels, {rate_hz} Hz, {frame_bytes} bytes a frame")
+    return WavHeader(
+        format_chunk, kind, channels, rate_hz, bytes_per_s, frame_bytes, start, data_bytes, missing_bytes, unfinished
+    )
 
 
 def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:

@@ -20,7 +20,7 @@ from badcjobs.store.live_folder import Owner, choose_live_folder, hold
 from badcjobs.store.publish import Publisher
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.startup import World, mark_of
-from badcjobs.telemetry.alert_command import HookCalls
+from badcjobs.telemetry.alert_command import AlertCommand
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.books import RECORDING_MARK
 from badcjobs.telemetry.recorder import Followed, SidecarOrder
@@ -69,7 +69,7 @@ class Records:
         self._publisher: Publisher | None = None
         self.recorder: Sidecar | None = None  # None: it was not started
         self.telemetry_failure: str | None = None  # known after ``close``
-        self._calls: HookCalls | None = None
+        self._calls: AlertCommand | None = None
         self._usage: UsageWatch | None = None
         self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
         self.readings_at_hand = self._readings.uri_at_hand
@@ -105,7 +105,7 @@ class Records:
         world = self._world
         listeners = [] if how.on_alert is None else [how.on_alert]
         if how.hooks.command is not None:
-            self._calls = HookCalls(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
+            self._calls = AlertCommand(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
             listeners.append(self._calls.add)
 
         def pass_on(alert: Alert) -> None:

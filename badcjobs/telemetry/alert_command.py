@@ -27,7 +27,7 @@ from badcjobs.telemetry.alerts import Alert
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0  # of each call
-News = Mapping[str, object]
+Document = Mapping[str, object]
 
 _MOST_PER_HOUR = 20
 _HOUR_S = 3600.0
@@ -76,38 +76,87 @@ class AlertCalls:
                 log.exception("%s failed; the recording goes on", self._name)
 
 
-class HookCalls:
-    """Runs the command for one alert after the other; calls that are left out are counted in the next one."""
+class AlertCommand:
+    """Runs the user's program for one alert after the other, without a shell; the document is its JSON on stdin.
+
+    Calls that would be too many are left out, and counted in the next one.
+    """
 
     def __init__(self, hooks: AlertHooks, task: str, clock: Clock, environ: Mapping[str, str], cwd: Path) -> None:
         self._task = task
         self._clock = clock
+        self._environ = environ
+        self._cwd = cwd
         self._budget = CallBudget(hooks.min_interval_s)
-        self._command = AlertCommand(shlex.split(hooks.command or ""), environ, cwd)
+        self._argv = argv = shlex.split(hooks.command or "")
         self._calls = AlertCalls(self._call, "[alerts] command")
+        self._process: subprocess.Popen[bytes] | None = None
         self._held_back = 0
         self._failed = False  # a failure is logged once
+        self._stopped = False
+        if shutil.which(cwd / argv[0] if os.sep in argv[0] else argv[0], path=environ.get("PATH")) is None:
+            log.warning("[alerts] command: there is no program %s here, so alerts are not told to it", argv[0])
 
     def add(self, alert: Alert) -> None:
-        """Call for this alert soon, unless that would be too often; never waits."""
+        """Run the program for this alert soon, unless that would be too often; never waits."""
         if not self._budget.allows(alert, self._clock.monotonic_s()):
             self._held_back += 1
             return
-        self._calls.add(news_of(alert, self._task, self._held_back))
+        self._calls.add(alert_document(alert, self._task, self._held_back))
         self._held_back = 0
 
     def finish(self) -> None:
-        """Wait a moment for what is due; then nothing of it goes on."""
+        """Wait a moment for the calls that are due; then kill the program, with all that it has started."""
         if not self._calls.finish(_PATIENCE_S):
             log.warning("calls about alerts were still under way at the end: they are given up")
-            self._command.stop()
+            self._stopped = True
+            process = self._process  # the other thread may be done with it at any moment
+            if process is not None:
+                _kill_group(process.pid)
             self._calls.finish(_KILLED_S)
 
-    def _call(self, news: News) -> None:
-        trouble = self._command.run(news)
-        if trouble is not None and not self._failed and not self._command.stopped:
+    def _call(self, document: Document) -> None:
+        if self._stopped:
+            return
+        trouble = self._run(document)
+        if trouble is not None and not self._failed and not self._stopped:
             self._failed = True
             log.warning("[alerts] command: %s; this is said once, the work goes on", trouble)
+
+    def _run(self, document: Document) -> str | None:
+        """Run the program to its end, or for TIMEOUT_S; return what went wrong."""
+        try:
+            process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**self._environ, **alert_variables(document)},
+                cwd=self._cwd,
+                start_new_session=True,  # a Ctrl-C is not meant for it, and all it starts can be ended with it
+                preexec_fn=die_with_parent,  # no locks
+            )
+        except (OSError, ValueError) as error:
+            return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
+        self._process = process
+        if self._stopped:
+            _kill_group(process.pid)
+        assert process.stdin is not None and process.stderr is not None
+        with suppress(OSError):  # it does not read its input
+            process.stdin.write(json.dumps(document).encode())  # far shorter than a pipe holds: this never waits
+            process.stdin.close()
+        ended, output = _read_errors(process, process.stderr.fileno())
+        _kill_group(process.pid)  # before it is waited for: until then its number is not given to another process
+        self._process = None
+        with suppress(subprocess.TimeoutExpired):  # deep in a filesystem that hangs
+            process.wait(_DYING_S)
+        process.stderr.close()
+        if not ended:
+            return f"it did not end in {TIMEOUT_S:.0f} s and was killed"
+        if process.returncode == 0:
+            return None
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
+        return ": ".join([f"it ended with {process.returncode}", *(line[:_LONGEST_COMPLAINT] for line in last)])
 
 
 class CallBudget:
@@ -136,7 +185,7 @@ class CallBudget:
         return True
 
 
-def news_of(alert: Alert, task: str, held_back: int) -> dict[str, object]:
+def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]:
     """Return the JSON document of a call; ``held_back``: how many calls were not made since the last one."""
     more = f" ({held_back} more were held back)" if held_back else ""
     return {
@@ -156,69 +205,13 @@ def news_of(alert: Alert, task: str, held_back: int) -> dict[str, object]:
     }
 
 
-def variables_of(news: News) -> dict[str, str]:
+def alert_variables(document: Document) -> dict[str, str]:
     """Return the same as variables of an environment; what is not known is empty."""
-    told = {name: "" if news[name] is None else str(news[name]) for name in _VARIABLES}
+    told = {name: "" if document[name] is None else str(document[name]) for name in _VARIABLES}
     return {f"BADCJOBS_ALERT_{name.upper()}": value.replace("\0", "") for name, value in told.items()}
 
 
-class AlertCommand:
-    """A program that gets the news as JSON on its input, and as variables; without a shell."""
-
-    def __init__(self, words: list[str], environ: Mapping[str, str], cwd: Path) -> None:
-        self._words = words
-        self._environ = environ
-        self._cwd = cwd
-        self._process: subprocess.Popen[bytes] | None = None
-        self.stopped = False
-        if shutil.which(cwd / words[0] if os.sep in words[0] else words[0], path=environ.get("PATH")) is None:
-            log.warning("[alerts] command: there is no program %s here, so alerts are not told to it", words[0])
-
-    def run(self, news: News) -> str | None:
-        """Run it to its end, or for TIMEOUT_S; return what went wrong."""
-        if self.stopped:
-            return None
-        try:
-            process = subprocess.Popen(
-                self._words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={**self._environ, **variables_of(news)},
-                cwd=self._cwd,
-                start_new_session=True,  # a Ctrl-C is not meant for it, and all it starts can be ended with it
-                preexec_fn=die_with_parent,  # no locks
-            )
-        except (OSError, ValueError) as error:
-            return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
-        self._process = process
-        if self.stopped:
-            self.stop()
-        assert process.stdin is not None and process.stderr is not None
-        with suppress(OSError):  # it does not read its input
-            process.stdin.write(json.dumps(news).encode())  # far shorter than a pipe holds: this never waits
-            process.stdin.close()
-        ended, said = _listen(process, process.stderr.fileno())
-        _kill_group(process.pid)  # before it is waited for: until then its number is not given to another process
-        self._process = None
-        with suppress(subprocess.TimeoutExpired):  # deep in a filesystem that hangs
-            process.wait(_DYING_S)
-        process.stderr.close()
-        if not ended:
-            return f"it did not end in {TIMEOUT_S:.0f} s and was killed"
-        words = said.decode(errors="replace").strip().splitlines()[-1:]
-        code = process.returncode
-        return None if code == 0 else ": ".join([f"it ended with {code}", *(w[:_LONGEST_COMPLAINT] for w in words)])
-
-    def stop(self) -> None:
-        """Kill it, with all that it has started, and run it no more."""
-        self.stopped = True
-        process = self._process  # the other thread may be done with it at any moment
-        if process is not None:
-            _kill_group(process.pid)
-
-
-def _listen(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]:
+def _read_errors(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]:
     """Return whether a program ended in time, and its last output, even if its pipe is still open."""
     until_s, heard = time.monotonic() + TIMEOUT_S, b""
     os.set_blocking(errors, False)

@@ -4,7 +4,6 @@ An alert that has not ended when the recorder stops has no end."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -71,15 +70,6 @@ class Alert:
         lasted_s = (self.ended_at_ms - self.started_at_ms) / 1000
         return f"alert over after {lasted_s:.0f} s ({self.kind}{worst}): {self.message}"
 
-    def to_json(self) -> str:
-        """Return one line for the wrapper."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Alert:
-        """Read the recorder's line."""
-        return cls(**json.loads(text))
-
 
 class AlertBook(Book):
     """Follows every trouble of a task's devices, and writes alerts with the instant they belong to."""
@@ -105,9 +95,9 @@ class AlertBook(Book):
 
     def resume(self) -> None:
         """Go on with what a recorder that died has left open."""
-        for values in self._writer.open_alerts() if self._writer else ():
-            device = self._conditions[int(str(values["device_id"]))].device
-            alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)  # type: ignore[arg-type]
+        for values in self._writer.rows_of("alert", "WHERE ended_at_ms IS NULL") if self._writer else ():
+            device = self._conditions[values["device_id"]].device
+            alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
             place = _place(alert.device_id, alert.kind, alert.message)
             if alert.kind == "fault":  # it was a moment
                 self._unwritten[place, alert.started_at_ms] = replace(alert, ended_at_ms=alert.started_at_ms)

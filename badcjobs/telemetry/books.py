@@ -100,8 +100,8 @@ class ProcessBook(Book):
 
     def resume(self) -> None:
         """Go on with the rows of a recorder that died."""
-        for row in self._writer.last_processes():
-            self._rows[row["device_id"], row["pid"]] = row  # type: ignore[index]
+        for row in self._writer.rows_of("process", "ORDER BY first_at_ms"):
+            self._rows[row["device_id"], row["pid"]] = row
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
         """Write the processes of one instant; most instants do not ask for them."""

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from badcjobs.model import METRICS, AlertLimits, HostReading, Reading, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
@@ -47,10 +49,43 @@ _Place = tuple[int, str | None]  # device, metric (None: all of them)
 #     published       everything is published: exit
 # A pipe that closes without a word means that the wrapper is dead.
 MODULE, AGAIN = "badcjobs.telemetry.recorder_process", "--again"
+CLOSED = ""
 READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
 REFUSED, SNAPSHOT = "refused", "snapshot"
 ALERT, TROUBLE, COST = "alert", "trouble", "cost"
 WORK_WAITS, WORK_NONE = "work waits", "work none"
+
+
+class LinePipe:
+    """One end of the pipes between the wrapper and its recorder: one line per message.
+
+    ``parent``: the process whose end means that the other end is closed, even while a process that it forked holds
+    the pipe open.
+    """
+
+    def __init__(self, lines_in: int, lines_out: int, *, parent: int | None = None) -> None:
+        self._in = lines_in
+        self._out = lines_out
+        self._parent = parent
+        self._unread = b""
+
+    def say(self, line: str, timeout_s: float | None = None) -> None:
+        """Write a line, or drop it if the pipe stays full; a closed pipe is noticed when its answers are read."""
+        with suppress(OSError, ValueError):
+            if select.select([], [self._out], [], timeout_s)[1]:
+                os.write(self._out, line.encode() + b"\n")
+
+    def next(self, timeout_s: float) -> str | None:
+        """Return the next line; None: it did not come in time; CLOSED: no line will come any more."""
+        while b"\n" not in self._unread:
+            if not select.select([self._in], [], [], timeout_s)[0]:
+                return None if self._parent in (None, os.getppid()) else CLOSED
+            part = os.read(self._in, 4096)
+            if not part:
+                return CLOSED
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace")
 
 
 class Followed(NamedTuple):
@@ -90,9 +125,9 @@ class SidecarOrder:
     limits: AlertLimits = field(default_factory=AlertLimits)
     own_marks: list[str] = field(default_factory=list)  # NAME=VALUE in the environment of the task's own processes
 
-    def to_json(self) -> str:
-        """Return what ``read`` reads."""
-        return json.dumps(asdict(self))
+    def write(self, path: Path) -> None:
+        """Write the order for the recorder's process."""
+        path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> SidecarOrder:
@@ -135,15 +170,6 @@ class Unwritten:
         if self.since_ms is None:
             return []
         return [(self.since_ms, max(to_ms, self.since_ms), f"could not be written: {self.reason}")]
-
-    def to_json(self) -> str:
-        """Return one line for the wrapper."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Unwritten:
-        """Read the recorder's line; an empty one means no loss."""
-        return cls(**json.loads(text)) if text else cls()
 
 
 class Book(ABC):
@@ -420,15 +446,8 @@ class TelemetryWriter:
         if changed.rowcount == 0:
             self.put("alert", values)
 
-    def open_alerts(self) -> list[dict[str, object]]:
-        """Return the alerts that have not ended."""
-        return self._noted("alert", "WHERE ended_at_ms IS NULL")
-
-    def last_processes(self) -> list[dict[str, object]]:
-        """Return every process in its newest row, as an earlier recorder has left them."""
-        return self._noted("process", "ORDER BY first_at_ms")
-
-    def _noted(self, table: str, which: str) -> list[dict[str, object]]:
+    def rows_of(self, table: str, which: str) -> list[dict[str, Any]]:
+        """Return rows that an earlier recorder has left, without their task."""
         names = ", ".join(name for name in columns_of(table) if name != "task_id")
         return rows_by_name(self._db, f"SELECT {names} FROM {table} {which}")
 

@@ -6,9 +6,9 @@ recording."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import select
 import signal
 import sqlite3
 import sys
@@ -16,20 +16,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
 from badcjobs.seams import Clock, GpuReader
 from badcjobs.telemetry import recorder as protocol
-from badcjobs.telemetry.alerts import AlertBook
+from badcjobs.telemetry.alerts import Alert, AlertBook
 from badcjobs.telemetry.books import CostBook, HostReader, ProcessBook, ProcessLookup, SourceBook
-from badcjobs.telemetry.recorder import Effort, Gaps, Recorder, Sampler, SidecarOrder, TelemetryWriter, Unwritten
+from badcjobs.telemetry.recorder import (
+    Effort,
+    Gaps,
+    LinePipe,
+    Recorder,
+    Sampler,
+    SidecarOrder,
+    TelemetryWriter,
+    Unwritten,
+)
 
 log = logging.getLogger(__name__)
 
-WRAPPER_GONE = ""
 _LISTEN_S = 5.0
 _LAST_PUBLICATION_TRIES = 3
 _TAKE_OVER_PATIENCE_S = 30.0
@@ -40,20 +48,20 @@ def main(args: Sequence[str]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
-    pipe = WrapperPipe(sys.stdin.fileno(), sys.stdout.fileno())
+    pipe = LinePipe(sys.stdin.fileno(), sys.stdout.fileno(), parent=os.getppid())
     order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
     reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
     run_recorder(order, reader, pipe, clock, again=protocol.AGAIN in args)
 
 
-def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, clock: Clock, *, again: bool) -> None:
+def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: Clock, *, again: bool) -> None:
     """Record until the wrapper says stop or is gone; in the second case publish for it.
 
     ``again``: a recorder before us has died.
     """
     word, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
-    if word != WRAPPER_GONE:
-        pipe.say(f"{protocol.STOPPED} {unwritten.to_json()}")
+    if word != protocol.CLOSED:
+        pipe.say(f"{protocol.STOPPED} {json.dumps(asdict(unwritten))}")
         while (answer := pipe.next(_LISTEN_S)) is None:
             pass
         word = answer
@@ -64,19 +72,17 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, cloc
 class RecorderProcess:
     """The recorder, its file, and what the wrapper asks for between two samples."""
 
-    def __init__(self, order: SidecarOrder, reader: GpuReader, pipe: WrapperPipe, clock: Clock, *, again: bool) -> None:
+    def __init__(self, order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: Clock, *, again: bool) -> None:
         self._reader = reader
         self._pipe = pipe
         self._clock = clock
         self._again = again
         self._is_ready = False
-        self._last_word = WRAPPER_GONE
+        self._last_word = protocol.CLOSED
         self._snapshot: threading.Thread | None = None
         self._writer = writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
         self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
-        self._alerts = AlertBook(
-            writer, order.devices, order.limits, lambda alert: pipe.mention(f"{protocol.ALERT} {alert.to_json()}")
-        )
+        self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert)
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._processes = ProcessBook(writer, lookup.look_up)
         effort = Effort()
@@ -97,7 +103,7 @@ class RecorderProcess:
             again=again,
             refused=lambda reason: pipe.say(f"{protocol.REFUSED} {reason}"),
             books=[self._alerts, self._processes, SourceBook(writer), self._cost],
-            trouble=lambda text: pipe.mention(f"{protocol.TROUBLE} {text}"),
+            trouble=lambda text: pipe.say(f"{protocol.TROUBLE} {text}", 0),
             effort=effort,
         )
 
@@ -111,7 +117,7 @@ class RecorderProcess:
                 log.warning("what the earlier recorder has noted cannot be read: %s", error)
         self._recorder.run(self._wait)
         self._reader.close()
-        self._pipe.mention(f"{protocol.COST} {self._cost.words}")
+        self._pipe.say(f"{protocol.COST} {self._cost.words}", 0)
         if self._snapshot is not None:
             self._snapshot.join()
         last_copy = self._last_word.removeprefix(protocol.STOP).strip()
@@ -125,7 +131,7 @@ class RecorderProcess:
         if not self._is_ready:  # we come here for the first time after the first sample
             self._is_ready = True
             for text in describe_unreadable({} if self._again else self._sampler.unreadable):
-                self._pipe.mention(f"{protocol.TROUBLE} {text}")
+                self._pipe.say(f"{protocol.TROUBLE} {text}", 0)
             self._pipe.say(protocol.READY)
         end_s = self._clock.monotonic_s() + seconds
         while (word := self._pipe.next(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
@@ -140,45 +146,14 @@ class RecorderProcess:
                 return True
         return False
 
+    def _send_alert(self, alert: Alert) -> None:
+        self._pipe.say(f"{protocol.ALERT} {json.dumps(asdict(alert))}", 0)
+
     def _copy(self, target: Path) -> None:
         try:
             self._writer.snapshot(target)
         except (OSError, sqlite3.Error) as error:
             log.warning("no snapshot for the wrapper: %s", error)
-
-
-class WrapperPipe:
-    """The recorder's ends of the two pipes; an empty word means that the wrapper is gone."""
-
-    def __init__(self, words_in: int, words_out: int) -> None:
-        self._in = words_in
-        self._out = words_out
-        self._unread = b""
-        self._parent = os.getppid()
-
-    def say(self, word: str) -> None:
-        """Write to the wrapper; one that is gone is noticed when we listen."""
-        with suppress(OSError):
-            os.write(self._out, word.encode() + b"\n")
-
-    def mention(self, word: str) -> None:
-        """Write to the wrapper unless that would block: it has not read for a long time."""
-        with suppress(OSError, ValueError):
-            if select.select([], [self._out], [], 0)[1]:
-                self.say(word)
-
-    def next(self, timeout_s: float | None) -> str | None:
-        """Return the next word; None when none came in time."""
-        if b"\n" not in self._unread:
-            if not select.select([self._in], [], [], timeout_s)[0]:
-                # The wrapper may have died while a process that it forked still holds our pipe open.
-                return WRAPPER_GONE if os.getppid() != self._parent else None
-            part = os.read(self._in, 4096)
-            if not part:
-                return WRAPPER_GONE
-            self._unread += part
-        word, _, self._unread = self._unread.partition(b"\n")
-        return word.decode()
 
 
 def describe_unreadable(unreadable: Mapping[int, str]) -> list[str]:

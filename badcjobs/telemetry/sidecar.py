@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -49,8 +49,7 @@ class Sidecar:
         self.over = False  # the recorder's file is not written any more
         self._process: subprocess.Popen[bytes] | None = None
         self._log_before = 0  # how much of the log an earlier recorder has written
-        self._heard = b""
-        self._deaf = False
+        self._pipe: protocol.LinePipe | None = None
         self._warned = False
         self._answers: dict[str, str] = {}  # what it has said so far, by its first word
         self._start()
@@ -62,7 +61,8 @@ class Sidecar:
 
     def check(self) -> None:
         """Restart a dead recorder once; after that, go on without."""
-        self._listen(0.0)
+        while self._listen(0.0):
+            pass
         if self.failure is not None or self._is_alive():
             return
         if self._restarts_left == 0:
@@ -99,7 +99,7 @@ class Sidecar:
                 self._say(protocol.STOP if last_copy is None else f"{protocol.STOP} {last_copy}")
                 answer = self._hear(protocol.STOPPED, timeout_s)
             if answer is not None:
-                self.unwritten = Unwritten.from_json(answer)
+                self.unwritten = Unwritten(**json.loads(answer))
                 log.info("recorder: %s", self._answers.get(protocol.COST, "its cost is not known"))
             elif self._is_alive():
                 self._give_up(f"the recorder did not answer in {timeout_s:.0f} s")
@@ -123,10 +123,10 @@ class Sidecar:
 
     def _start(self, *options: str) -> None:
         try:
-            self._order_file.write_text(self._order.to_json())
+            self._order.write(self._order_file)
             with self._log_file.open("ab") as errors:
                 self._log_before = errors.tell()
-                self._heard, self._deaf, self._answers = b"", False, {}
+                self._answers = {}
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", protocol.MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
@@ -134,6 +134,8 @@ class Sidecar:
                     stderr=errors,
                     start_new_session=True,  # a Ctrl-C in the terminal is the wrapper's business
                 )
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._pipe = protocol.LinePipe(self._process.stdout.fileno(), self._process.stdin.fileno())
         except OSError as error:
             self._give_up(f"the recorder cannot be started: {error}")
 
@@ -154,14 +156,8 @@ class Sidecar:
             self._process.wait(_DYING_S)
 
     def _say(self, word: str) -> None:
-        try:
-            assert self._process is not None and self._process.stdin is not None
-            if not select.select([], [self._process.stdin], [], _FULL_PIPE_S)[1]:
-                return  # it has not listened for hours, and will not listen to this
-            self._process.stdin.write(word.encode() + b"\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError):
-            pass  # it is dead; check() or the last publication deals with that
+        if self._pipe is not None:  # a dead recorder is noticed by check() or at the last publication
+            self._pipe.say(word, _FULL_PIPE_S)
 
     def _hear(self, word: str, timeout_s: float) -> str | None:
         """Wait for a word of the recorder and return what it adds; None: it did not come in time, or never will."""
@@ -173,21 +169,12 @@ class Sidecar:
         return self._answers[word]
 
     def _listen(self, timeout_s: float) -> bool:
-        """Take in what the recorder says; False: nothing came, or nothing will ever come."""
-        if self._process is None or self._process.stdout is None or self._deaf:
-            return False
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            return False
-        part = os.read(self._process.stdout.fileno(), 4096)
-        if not part:
-            self._deaf = True
+        """Read one line of the recorder; False: none came, or none will come any more."""
+        line = None if self._pipe is None else self._pipe.next(timeout_s)
+        if line == protocol.CLOSED and self._process is not None:
             self._process.wait()
-        *lines, self._heard = (self._heard + part).split(b"\n")
-        for line in lines:
-            self._note(line.decode(errors="replace"))
-        return bool(part)
-
-    def _note(self, line: str) -> None:
+        if not line:
+            return False
         word, _, more = line.partition(" ")
         self._answers[word] = more
         if word == protocol.REFUSED and not self._warned:  # once: a disk on the brink refuses every other tick
@@ -197,12 +184,13 @@ class Sidecar:
             log.warning("%s", more)
         elif word == protocol.ALERT:
             try:
-                alert = Alert.from_json(more)
+                alert = Alert(**json.loads(more))
             except (ValueError, TypeError):
-                return  # half a line: the database has it
+                return True  # half a line: the database has it
             log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.words)
             with suppress(OSError):  # no terminal any more to say it on
                 self._on_alert(alert)
+        return True
 
     def _obituary(self) -> str:
         """Return why it ended, from its exit code and its log."""

@@ -16,8 +16,8 @@ from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
 from badcjobs.model import InventoryDevice, Reading, StandIn
 from badcjobs.seams import GpuReader
-from badcjobs.telemetry.recorder import Followed, SidecarOrder
-from badcjobs.telemetry.recorder_process import WrapperPipe, run_recorder
+from badcjobs.telemetry.recorder import Followed, LinePipe, SidecarOrder
+from badcjobs.telemetry.recorder_process import run_recorder
 
 DEVICES = 4
 
@@ -72,7 +72,7 @@ def main() -> None:
         publish_to=str(file),
         local_folder=str(file.parent),
     )
-    run_recorder(order, reader, WrapperPipe(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
+    run_recorder(order, reader, LinePipe(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from support.waiting import wait_for
 from badcjobs.cli.start import read_topic
 from badcjobs.model import AlertHooks
 from badcjobs.settings import Config
-from badcjobs.telemetry.alert_command import CallBudget, HookCalls, news_of, variables_of
+from badcjobs.telemetry.alert_command import AlertCommand, CallBudget, alert_document, alert_variables
 from badcjobs.telemetry.alerts import Alert
 
 START_MS = 1_800_000_000_000
@@ -30,7 +30,7 @@ HOT = Alert(
 OVER = replace(HOT, ended_at_ms=START_MS + 60_000)
 TASK = "4821_7.r0.gpu-01"
 SECRET = "/services/T0123/xyzzy"
-Caller = Callable[..., HookCalls]
+Caller = Callable[..., AlertCommand]
 
 
 def later(alert: Alert, seconds: float) -> Alert:
@@ -40,12 +40,12 @@ def later(alert: Alert, seconds: float) -> Alert:
 
 @pytest.fixture
 def caller(tmp_path: Path) -> Iterator[Caller]:
-    made: list[HookCalls] = []
+    made: list[AlertCommand] = []
 
-    def make(clock: HandClock | None = None, environ: dict[str, str] | None = None, **hooks: object) -> HookCalls:
+    def make(clock: HandClock | None = None, environ: dict[str, str] | None = None, **hooks: object) -> AlertCommand:
         settings = AlertHooks(**hooks)  # type: ignore[arg-type]
         assert settings.problems() == []
-        made.append(HookCalls(settings, TASK, clock or HandClock(), environ or {"PATH": "/usr/bin:/bin"}, tmp_path))
+        made.append(AlertCommand(settings, TASK, clock or HandClock(), environ or {"PATH": "/usr/bin:/bin"}, tmp_path))
         return made[-1]
 
     yield make
@@ -98,7 +98,7 @@ def test_who_was_not_told_of_a_begin_for_want_of_room_is_not_told_of_its_end() -
 
 
 def test_the_news_say_everything_that_the_log_says() -> None:
-    assert news_of(OVER, TASK, 0) == {
+    assert alert_document(OVER, TASK, 0) == {
         "text": f"badcjobs {TASK}: warning alert over after 60 s (thermal; at worst 91.5):"
         " device 0 is at 91.5 °C; the limit is 83 °C",
         "state": "end",
@@ -114,19 +114,19 @@ def test_the_news_say_everything_that_the_log_says() -> None:
         "ended_at_ms": START_MS + 60_000,
         "held_back": 0,
     }
-    assert str(news_of(HOT, TASK, 3)["text"]).endswith("the limit is 83 °C (3 more were held back)")
+    assert str(alert_document(HOT, TASK, 3)["text"]).endswith("the limit is 83 °C (3 more were held back)")
 
 
 def test_a_message_cannot_call_the_whole_channel() -> None:
-    news = news_of(replace(HOT, kind="fault", message="Xid <!channel> & more"), TASK, 0)
+    news = alert_document(replace(HOT, kind="fault", message="Xid <!channel> & more"), TASK, 0)
     assert str(news["text"]).endswith("Xid &lt;!channel&gt; &amp; more")
     assert news["message"] == "Xid <!channel> & more"
 
 
 def test_what_is_unknown_is_empty_in_a_variable_and_null_in_json() -> None:
-    news = news_of(replace(HOT, peak=None, threshold=None, device_index=None, message="a\0b"), TASK, 0)
+    news = alert_document(replace(HOT, peak=None, threshold=None, device_index=None, message="a\0b"), TASK, 0)
     assert (news["peak"], news["threshold"], news["device"]) == (None, None, "GPU-7")
-    assert variables_of(news) == {
+    assert alert_variables(news) == {
         "BADCJOBS_ALERT_KIND": "thermal",
         "BADCJOBS_ALERT_SEVERITY": "warning",
         "BADCJOBS_ALERT_DEVICE": "GPU-7",
@@ -186,8 +186,8 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Call
     calls.finish()
     begin, begin_json, end, end_json = (tmp_path / "said").read_text().splitlines()
     assert (begin, end) == ("$HOME; begin 91.5", "$HOME; end 91.5"), "no shell has touched it"
-    assert json.loads(begin_json) == news_of(HOT, TASK, 0)
-    assert json.loads(end_json) == news_of(OVER, TASK, 0)
+    assert json.loads(begin_json) == alert_document(HOT, TASK, 0)
+    assert json.loads(end_json) == alert_document(OVER, TASK, 0)
 
 
 def test_five_hundred_alerts_at_once_are_twenty_calls_and_adding_them_does_not_wait(
@@ -301,9 +301,9 @@ from pathlib import Path
 from badcjobs.clock import SystemClock
 from badcjobs.telemetry.alert_command import AlertHooks
 from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.alert_command import HookCalls
+from badcjobs.telemetry.alert_command import AlertCommand
 alert = Alert("lost", "critical", 1, 0, None, 1, None, None, None, "gone")
-HookCalls(AlertHooks(sys.argv[1]), "1", SystemClock(), {"PATH": "/bin"}, Path(sys.argv[2])).add(alert)
+AlertCommand(AlertHooks(sys.argv[1]), "1", SystemClock(), {"PATH": "/bin"}, Path(sys.argv[2])).add(alert)
 time.sleep(77)
 """
 
