@@ -160,29 +160,11 @@ Question = tuple[str, bool]  # a file that is to be looked at, and whether its h
 Look = tuple[Found | NoAudio, bool]  # what was found, and whether the header was read
 
 
-class RowLooks:
-    """Asks for a look at a file only as far as a row needs it, and only once for neighbouring rows."""
-
-    def __init__(self, cutting: Cutting) -> None:
-        self._always_measure = cutting.rows is not False
-        self._path = ""
-        self._first: Times = 0, None
-        self._asked = False
-
-    def ask(self, path: str, times: Times, *, ours: bool) -> tuple[Times, Question | None]:
-        """Return the first row of this file, whichever task has it, and what is to be asked for the next row of it."""
-        if path != self._path:
-            self._path, self._first, self._asked = path, times, False
-        if not ours or self._asked:
-            return self._first, None
-        self._asked = True
-        return self._first, (path, self._always_measure or times[1] is None)
-
-
 class RowFiles:
     """The file of one row after another: whether a row is its file, or a stretch of it that is cut out before use.
 
-    Rows of one recording follow each other, so what was found out about the last file serves for many of them.
+    Rows of one recording follow each other, so each file is looked at only once, and only as far as its rows need it.
+    Rows are asked about ahead of the rows that are resolved.
     """
 
     def __init__(self, folders: Sequence[str], cutting: Cutting, read_header: ReadHeader) -> None:
@@ -192,11 +174,23 @@ class RowFiles:
         self._found: Found = "", Fingerprint()
         self._problem: NoAudio | None = None
         self._measured = False
+        self._asked_path = ""
+        self._first: Times = 0, None  # of the rows of that path
+        self._has_asked = False
 
     @property
     def header(self) -> AudioHeader:
         """What the header of the current file says, as far as it was read."""
         return self._found[1].header
+
+    def ask(self, path: str, times: Times, *, ours: bool) -> tuple[Times, Question | None]:
+        """Return the first row of this file, whichever task has it, and what is to be asked for the next row of it."""
+        if path != self._asked_path:
+            self._asked_path, self._first, self._has_asked = path, times, False
+        if not ours or self._has_asked:
+            return self._first, None
+        self._has_asked = True
+        return self._first, (path, self._cuts is not False or times[1] is None)
 
     def look(self, question: Question) -> Look:
         """Look at a file; any thread may do that."""
@@ -291,7 +285,7 @@ class Manifest:
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
         files = RowFiles(self.folders, walk.cutting, walk.read_header)
-        for row, look in look_ahead(self._our_rows(walk), files.look, while_waiting=walk.while_waiting):
+        for row, look in look_ahead(self._our_rows(walk, files), files.look, while_waiting=walk.while_waiting):
             line, recording_id, chunk_id, path, times, sha256, first, known_cut = row
             try:
                 found = files.resolve(path, first, look, times, known_cut=known_cut)
@@ -306,9 +300,8 @@ class Manifest:
                 fingerprint = replace(fingerprint, audio_sha256=sha256)
             yield Chunk(recording_id, chunk_id, path, audio_path, times[0], end_ms, fingerprint, is_cut=is_cut)
 
-    def _our_rows(self, walk: Walk) -> Iterator[tuple[_OurRow, Question | None]]:
+    def _our_rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[_OurRow, Question | None]]:
         """Read every row, and yield our own, each with what is to be asked of its file."""
-        looks = RowLooks(walk.cutting)
         for line, row, columns in read_rows(self.path, walk.mistakes):
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
@@ -318,7 +311,7 @@ class Manifest:
                 walk.mistakes.add(line, text)
             ours = ours and not wrong and not wrong_cut
             times = start_ms, end_ms
-            first, question = looks.ask(path, times, ours=ours)
+            first, question = files.ask(path, times, ours=ours)
             if ours:
                 # None where the column is missing or holds anything else: "", "n/a", another kind.
                 text = "" if columns.sha256 is None else row[columns.sha256].strip().lower()

@@ -35,10 +35,6 @@ class Mistakes:
         del self._first[SHOWN:]
         self._fix = self._fix or fix
 
-    def add_unseen(self, count: int) -> None:
-        """Count mistakes nobody will look at one by one."""
-        self.count += count
-
     def examples(self, most: int) -> tuple[list[str], str | None]:
         """Return the first of them, and a line to paste."""
         return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix
@@ -180,20 +176,12 @@ def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for number, line in enumerate(file, 1):
             if not line.isascii() and not is_text(line):
-                mistakes.add(number, "is not UTF-8", fix=_to_copy(path, "iconv -f latin1 -t utf-8"))
+                mistakes.add(number, "is not UTF-8", fix=copy_command(path, "iconv -f latin1 -t utf-8"))
                 line = line.encode(errors="surrogateescape").decode(errors="replace")
             if "\0" in line:
-                mistakes.add(number, "has a NUL byte", fix=_to_copy(path, "tr -d '\\000'", "< "))
+                mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
                 line = line.replace("\0", "")
             yield line
-
-
-def note_utf16(path: Path, start: bytes, mistakes: Mistakes) -> bool:
-    """Say whether the file is UTF-16 (a spreadsheet's "Unicode text"), where every single line would be a mistake."""
-    if start[:2] not in (b"\xff\xfe", b"\xfe\xff"):
-        return False
-    mistakes.add(0, "is UTF-16, not UTF-8", fix=_to_copy(path, "iconv -f utf-16 -t utf-8"))
-    return True
 
 
 def with_more(examples: Sequence[str], count: int) -> list[str]:
@@ -210,7 +198,7 @@ def is_text(line: str) -> bool:
     return True
 
 
-def _to_copy(path: Path, command: str, redirect: str = "") -> str:
+def copy_command(path: Path, command: str, redirect: str = "") -> str:
     """Return the line that writes a repaired copy of a file."""
     copy = path.with_suffix(f".utf8{path.suffix}")
     return f"{command} {redirect}{shlex.quote(str(path))} > {shlex.quote(str(copy))}"

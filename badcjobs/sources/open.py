@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AS_IT_COMES, Chunk, Cutting
 from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
-from badcjobs.sources.mistakes import Mistakes, Remarks, note_utf16, quoted, shown
+from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
 from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 
 # The number of what shards are made of, over all sources (a row; of recordings that we cut, the recording with all its
@@ -140,7 +140,7 @@ def open_sources(
         source = recognise(path, root, mistakes)
         if isinstance(source, ManifestList):
             if len(paths) == 1 and not mistakes.count:
-                return _with_cutting(_open_listed(source, root, position), cutting)
+                return _with_cutting(_open_listed(source.path, root, position), cutting)
             if len(paths) > 1:
                 mistakes.add(0, "is a list of manifests, which has to be the only SOURCE")
         elif isinstance(source, Path):
@@ -171,33 +171,42 @@ def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
     return replace(sources, cutting=cutting)
 
 
-def _open_listed(listed: ManifestList, root: Path | None, position: int | None) -> Sources:
+def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources:
     """Open the manifest at this position of a list, counted from 0; all of them when it is None."""
-    count = len(listed.manifests)
+    mistakes = Mistakes([str(path)])
+    line_of: dict[str, int] = {}
+    for line, text in read_list(path, mistakes):  # about as long as an array has tasks
+        if not is_manifest(text):
+            mistakes.add(line, f"{quoted(text)} is not a manifest (.csv) like the first line")
+        elif text in line_of:
+            mistakes.add(line, f"{quoted(text)} is already on line {line_of[text]}")
+        else:
+            line_of[text] = line
+    mistakes.raise_any()
+    count = len(line_of)
     if position is not None and not 0 <= position < count:
         raise BadInput(
-            f"{listed.path} has no manifest for position {position}: it lists {count}",
+            f"{path} has no manifest for position {position}: it lists {count}",
             why=f"an array task takes the manifest at its position, counted from 0; the last is {count - 1}",
             fix=f"#SBATCH --array=0-{count - 1}",
         )
-    missing = Mistakes([str(listed.path)])
     picked = []
-    for line, text in listed.manifests if position is None else listed.manifests[position : position + 1]:
+    for text in list(line_of) if position is None else [list(line_of)[position]]:
         # Seen from the working directory, otherwise from the folder of the list; not from --root, which is where
         # the recordings are.
-        places = [Path(text), listed.path.parent / text]
+        places = [Path(text), path.parent / text]
         there = [place for place in places if os.path.exists(place)]  # noqa: PTH110  (Path.exists may raise)
         if there:
-            picked.append((line, there[0]))
+            picked.append((line_of[text], there[0]))
         else:
-            missing.add(line, f"no such manifest: {shown(text)}")
-    missing.raise_any()
-    mistakes = Mistakes([str(path) for _, path in picked])
+            mistakes.add(line_of[text], f"no such manifest: {shown(text)}")
+    mistakes.raise_any()
+    mistakes = Mistakes([str(manifest) for _, manifest in picked])
     parts: list[AudioSource] = []
-    for mistakes.source, (line, path) in enumerate(picked):
-        source = recognise(path, root, mistakes)
+    for mistakes.source, (line, manifest) in enumerate(picked):
+        source = recognise(manifest, root, mistakes)
         if isinstance(source, Manifest):
-            parts.append(replace(source, named_by=f" (line {line} of {listed.path})"))
+            parts.append(replace(source, named_by=f" (line {line} of {path})"))
     mistakes.raise_any()
     return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=count)
 
@@ -205,25 +214,10 @@ def _open_listed(listed: ManifestList, root: Path | None, position: int | None) 
 # --- what a path is ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestList:
-    """The manifests that a file lists, each with its line number and as it is written there."""
+class ManifestList(NamedTuple):
+    """A file that lists manifests."""
 
     path: Path
-    manifests: tuple[tuple[int, str], ...]
-
-
-def read_manifest_list(path: Path, mistakes: Mistakes) -> ManifestList:
-    """Read all lines: a list of manifests is about as long as an array has tasks."""
-    line_of: dict[str, int] = {}
-    for line, text in read_list(path, mistakes):
-        if not is_manifest(text):
-            mistakes.add(line, f"{quoted(text)} is not a manifest (.csv) like the first line")
-        elif text in line_of:
-            mistakes.add(line, f"{quoted(text)} is already on line {line_of[text]}")
-        else:
-            line_of[text] = line
-    return ManifestList(path, tuple((line, text) for text, line in line_of.items()))
 
 
 def is_manifest(name: str) -> bool:
@@ -260,7 +254,8 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if not start.strip():
         mistakes.add(0, "is empty")
         return None
-    if note_utf16(path, start, mistakes):
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):  # a spreadsheet's "Unicode text"
+        mistakes.add(0, "is UTF-16, not UTF-8", fix=copy_command(path, "iconv -f utf-16 -t utf-8"))
         return None
     if is_manifest(path.name) or is_header(start.splitlines()[0].decode(errors="replace")):
         return Manifest(path, search_folders(path, root))
@@ -271,7 +266,7 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if is_audio(first):
         return audio_list(path, root)
     if is_manifest(first):
-        return read_manifest_list(path, mistakes)
+        return ManifestList(path)
     if first:
         why = f"its first line is {quoted(first)}"
         mistakes.add(0, "lists neither audio (.wav, .flac) nor manifests (.csv)", why=why)
@@ -308,7 +303,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
                 walk.mistakes.add(line, text, fix=_as_one_list(sources))
             else:
                 first[key] = number, line
-    walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
+    walk.mistakes.count += sum(times for number, times in repeated.items() if number not in examined)
 
 
 def _as_one_list(sources: Sequence[AudioSource]) -> str | None:

@@ -17,7 +17,6 @@ from badcjobs.sources.badc_manifest import (
     Manifest,
     Question,
     RowFiles,
-    RowLooks,
     check_cut,
     check_row,
     read_rows,
@@ -139,7 +138,8 @@ _Read = tuple[int, list[str], Columns, int, int | None, str]  # line, fields, wh
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
     files = RowFiles(manifest.folders, walk.cutting, walk.read_header)
-    for (line, row, columns, start_ms, end_ms, cut), look in look_ahead(_planned_rows(manifest, walk), files.look):
+    answered = look_ahead(_planned_rows(manifest, walk, files), files.look)
+    for (line, row, columns, start_ms, end_ms, cut), look in answered:
         path, is_cut, header = row[columns.source_path], cut == "yes", _NOT_READ
         if end_ms is None:
             try:
@@ -165,9 +165,9 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
         )  # fmt: skip
 
 
-def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Question | None]]:
+def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterator[tuple[_Read, Question | None]]:
     """Yield rows, and what is to be asked of their files: only where a row does not say its end."""
-    looks, mistakes, told = RowLooks(walk.cutting), walk.mistakes, 0
+    mistakes, told = walk.mistakes, 0
     before, as_first, undecided = "", "", walk.cutting.rows is None
     for line, row, columns in read_rows(manifest.path, mistakes):
         recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
@@ -176,7 +176,7 @@ def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Q
         cut, _, wrong_cut = ("", None, ()) if columns.cut is None else check_cut(row, columns)
         for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
             mistakes.add(line, text)
-        if path != before:  # as RowLooks sees it
+        if path != before:  # as RowFiles.ask sees it
             before, as_first = path, "" if end_ms is None else f"as {start_ms}-{end_ms}"
         elif not cut and undecided:
             cut = as_first
@@ -186,7 +186,7 @@ def _planned_rows(manifest: Manifest, walk: Surveyor) -> Iterator[tuple[_Read, Q
             if wrong or wrong_cut or lost:
                 continue
         if is_new:
-            question = looks.ask(path, (start_ms, None), ours=True)[1] if end_ms is None else None
+            question = files.ask(path, (start_ms, None), ours=True)[1] if end_ms is None else None
             yield (line, row, columns, start_ms, end_ms, cut), question
 
 

@@ -179,7 +179,7 @@ class CostBook(Book):
     effort: Effort
     interval_s: float
     started_at_ms: int
-    backend: Callable[[], tuple[str, str]]  # what reads the devices, and why that
+    backend: Callable[[], tuple[str, str]]  # what reads the devices, and why
     use: Callable[[], Use] = read_own_use
     _at_ms: int = 0
     _next_ms: int = 0
