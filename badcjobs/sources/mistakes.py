@@ -35,6 +35,10 @@ class Mistakes:
         del self._first[SHOWN:]
         self._fix = self._fix or fix
 
+    def add_unseen(self, count: int) -> None:
+        """Count mistakes that are not kept one by one."""
+        self.count += count
+
     def examples(self, most: int) -> tuple[list[str], str | None]:
         """Return the first of them, and a line to paste."""
         return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix

@@ -303,7 +303,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
                 walk.mistakes.add(line, text, fix=_as_one_list(sources))
             else:
                 first[key] = number, line
-    walk.mistakes.count += sum(times for number, times in repeated.items() if number not in examined)
+    walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
 
 
 def _as_one_list(sources: Sequence[AudioSource]) -> str | None:
