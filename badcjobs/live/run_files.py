@@ -15,9 +15,8 @@ from badcjobs.paths import Mark, RunFolder, mark_at, mark_of
 from badcjobs.report.progress import tells_of_a_kill
 from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
-from badcjobs.store.read_job import read_accounts
 from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.read_tasks import read_tasks
+from badcjobs.store.read_tasks import read_accounts, read_tasks
 from badcjobs.store.run_lock import lock_in
 from badcjobs.store.slurm_ends import end_beside, read_end_beside
 from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
@@ -82,7 +81,7 @@ class RunFiles:
             if seen.accounts is None:
                 with suppress(OSError, BadcjobsError):  # the look has a remark on it
                     self.check_inside(seen.path)
-                    seen.accounts = read_accounts(seen.path, self._names_known(seen.path, self._seen))
+                    seen.accounts = read_accounts(seen.path, seen.tasks)
         return [task for seen in self._seen.values() for task in seen.accounts or ()]
 
     def read_changes(self, now_ms: int, until_s: float) -> int:
@@ -161,6 +160,7 @@ class RunFiles:
                 seen.end_mark = end_mark
                 if tells_of_a_kill(read_end_beside(path)):
                     seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
+                    seen.accounts = None
         seen.looked_at_ms = now_ms
         self._troubles.pop(name, None)
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shlex
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,6 +25,7 @@ from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.seams import Clock, DeviceUnreadable
 from badcjobs.settings import FrozenRun
+from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
 from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_in
@@ -115,7 +116,7 @@ class RunView:
             of_run=True,
             tasks=tuple(tasks),
             devices=devices,
-            alerts=tuple(alert for task in lines if task.state == "running" for alert in task.alerts),
+            alerts=tuple(a for task in lines if task.state == "running" for a in task.alerts if a.is_open),
             total=total if unread else self._with_way_on(total, tasks, every),
             remarks=tuple(remark for remark in remarks if remark),
             unread=unread,
@@ -167,19 +168,13 @@ def _in_order(line: TaskFacts) -> tuple[int, str, int, int]:
 
 def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     """Return the summary of a run at the moment of a snapshot; it has no findings, which need the merged job."""
-    now = {task.name: task for task in files.tasks}
-    tasks = [_as_seen(task, now[task.name]) for task in files.accounts() if task.name in now]
-    total = snapshot.total
+    tasks, total = files.accounts(), snapshot.total
     newest = {task.name for task in snapshot.tasks}
     latest = [task for task in tasks if task.name in newest]
     left = max(0, (total.chunks or 0) - total.settled)
     pending = min(left, sum(task.pending for task in latest))  # the others are in no task yet
     about_left = pending if total.chunks_known else max(pending, (total.source_chunks or 0) - total.settled)
-    alerts: dict[str, list[tuple[str, TaskAlert]]] = defaultdict(list)
-    for task in tasks:
-        for alert in task.alerts:
-            alerts[alert.kind].append((task.name, alert))
-    still_open = {kind: tuple(name for name, alert in found if alert.is_open) for kind, found in alerts.items()}
+    alerts = grouped((alert.kind, alert) for task in tasks for alert in task.alerts)
     facts = JobFacts(
         tasks=tuple(tasks),
         devices=tuple(device for task in tasks for device in task.its_devices),
@@ -197,11 +192,10 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
         alerts=tuple(
             # As severe as the worst of its kind, as in a merged job; critical comes before warning.
             AlertFacts(
-                kind, min(a.severity for _, a in found), len(found), 0, 0.0, None, None, "", len(still_open[kind])
+                kind, min(a.severity for a in found), len(found), 0, 0.0, None, None, "", sum(a.is_open for a in found)
             )
             for kind, found in sorted(alerts.items())
         ),
-        open_alerts={kind: names for kind, names in still_open.items() if names},
     )
     known = total.chunks_known and total.chunks is not None
     completeness = Completeness(
@@ -217,15 +211,6 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     )
     missing = [task.array_index for task in snapshot.tasks if not task.started_at_ms]
     return summarize(facts, missing, completeness, now_ms=snapshot.at_ms)
-
-
-def _as_seen(task: TaskFacts, now: TaskFacts) -> TaskFacts:
-    """Return the accounts of a task with when it last published, as the snapshot knows it."""
-    if task.verdict is not None:
-        return task
-    if now.state == "killed":
-        return replace(task, verdict=now.state)  # as the record beside its database says
-    return replace(task, heard_at_ms=now.heard_at_ms, silent_after_s=now.silent_after_s)
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ def summarize(
     task_states = [(task.name, state_of(task, now_ms)) for task in job.tasks]
     silent = tuple(name for name, state in task_states if state == SILENT)
     late = {name for name, state in task_states if state in (SILENT, OUTDATED)}
+    over = Counter(alert.kind for task in job.tasks if task.name in late for alert in task.alerts if alert.is_open)
     job = give_up(job, silent)
     energies = [device.energy_j for device in job.devices if device.energy_j is not None]
     gpu_s, wall_s = sum(task.gpu_s for task in job.tasks), running_s(job.tasks)
@@ -218,10 +219,7 @@ def summarize(
         audio_hours_on_cpu=job.cpu_audio_s / 3600,
         outlook=look_ahead(job, completeness, gpu_s, wall_s, now_ms),
         # Alerts of a task that runs no more, as far as is known, do not go on.
-        alerts=tuple(
-            replace(a, still_open=a.still_open - sum(task in late for task in job.open_alerts.get(a.kind, ())))
-            for a in job.alerts
-        ),
+        alerts=tuple(replace(alert, still_open=alert.still_open - over[alert.kind]) for alert in job.alerts),
         # Rounding never makes it more than all.
         energy_measured_percent=100 * min(1.0, measured) if energies and measured is not None else None,
         tasks_silent=silent,

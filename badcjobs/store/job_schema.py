@@ -134,6 +134,29 @@ def _metric(alias: str, metric: str) -> str:
 _GAPS = """(SELECT sum(g.to_ms - g.from_ms) / 1000.0 FROM gap g
       WHERE g.task_id = d.task_id AND g.metric IS NULL AND (g.device_id = d.device_id OR g.device_id IS NULL))"""
 
+DEVICE_SUMMARY = define_view(
+    "device_summary",
+    "One row per device of a task attempt: what was measured on it.",
+    *_from("device", "d", "device_id", "task_id", "uuid", "device_index", "name", "memory_total_bytes"),
+    *_from("device", "d", "backend"),
+    Column("samples", "t.samples", "how many readings there are"),
+    Column("utilization_mean_percent", "u.mean", "mean of utilization_percent over them"),
+    Column("utilization_p50_percent", "u.p50", "its median, by nearest rank"),
+    Column("utilization_p95_percent", "u.p95", "its 95th percentile, by nearest rank"),
+    Column("utilization_max_percent", "u.maximum", "its maximum"),
+    Column("busy_mean_percent", "b.mean", "mean of busy_percent: the best figure there is; see metric_source"),
+    Column("memory_peak_bytes", "CAST(m.maximum AS INTEGER)", "most memory in use in any reading, by anybody"),
+    Column("temperature_max_c", "CAST(c.maximum AS INTEGER)", "highest temperature"),
+    Column("power_mean_w", "p.mean", "mean power draw"),
+    Column("energy_j", "t.energy_counter_j", "what the energy counter counted"),
+    Column("energy_span_s", "t.energy_counter_span_s", "from its first to its last reading"),
+    Column("energy_integrated_j", "t.energy_integrated_j", "power integrated over the readings"),
+    Column("span_s", "(t.last_at_ms - t.first_at_ms) / 1000.0", "from the first reading to the last"),
+    Column("gap_s", _GAPS, "time without any reading, from `gap`"),
+    source=f"""FROM device d JOIN device_total t USING (device_id)
+        {_metric("u", "utilization_percent")} {_metric("b", "busy_percent")} {_metric("m", "memory_used_bytes")}
+        {_metric("c", "temperature_c")} {_metric("p", "power_w")}""",
+)
 VIEWS = (
     define_view(
         "task_summary",
@@ -153,29 +176,7 @@ VIEWS = (
         *_from("task", "t", "slurm_state", "slurm_exit_code"),
         source="FROM task t",
     ),
-    define_view(
-        "device_summary",
-        "One row per device of a task attempt: what was measured on it.",
-        *_from("device", "d", "device_id", "task_id", "uuid", "device_index", "name", "memory_total_bytes"),
-        *_from("device", "d", "backend"),
-        Column("samples", "t.samples", "how many readings there are"),
-        Column("utilization_mean_percent", "u.mean", "mean of utilization_percent over them"),
-        Column("utilization_p50_percent", "u.p50", "its median, by nearest rank"),
-        Column("utilization_p95_percent", "u.p95", "its 95th percentile, by nearest rank"),
-        Column("utilization_max_percent", "u.maximum", "its maximum"),
-        Column("busy_mean_percent", "b.mean", "mean of busy_percent: the best figure there is; see metric_source"),
-        Column("memory_peak_bytes", "CAST(m.maximum AS INTEGER)", "most memory in use in any reading, by anybody"),
-        Column("temperature_max_c", "CAST(c.maximum AS INTEGER)", "highest temperature"),
-        Column("power_mean_w", "p.mean", "mean power draw"),
-        Column("energy_j", "t.energy_counter_j", "what the energy counter counted"),
-        Column("energy_span_s", "t.energy_counter_span_s", "from its first to its last reading"),
-        Column("energy_integrated_j", "t.energy_integrated_j", "power integrated over the readings"),
-        Column("span_s", "(t.last_at_ms - t.first_at_ms) / 1000.0", "from the first reading to the last"),
-        Column("gap_s", _GAPS, "time without any reading, from `gap`"),
-        source=f"""FROM device d JOIN device_total t USING (device_id)
-            {_metric("u", "utilization_percent")} {_metric("b", "busy_percent")} {_metric("m", "memory_used_bytes")}
-            {_metric("c", "temperature_c")} {_metric("p", "power_w")}""",
-    ),
+    DEVICE_SUMMARY,
     define_view(
         "chunk_summary",
         "How many chunks are in each state, and why.",

@@ -1,8 +1,7 @@
-"""Reads a whole job database, and the accounts of tasks that may still run, into the read model."""
+"""Reads a complete job database into the read model."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sqlite3
@@ -16,8 +15,7 @@ from typing import Any
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent, silent_after_s
 from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading, rows_by_name
-from badcjobs.store.job_schema import VIEWS
+from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
 from badcjobs.store.read_model import (
     AlertFacts,
     CostFacts,
@@ -28,10 +26,9 @@ from badcjobs.store.read_model import (
     Freshness,
     GapFacts,
     JobFacts,
-    TaskAlert,
     TaskFacts,
 )
-from badcjobs.store.read_tasks import DURATIONS, EVERY_ALERT, STILL_OPEN, parse_publish_every_s, read_devices
+from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
@@ -40,7 +37,6 @@ _MOST_FOREIGN = 100
 _NOT_OURS = ("the file is empty", "file is not a database", "not a badcjobs database")
 _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.token))"  # not once for each task
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
-_OPEN_ALERTS = f"SELECT a.kind, t.name FROM alert a JOIN task t USING (task_id) WHERE {STILL_OPEN} ORDER BY 1, 2"
 
 
 def read_job(path: Path) -> JobFacts:
@@ -68,7 +64,7 @@ def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[Freshness, tup
     if not is_job_database(db):
         return Freshness(), ()
     files = _files(db)
-    return add_last_heard(db, read_as(db, TaskFacts, _TASKS), files, folder)[1], _folders(files)
+    return add_last_heard(db, read_task_rows(db), files, folder)[1], _folders(files)
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
@@ -84,7 +80,9 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         return db.execute(sql).fetchone()[0]
 
     files = _files(db)
-    tasks, merged = add_last_heard(db, read_as(db, TaskFacts, _TASKS), files, folder)
+    tasks, merged = add_last_heard(db, read_task_rows(db), files, folder)
+    # Those of the task that started last: run.toml has only what all tasks share.
+    last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
     return JobFacts(
@@ -103,7 +101,7 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         lossy_files=sum(file.lost_something for file in files),
         file_folders=_folders(files),
         conflicts=value("SELECT count(*) FROM rival_chunk WHERE status = 'done'"),
-        last_settings=_last_settings(db),
+        last_settings=parse_settings(last.settings if last is not None else None),
         audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
         left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
         errors=read_as(db, ErrorFacts, _ERRORS),
@@ -118,32 +116,11 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         lost_gpu_s=spent_s.get("lost", 0.0),
         again_gpu_s=value(_AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
-        open_alerts={kind: tuple(names) for kind, names in grouped(db.execute(_OPEN_ALERTS)).items()},
         recording_names=names if (names := count_gaps(db, EACH_ONCE)).recordings else None,
         merged=merged,
     )
 
 
-def _last_settings(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return how the task that started last was told to work; run.toml has only what all tasks share."""
-    row = db.execute(
-        """SELECT value FROM task_meta JOIN task USING (task_id)
-           WHERE key = 'settings' ORDER BY started_at_ms DESC LIMIT 1"""
-    ).fetchone()
-    try:
-        return dict(json.loads(row[0])) if row else {}
-    except (TypeError, ValueError):  # of a damaged file
-        return {}
-
-
-_TASKS = """
-    SELECT s.name, s.job_id, s.array_index, s.restart, s.node, s.shard_count, s.verdict, s.exit_code, s.telemetry,
-           coalesce(s.devices, 0) AS devices, s.started_at_ms, s.last_sign_ms, s.done, s.failed, s.pending,
-           coalesce(s.audio_s, 0.0) AS audio_s, t.engine, t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s,
-           t.slurm_state, u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent,
-           u.host_memory_peak_bytes, coalesce(s.verdict, 'running') AS state
-    FROM task_summary s JOIN task t USING (task_id) LEFT JOIN task_total u USING (task_id)
-    ORDER BY s.job_id, s.array_index, s.restart, s.node, s.name"""
 _ON_CPU = """
     SELECT count(*), total(c.audio_s) FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
     WHERE a.outcome = 'done' AND a.device_id IS NULL"""
@@ -219,10 +196,6 @@ def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | Non
 # --- what became of the merged files, by their times and sizes --------------------------------------------------------
 # None is opened but those of tasks that were silent already: in a copy of their run they have new times and old seals.
 
-_UNENDED = """
-    SELECT t.name, t.task_id, m.value FROM task t
-    LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = 'settings' WHERE t.verdict IS NULL"""
-
 
 def add_last_heard(
     db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], folder: Path
@@ -233,7 +206,7 @@ def add_last_heard(
     of the merge, and counted; so are files that were never merged. ``folder`` is where the paths of the files begin.
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
-    unended = {name: (holders.get(task_id), settings) for name, task_id, settings in db.execute(_UNENDED)}
+    unended = {task.name: holders[task.task_id] for task in tasks if task.verdict is None and task.task_id in holders}
     as_of_ms = max(((file.mtime_ns or 0) // 10**6 for file in holders.values()), default=None)
     known = {path for (path,) in db.execute("SELECT path FROM source_file")}
     there, closed = _list(folder, known)
@@ -244,11 +217,11 @@ def add_last_heard(
         merged_at_ms = None
     shown, gone, copies = [], 0, set()
     for task in tasks:
-        file, settings = unended.get(task.name, (None, None))
+        file = unended.get(task.name)
         if file is None:
             shown.append(task)
             continue
-        publish_every_s, now = parse_publish_every_s(settings), there.get(file.path)
+        publish_every_s, now = parse_settings(task.settings).get("publish_every_s"), there.get(file.path)
         after_s = silent_after_s(file.size_bytes or 0, publish_every_s)
         then = replace(task, heard_at_ms=max(task.last_sign_ms, (file.mtime_ns or 0) // 10**6), silent_after_s=after_s)
         was_silent = is_silent(then.heard_at_ms, after_s, merged_at_ms)
@@ -277,7 +250,7 @@ def add_last_heard(
             shown.append(replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s, changed=True))
     # The file of an ended task is not written any more: a new time alone is that of a copy. One that is not here is not
     # known to have changed.
-    open_files = {file.path for file, _ in unended.values() if file is not None} - copies
+    open_files = {file.path for file in unended.values()} - copies
     seen = [(file, there[file.path]) for file in files if file.path in there and file.mtime_ns is not None]
     changed = sum(
         not file.is_same(now) if file.path in open_files else now.st_size != file.size_bytes for file, now in seen
@@ -316,44 +289,6 @@ def _task_of(path: str) -> TaskKey | None:
     pure = PurePath(path)
     is_one = pure.suffix == ".sqlite" and pure.parent.name == "tasks" and not pure.name.startswith(".")
     return TaskKey.parse(pure.stem) if is_one else None
-
-
-# --- the accounts of tasks that may still run -------------------------------------------------------------------------
-
-_CHUNKS = """
-    SELECT t.name, CAST(total(CASE WHEN status = 'done' THEN detections END) AS INTEGER) AS detections,
-           sum(status = 'done' AND audio_s IS NULL) AS done_of_unknown_length,
-           total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
-           sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
-    FROM chunk JOIN task t USING (task_id) GROUP BY 1"""
-
-
-def read_accounts(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]:
-    """Return the tasks of a task or job database with what their devices did, used and cost so far.
-
-    Without those whose names are known already. All of it was added up when the file was published: few rows are read.
-    """
-    with reading(path) as db:
-        if not is_job_database(db):  # the same questions as there, asked of one task
-            for view in VIEWS[:2]:
-                db.execute(f"CREATE TEMP VIEW {view.name} AS {view.select()}")
-        tasks = [task for task in read_as(db, TaskFacts, _TASKS) if task.name not in known]
-        if not tasks:
-            return ()
-        tries = dict(db.execute("SELECT t.name, count(*) FROM attempt JOIN task t USING (task_id) GROUP BY 1"))
-        chunks = {row.pop("name"): row for row in rows_by_name(db, _CHUNKS)}
-        devices = grouped((device.task, device) for device in read_devices(db))
-        alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, EVERY_ALERT))
-        return tuple(
-            replace(
-                task,
-                tries=tries.get(task.name, 0),
-                **chunks.get(task.name, {}),
-                its_devices=tuple(devices[task.name]),
-                alerts=tuple(alerts[task.name]),
-            )
-            for task in tasks
-        )
 
 
 # --- what a later run, or a comparison with the sources, need not read again ------------------------------------------

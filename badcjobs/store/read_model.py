@@ -10,7 +10,7 @@ There are no other types for these: report, monitor, live page, completeness and
 fill them, each as far as its users need; what a reader does not ask for stays at its default:
 
     read_tasks.read_tasks      how far tasks are and what their devices do now (a few milliseconds for a file)
-    read_job.read_accounts     what their devices have done, used and cost so far
+    read_tasks.read_accounts   what their devices have done, used and cost so far
     read_job.read_job          everything that a job database says
 
 None: not known, or not asked for. Nothing here judges: what facts mean is said by report/ and live/.
@@ -314,6 +314,7 @@ class TaskFacts:
     cpu_percent: float | None = None  # of its machine
     memory_used_bytes: int | None = None  # of its machine
     memory_percent: float | None = None  # of its machine
+    task_id: int = 0
     its_devices: tuple[DeviceFacts, ...] = field(default=(), compare=False)
     alerts: tuple[TaskAlert, ...] = field(default=(), compare=False)
 
@@ -393,7 +394,7 @@ class TaskFacts:
 
     def as_killed(self) -> TaskFacts:
         """Return it once its end was written down beside its database: it could not do so itself."""
-        return replace(self._over("killed", "its task was killed"), working_on=())
+        return replace(self._over("killed", "its task was killed"), verdict="killed", working_on=())
 
     def _over(self, state: str, trouble: str) -> TaskFacts:
         devices = tuple(replace(d, means=d.trail.means, alive=False, trouble=trouble) for d in self.its_devices)
@@ -543,7 +544,6 @@ class JobFacts:
     again_gpu_s: float = 0.0  # spent on tries that ended well, of chunks that were done before
     alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → where
     recording_names: NameGaps | None = None  # None: there are no recordings
-    open_alerts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind → the task of each still_open
     merged: Freshness = field(default_factory=Freshness)
 
 

@@ -23,6 +23,7 @@ from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, 
 from badcjobs.store.accounting import STATES
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, describe
+from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.read_model import (
     DeviceFacts,
     DeviceWork,
@@ -35,31 +36,46 @@ from badcjobs.store.read_model import (
 )
 
 _TASKS = """
-    SELECT task_id, name, job_id, array_index, restart, node, procid, engine, telemetry, devices, workers,
-           shard_index, shard_count, started_at_ms, ended_at_ms, exit_code, verdict FROM task"""
+    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
+           t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count,
+           t.started_at_ms, t.ended_at_ms, t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state,
+           u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent,
+           u.host_memory_peak_bytes
+    FROM task t LEFT JOIN task_total u USING (task_id)
+    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
+_CHUNKS = """
+    SELECT task_id, sum(status = 'done') AS done, sum(status IN ('failed', 'poison')) AS failed,
+           sum(status = 'pending') AS pending, sum(status = 'skipped' AND error_class IS NULL) AS before,
+           sum(status = 'skipped' AND error_class IS NOT NULL) AS failed_before,
+           total(CASE WHEN status = 'done' THEN audio_s END) AS audio_s,
+           CAST(total(CASE WHEN status = 'done' THEN detections END) AS INTEGER) AS detections,
+           sum(status = 'done' AND audio_s IS NULL) AS done_of_unknown_length,
+           total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
+           sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
+    FROM chunk GROUP BY 1"""
+_ATTEMPTS = "SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)) FROM attempt GROUP BY 1"
+_LAST_GAPS = "SELECT task_id, max(to_ms) FROM gap GROUP BY 1"
+_LAST_HOST = """
+    SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
+    FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
+_SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # those of the only task
+_SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICES_NOW = """
-    SELECT task_id, device_id, device_index AS "index", uuid, token, name, backend, memory_total_bytes, power_limit_w
-    FROM device ORDER BY device_index, token"""
-_COUNTS = """
-    SELECT {by}, status || CASE WHEN status = 'skipped' AND error_class IS NOT NULL THEN ' with an error' ELSE '' END,
-           count(*), total(audio_s)
-    FROM chunk GROUP BY 1, 2"""
+    SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
+           d.memory_total_bytes, d.power_limit_w
+    FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
+_DONE = """
+    SELECT device_id, count(*), total(audio_s) FROM chunk
+    WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
-_SETTINGS = "SELECT NULL, value FROM meta WHERE key = 'settings'"  # those of the only task
-_SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
-_LAST_ATTEMPT = "SELECT max(coalesce(ended_at_ms, started_at_ms)) FROM attempt WHERE task_id = ?"
-_LAST_HOST = """
-    SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes
-    FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
 _TRAIL = """
     SELECT device_id, from_ms, to_ms, CAST(round(utilization_mean_percent) AS INTEGER),
            CAST(round(memory_used_mean_bytes) AS INTEGER), CAST(round(temperature_mean_c) AS INTEGER),
            CAST(round(power_mean_w) AS INTEGER)
     FROM device_stretch WHERE task_id = ? ORDER BY device_id, from_ms"""
 STILL_OPEN = "a.ended_at_ms IS NULL AND t.ended_at_ms IS NULL AND t.verdict IS NULL"
-_NOT_ENDED = "a.ended_at_ms IS NULL"
-EVERY_ALERT = f"""
+_ALERTS = f"""
     SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
            d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
@@ -75,92 +91,95 @@ _PROCESSES = f"""
     WHERE process.last_at_ms > device_total.last_at_ms - {_GONE_MS}
     ORDER BY process.first_at_ms"""
 
-_NONE = (0, 0.0)  # chunks, seconds of audio
+
+def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[TaskFacts]:
+    """Return the tasks of a task or job database without their devices, and without those whose names are known."""
+    rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
+    if not rows:
+        return []
+    of_job, tasks = is_job_database(db), []
+    chunks = {row.pop("task_id"): row for row in rows_by_name(db, _CHUNKS)}
+    attempts = {task_id: (tries, last_ms) for task_id, tries, last_ms in db.execute(_ATTEMPTS)}
+    last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
+    settings = {task_id: intern(text) for task_id, text in all_settings if text}  # nearly always the same in all tasks
+    alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
+    last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index in a task database, but an order
+    for row in rows:
+        task_id = row["task_id"]
+        host = next(iter(rows_by_name(db, last_host, (task_id,))), {})
+        tries, attempt_ms = attempts.get(task_id, (0, None))
+        signs = (row["started_at_ms"], last_gaps_ms.get(task_id), host.pop("at_ms", None), attempt_ms)
+        tasks.append(
+            TaskFacts(
+                **row,
+                **chunks.get(task_id, {}),
+                **host,
+                tries=tries,
+                last_sign_ms=row["ended_at_ms"] or max(sign for sign in signs if sign is not None),
+                settings=settings.get(task_id),
+                alerts=tuple(alerts[row["name"]]),
+            )
+        )
+    return tasks
 
 
 def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]:
-    """Return the tasks of a task or job database, without those whose names are known already."""
+    """Return the tasks of a task or job database as they are now, without those whose names are known already."""
     with reading(path) as db:
-        rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
+        rows = read_task_rows(db, known)
         if not rows:
             return ()
         status, tasks = path.stat(), []
-        for task in _read_now(db, rows):
-            heard_at_ms = task.last_sign_ms
-            if task.verdict is None:  # of one that runs, at the latest when its file was published
-                heard_at_ms = max(heard_at_ms, status.st_mtime_ns // 10**6)
-            after_s = silent_after_s(status.st_size, parse_publish_every_s(task.settings))
-            tasks.append(replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s))
+        all_devices = grouped((row["task"], row) for row in rows_by_name(db, _DEVICES_NOW))
+        all_under_way, last = grouped(db.execute(_UNDER_WAY)), last_readings(db)
+        work = {device_id: DeviceWork(done=done, audio_s=audio_s) for device_id, done, audio_s in db.execute(_DONE)}
+        for task in rows:
+            alive = task.verdict is None
+            under_way, devices = all_under_way[task.task_id] if alive else [], []
+            stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, (task.task_id,)))
+            for device in all_devices[task.name]:
+                device_id = device["device_id"]
+                read_at_ms, values = last.get(device_id, (None, Reading()))
+                trail, done = _trail(stretches[device_id]), work.get(device_id, DeviceWork())
+                devices.append(
+                    DeviceFacts(
+                        **device,
+                        alive=alive,
+                        read_at_ms=read_at_ms,
+                        reading=values,
+                        trail=trail,
+                        means=None if alive else trail.means,
+                        chunks=tuple(name for on, name in under_way if on == device_id)[:_MOST_UNDER_WAY],
+                        work=done,
+                        rate=done.audio_s / task.wall_s if done.audio_s and task.wall_s > 0 else None,
+                    )
+                )
+            published_ms = status.st_mtime_ns // 10**6 if alive else 0
+            tasks.append(
+                replace(
+                    task,
+                    heard_at_ms=max(task.last_sign_ms, published_ms),
+                    silent_after_s=silent_after_s(status.st_size, parse_settings(task.settings).get("publish_every_s")),
+                    working_on=tuple(name for _, name in under_way[:_MOST_UNDER_WAY]),
+                    its_devices=tuple(devices),
+                )
+            )
         return tuple(tasks)
 
 
-def parse_publish_every_s(settings: str | None) -> float | None:
-    """Return how often a task was told to publish its database; ``settings`` are its own, as JSON."""
+def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ...]:
+    """Return tasks that were read from a database, with what their devices have done, used and cost so far."""
+    with reading(path) as db:
+        devices = grouped((device.task, device) for device in read_devices(db))
+    return tuple(replace(task, its_devices=tuple(devices[task.name])) for task in tasks)
+
+
+def parse_settings(text: str | None) -> dict[str, Any]:
+    """Return the settings of a task from their JSON; empty: not known, or the file is damaged."""
     try:
-        return float(json.loads(settings or "")["publish_every_s"])
-    except (ValueError, TypeError, KeyError):  # a damaged file, or a task that has not said so
-        return None
-
-
-def _read_now(db: sqlite3.Connection, rows: Sequence[dict[str, Any]]) -> Iterator[TaskFacts]:
-    """Yield tasks with how far they are and what their devices do; ``rows`` are their own."""
-    of_job = is_job_database(db)
-    counts: dict[tuple[str, int | None], dict[str, tuple[int, float]]] = defaultdict(dict)
-    for by in ("task_id", "device_id"):
-        for place, status, many, audio_s in db.execute(_COUNTS.format(by=by)):
-            counts[by, place][status] = many, audio_s
-    all_devices = grouped((row.pop("task_id"), row) for row in rows_by_name(db, _DEVICES_NOW))
-    all_under_way = grouped(db.execute(_UNDER_WAY))
-    alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, f"{EVERY_ALERT} WHERE {_NOT_ENDED}"))
-    last, settings = last_readings(db), dict(db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS))
-    for row in rows:
-        task_id, alive = row.pop("task_id"), row["verdict"] is None
-        chunks, under_way, devices = counts["task_id", task_id], all_under_way[task_id], []
-        stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, (task_id,)))
-        for device in all_devices[task_id]:
-            device_id = device["device_id"]
-            read_at_ms, reading = last.get(device_id, (None, Reading()))
-            trail = _trail(stretches[device_id])
-            done, audio_s = counts["device_id", device_id].get("done", _NONE)
-            names = tuple(name for on, name in under_way if on == device_id)[:_MOST_UNDER_WAY]
-            devices.append(
-                DeviceFacts(
-                    **device,
-                    task=row["name"],
-                    node=row["node"],
-                    alive=alive,
-                    read_at_ms=read_at_ms,
-                    reading=reading,
-                    trail=trail,
-                    means=None if alive else trail.means,
-                    chunks=names if alive else (),
-                    work=DeviceWork(done=done, audio_s=audio_s),
-                )
-            )
-        host = db.execute(_LAST_HOST.format(order="at_ms" if of_job else "rowid"), (task_id,)).fetchone()
-        host_ms, cpu_percent, memory_used_bytes, memory_percent = host or (None,) * 4
-        (attempt_ms,) = db.execute(_LAST_ATTEMPT, (task_id,)).fetchone()
-        signs = [row["started_at_ms"], row["ended_at_ms"], host_ms, attempt_ms, *(d.read_at_ms for d in devices)]
-        task = TaskFacts(
-            **row,
-            state=row["verdict"] or "running",
-            last_sign_ms=max(sign for sign in signs if sign is not None),
-            done=chunks.get("done", _NONE)[0],
-            failed=chunks.get("failed", _NONE)[0] + chunks.get("poison", _NONE)[0],
-            failed_before=chunks.get("skipped with an error", _NONE)[0],
-            before=chunks.get("skipped", _NONE)[0],
-            pending=chunks.get("pending", _NONE)[0],
-            audio_s=chunks.get("done", _NONE)[1],
-            settings=settings.get(task_id if of_job else None),
-            cpu_percent=cpu_percent,
-            memory_used_bytes=memory_used_bytes,
-            memory_percent=memory_percent,
-            working_on=tuple(name for _, name in under_way[:_MOST_UNDER_WAY]) if alive else (),
-            alerts=tuple(alerts[row["name"]]),
-        )
-        if task.wall_s > 0:
-            devices = [replace(d, rate=d.work.audio_s / task.wall_s) if d.work.audio_s else d for d in devices]
-        yield replace(task, its_devices=tuple(devices))
+        return dict(json.loads(text or "{}"))
+    except (TypeError, ValueError):
+        return {}
 
 
 def last_readings(db: sqlite3.Connection) -> dict[int, tuple[int, Reading]]:
@@ -262,7 +281,9 @@ _DEVICES = """
 
 
 def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
-    """Yield the devices of all tasks, task by task."""
+    """Yield the devices of all tasks with their accounts, task by task; they were added up at publication."""
+    if not is_job_database(db):  # the same question as there, asked of one task
+        db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
     utilization = _by_device(db, "SELECT device_id, utilization_percent, samples FROM utilization_count", int)
     throttled = _by_device(db, "SELECT device_id, reason, samples FROM throttle_count", int)
     states = _by_device(db, f"SELECT device_id, state, {_names(StateTime)} FROM device_time", StateTime)
