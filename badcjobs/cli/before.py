@@ -295,7 +295,7 @@ def _probe(order: ProbeOrder, html: Path | None, json_wanted: bool) -> int:
     from badcjobs.planning.probe import run_probe
     from badcjobs.planning.probe_page import probe_page, probe_text
     from badcjobs.report.job import write_whole
-    from badcjobs.workers.learned import readers_of
+    from badcjobs.workers.learned import describe_readers
 
     log_to_stderr()
     # A chunk that does not fit is what we are after: no error, and said in a line of our own.
@@ -306,7 +306,7 @@ def _probe(order: ProbeOrder, html: Path | None, json_wanted: bool) -> int:
     known = [probed for probed in end.probes if probed.trials]
     if end.problems and not known:
         raise end.problems[0]
-    kept = f"{shown(end.store)}; {readers_of(end.store, world.environ)}"
+    kept = f"{shown(end.store)}; {describe_readers(end.store, world.environ)}"
     answer(json_wanted, lambda: _document(end), lambda: probe_text(known, kept, end.notes))
     for problem in end.problems:
         logging.getLogger(__name__).error("%s", problem)

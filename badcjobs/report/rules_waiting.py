@@ -41,8 +41,8 @@ _PROGRAM_S = 60.0  # a program that is started for each chunk and takes longer i
 _SECOND = 0.2  # of what was lost: another cause is worth a line
 _FULL = 0.85  # of a device's memory
 _GOOD_TASK_S = 1800.0
-_TOOK_BACK = re.compile(r"per device did \S+ against \d+$")  # as workers/autoscale.py says it
-_NO_MEMORY = re.compile(r"main memory .*were granted")
+_TOOK_BACK = re.compile(r"per device changed the rate by \S+ against \d+$")  # as in workers/autoscale.py
+_NO_MEMORY = re.compile(r"main memory .*the job has|the job has .* of main memory")
 _CAUSES = {
     "start_up": "start-up",
     "waiting_for_audio": "waiting for audio",
@@ -272,7 +272,7 @@ def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers:
     at_work = max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
     if cpu / (workers * at_work) < _AT_WORK:
         return "waiting_for_audio"
-    if _ramp_reasons(facts, re.compile("no more cores")):
+    if _ramp_reasons(facts, re.compile("no cores for more")):
         return "cpu_bound"
     return "low_busy" if _ramp_reasons(facts, _TOOK_BACK) else "too_few_workers"
 

@@ -17,6 +17,50 @@ end, so that a task that is killed leaves a readable file. If we are killed, the
 
 from __future__ import annotations
 
+from badcjobs import __version__
+from badcjobs.devices.allocation import own_memory_bytes
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import DatabaseProblem
+from badcjobs.errors import ExitCode
+from badcjobs.model import Device
+from badcjobs.model import TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import end_leftovers
+from badcjobs.settings import RunSettings
+from badcjobs.settings import check_against
+from badcjobs.settings import freeze
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.recording_names import gap_lines
+from badcjobs.sources.recording_names import name_reader
+from badcjobs.sources.walk import Shard
+from badcjobs.store.live_files import read_pulse
+from badcjobs.store.live_folder import publish_left_behind
+from badcjobs.store.read_job import merged_files
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.progress import TimeBudget
+from badcjobs.task.progress import count_progress
+from badcjobs.task.progress import heartbeat_line
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import Records
+from badcjobs.task.startup import ResolvedTask
+from badcjobs.task.startup import World
+from badcjobs.task.startup import announce
+from badcjobs.task.startup import raise_if_stopped
+from badcjobs.task.startup import resolve_task
+from badcjobs.telemetry.sidecar import wait_for_orphans
+from badcjobs.workers.autoscale import Autoscaler
+from badcjobs.workers.feed import EngineSetup
+from badcjobs.workers.learned import LESSONS
+from badcjobs.workers.learned import STORE
+from badcjobs.workers.learned import Learned
+from badcjobs.workers.learned import find_limits
+from badcjobs.workers.learned import known_files
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor
+from badcjobs.workers.supervise import Tally
+
 import logging
 import signal
 import sqlite3
@@ -26,30 +70,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from badcjobs import __version__
-from badcjobs.devices.allocation import own_memory_bytes
-from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
-from badcjobs.model import Device, TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import end_leftovers
-from badcjobs.settings import RunSettings, check_against, freeze
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.recording_names import gap_lines, name_reader
-from badcjobs.sources.walk import Shard
-from badcjobs.store.live_files import read_pulse
-from badcjobs.store.live_folder import publish_left_behind
-from badcjobs.store.read_job import merged_files
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
-from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
-from badcjobs.telemetry.sidecar import wait_for_orphans
-from badcjobs.workers.autoscale import Autoscaler
-from badcjobs.workers.feed import EngineSetup
-from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
-from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.supervise import Supervisor, Tally
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +287,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             obey_deadline(task, supervisor)
             work_waits = left >= len(workers.plans) and not supervisor.draining  # else idle devices deserve no alert
             task.records.look_after_recorder(work_waits=work_waits)
-            workers.look(
+            workers.update(
                 supervisor,
                 left=left,
                 memory_peaks=task.records.memory_peaks,
@@ -356,9 +376,9 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     if stop.requested:
         by_hand = stop.cut_short_by or (stop.ended_by if stop.ended_by is signal.SIGINT else None)
         return (128 + by_hand if by_hand else ExitCode.RUN_ME_AGAIN), "stopped", again
-    if task.time.out_of_time and tally.hopeless is None:
+    if task.time.out_of_time and tally.gave_up is None:
         return ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}"
-    why = tally.hopeless or next(iter(tally.retired), "no worker could be started; the log says why")
+    why = tally.gave_up or next(iter(tally.retired), "no worker could be started; the log says why")
     return ExitCode.NOT_HERE, "failed", why
 
 

@@ -85,7 +85,7 @@ def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:
     raise CannotCut(f"{ends}, so the chunk from {start_s:.3f} s to {end_s:.3f} s is not all there")
 
 
-def there_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
+def available_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
     """Return how much of a chunk's audio is there, before anything is cut; None: not known."""
     length_s = cutter.length_s(Path(chunk.audio_path))
     if not chunk.is_cut or length_s is None or chunk.audio_s is None:
@@ -94,13 +94,13 @@ def there_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
     return there if 0 < there < chunk.audio_s - _SLACK_S else chunk.audio_s
 
 
-def is_short(result: ChunkResult) -> bool:
+def is_truncated(result: ChunkResult) -> bool:
     """Say whether a chunk was done only as far as its file goes."""
     found_s, chunk = result.audio_s, result.chunk
     return result.ok and chunk.is_cut and found_s is not None and (chunk.audio_s or 0.0) - found_s > _SLACK_S
 
 
-def cut_words(chunk: Chunk) -> str:
+def describe_audio(chunk: Chunk) -> str:
     """Return how people know a chunk's audio."""
     if not chunk.is_cut:
         return chunk.audio_path

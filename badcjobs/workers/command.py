@@ -23,7 +23,7 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPl
 from badcjobs.processes import fingerprint_of, last_lines, worker_environment
 from badcjobs.seams import More, Process, SessionBroken, nothing_more
 from badcjobs.workers import retry
-from badcjobs.workers.stream_session import EngineStart, Patience, log_size
+from badcjobs.workers.stream_session import EngineStart, HangTimeout, log_size
 
 PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", "chunk_id", "recording_id")
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
@@ -78,15 +78,15 @@ class CommandEngine:
     """Runs the user's program, for each chunk or for each batch."""
 
     name = "command"
-    knows_hawkears = False  # a program that we do not know may mean anything by HawkEars' words
+    is_hawkears = False  # a program that we do not know may mean anything by HawkEars' words
 
     def __init__(
-        self, start: EngineStart, template: str, patience: Patience | None = None, batch: int | None = None
+        self, start: EngineStart, template: str, hang_timeout: HangTimeout | None = None, batch: int | None = None
     ) -> None:
         self.start = start
         self._template, self.per_batch = parse_command(template)
         # How fast the program is, is not known: only a silence that is absurd is a hang.
-        self.patience = patience or Patience(least_s=900.0, slowest=20.0)
+        self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
         self._batch = batch  # None: as --engine-arg says
 
     @property
@@ -113,7 +113,7 @@ class CommandEngine:
                 fix=f"command -v {shlex.quote(program)}   (on the compute node: load its module first)",
             )
 
-    def words(self, plan: WorkerPlan) -> list[str]:
+    def argv_template(self, plan: WorkerPlan) -> list[str]:
         """Return the words of the command for one worker."""
         return self._template
 
@@ -136,7 +136,7 @@ class CommandSession:
 
     def __init__(self, engine: CommandEngine, plan: WorkerPlan, scratch: Path) -> None:
         self._engine, self._plan = engine, plan
-        self._words = engine.words(plan)
+        self._words = engine.argv_template(plan)
         self._env = engine.environment(plan, scratch)
         self._launcher, self._clock = engine.start.launcher, engine.start.clock
         self._per_batch = engine.per_batch
@@ -198,15 +198,15 @@ class CommandSession:
         audio_s = None if None in lengths else sum(length or 0.0 for length in lengths)
         began_s = self._clock.monotonic_s()
         argv = [word.format(**values) for word in self._words]
-        code = self._wait(argv, env, self._engine.patience.limit_s(audio_s))
+        code = self._wait(argv, env, self._engine.hang_timeout.limit_s(audio_s))
         if code == 0:
-            self._engine.patience.learn(self._clock.monotonic_s() - began_s, audio_s)
+            self._engine.hang_timeout.learn(self._clock.monotonic_s() - began_s, audio_s)
         return code
 
     def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
         """Run a program to its end; silence in its log for ``limit_s`` is a hang."""
         # A program that we do not know may end processes of its own with TERM: deaf to it, they would hang.
-        hears_term = not self._engine.knows_hawkears
+        hears_term = not self._engine.is_hawkears
         with self._lock:
             if self._killed:
                 return None
@@ -254,13 +254,13 @@ class CommandSession:
         """Charge a chunk that was alone; of many it is not known which it was, and tables may be half written."""
         said = last_lines(self._log)
         error_class = retry.classify(said, code)
-        if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._engine.knows_hawkears:
+        if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._engine.is_hawkears:
             error_class = retry.EXIT_CODE
         if error_class == retry.TERMINATED:
             raise SessionBroken(retry.TERMINATED, "the program was ended from outside (SIGTERM)")
         if error_class in retry.RETIRING or error_class == retry.CONFIGURATION:
             raise SessionBroken(error_class, said)
-        error = f"the program ended {retry.how_ended(code)}\n{said}".strip()
+        error = f"the program ended {retry.describe_exit(code)}\n{said}".strip()
         if len(chunks) == 1:
             yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
             return

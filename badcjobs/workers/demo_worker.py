@@ -6,6 +6,16 @@ the conversation in it.
 
 from __future__ import annotations
 
+from badcjobs.devices.simulated import pretended_bytes
+from badcjobs.errors import BadInput
+from badcjobs.sources.audio_formats import read_wav_header
+from badcjobs.sources.cutter import NoDecoder
+from badcjobs.sources.cutter import load_soundfile
+from badcjobs.store.run_lock import alone_in
+from badcjobs.workers.hawkears_worker import OrderPipe
+from badcjobs.workers.retry import BAD_AUDIO
+from badcjobs.workers.retry import NO_PROGRAM
+
 import argparse
 import os
 import struct
@@ -17,13 +27,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from badcjobs.devices.simulated import pretended_bytes
-from badcjobs.errors import BadInput
-from badcjobs.sources.audio_formats import read_wav_header
-from badcjobs.sources.cutter import NoDecoder, load_soundfile
-from badcjobs.store.run_lock import alone_in
-from badcjobs.workers.hawkears_worker import OrderPipe
-from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
 _WINDOW_S = 0.1
 _MIB = 2**20
@@ -62,11 +65,11 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
 def main(args: Sequence[str]) -> None:
     """Answer orders until the input ends."""
     options = parse_arguments(args)
-    talk = OrderPipe()
-    talk.say("ready", threads=1, holds=2)
-    for order in talk.orders():
+    pipe = OrderPipe()
+    pipe.send("ready", threads=1, holds=2)
+    for order in pipe.orders():
         path = order["audio"]
-        talk.say("started", id=order["id"])
+        pipe.send("started", id=order["id"])
         try:
             answer = analyse(path, options.threshold)
             if refusal := take_memory(options, answer["audio_s"]):
@@ -78,8 +81,8 @@ def main(args: Sequence[str]) -> None:
             what = f"{error} (this engine reads WAV, PCM and float, and FLAC)"
             answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
         burn(options.burn_s)
-        talk.say("failed" if "error" in answer else "done", id=order["id"], **answer)
-    talk.say("bye")
+        pipe.send("failed" if "error" in answer else "done", id=order["id"], **answer)
+    pipe.send("bye")
 
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:

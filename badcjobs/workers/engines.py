@@ -28,7 +28,7 @@ from badcjobs.seams import Clock, Engine, Launcher
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo_worker import parse_arguments
-from badcjobs.workers.stream_session import EngineStart, Patience, StreamSession
+from badcjobs.workers.stream_session import EngineStart, HangTimeout, StreamSession
 
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
@@ -64,7 +64,7 @@ def choose_engine(
     return HawkEarsEngine(start, python or (script and python_of(Path(script))), root, allow_cpu=allow_cpu)
 
 
-def lanes_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
+def chunks_at_once_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
     """Return on how many chunks one worker of this engine works at the same time."""
     return threads_of(sized_arguments(args, plan)) if engine in ("hawkears", "hawkears1") else 1
 
@@ -80,7 +80,7 @@ class DemoEngine:
     name: str = "demo"
     version: str | None = __version__  # it is ours
     wants: int = 2  # one at work, one behind it
-    patience: Patience = field(default_factory=Patience)
+    hang_timeout: HangTimeout = field(default_factory=HangTimeout)
 
     def check(self) -> None:
         """Refuse wrong arguments now, not once per worker."""
@@ -97,7 +97,7 @@ class DemoEngine:
             env=worker_environment(self.start.environ, plan),
             cwd=None,
             log_file=scratch / "demo.log",
-            patience=self.patience,
+            hang_timeout=self.hang_timeout,
         )
 
 
@@ -110,7 +110,7 @@ class HawkEarsEngine:
     root: Path  # the folder with its models and settings; HawkEars works there
     _: KW_ONLY
     allow_cpu: bool
-    patience: Patience = field(default_factory=Patience)
+    hang_timeout: HangTimeout = field(default_factory=HangTimeout)
     name: str = field(default="hawkears", init=False)
     release: str | None = field(default=None, init=False)  # as ``check`` has found it
 
@@ -136,7 +136,7 @@ class HawkEarsEngine:
         refuse_arguments(args, _OURS_2)
         python = find_python(self.python, self.start)
         argv = [*self.start.launcher.prefix_for("check"), python]
-        self.release, problem = ask_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
+        self.release, problem = query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
         if problem is not None and problem.startswith("Error: "):
             what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
             raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
@@ -166,7 +166,7 @@ class HawkEarsEngine:
             env=hawkears_environment(self.start.environ, plan, args, scratch),
             cwd=self.root,
             log_file=scratch / "hawkears.log",
-            patience=self.patience,
+            hang_timeout=self.hang_timeout,
             must_use_cuda=has_real_device(plan) and not self.allow_cpu,
             pin=plan.device.pin if plan.device else None,
         )
@@ -179,11 +179,11 @@ class HawkEars1Engine(CommandEngine):
     """
 
     name = "hawkears1"
-    knows_hawkears = True
+    is_hawkears = True
 
     def __init__(self, start: EngineStart, python: str, root: Path, *, allow_cpu: bool, batch: int = _BATCH_1) -> None:
         # It may print one line per recording, and compile at its start: only minutes are silence.
-        super().__init__(start, "{inputs} {outputs}", Patience(least_s=600.0), batch)
+        super().__init__(start, "{inputs} {outputs}", HangTimeout(least_s=600.0), batch)
         self._python, self._root, self._allow_cpu = python, root.absolute(), allow_cpu
 
     @property
@@ -204,7 +204,7 @@ class HawkEars1Engine(CommandEngine):
                 fix="badcjobs run … --engine hawkears1 --hawkears-root /path/to/HawkEars",
             )
 
-    def words(self, plan: WorkerPlan) -> list[str]:
+    def argv_template(self, plan: WorkerPlan) -> list[str]:
         """Return the words of the program between, then those of analyze.py."""
         args = self.start.args
         merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in args} else ["--merge", "0"]
@@ -253,7 +253,7 @@ def python_of(script: Path) -> str | None:
     return words[0] if words and "python" in Path(words[0]).name else None
 
 
-def ask_hawkears(
+def query_hawkears(
     python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None
 ) -> tuple[str | None, str | None]:
     """Let HawkEars' own command line read the options; return its version, or None and the problem in its words."""

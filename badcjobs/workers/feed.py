@@ -22,7 +22,7 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
 from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import PieceRun, cut_words, there_s
+from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
 from badcjobs.workers.staging import Stager, Upcoming, choose_staging
@@ -135,7 +135,7 @@ class SessionFeed:
         self._in_pieces = False  # a chunk is in progress up to its last piece
         self._given: dict[tuple[str, str], tuple[Chunk, Chunk]] = {}  # the original, and what the engine got for it
         self._begun: dict[tuple[str, str], Chunk] = {}
-        self._not_given: deque[ChunkResult] = deque()  # of chunks whose audio could not be had
+        self._unavailable: deque[ChunkResult] = deque()  # of chunks whose audio could not be had
 
     # --- called from another thread -------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class SessionFeed:
             audio_s = chunk.audio_s
             way = self._limits.way_of(self._model, chunk.key, audio_s)
             if audio_s is None or way.pieces > 1:  # else the file need not be looked at
-                audio_s = there_s(chunk, self._cutter)
+                audio_s = available_s(chunk, self._cutter)
                 way = self._limits.way_of(self._model, chunk.key, audio_s)
             if audio_s is None or way.pieces == 1:
                 fitting.append(chunk)
@@ -195,18 +195,20 @@ class SessionFeed:
             given = self._stage(batch)
             for news in self._session.process(given, staged_more) if given else ():
                 yield self._take_back(news)
-                yield from self._take_not_given()
-            yield from self._take_not_given()
+                yield from self._take_unavailable()
+            yield from self._take_unavailable()
         except SessionBroken as broken:
             broke = True
-            yield from self._take_not_given()
+            yield from self._take_unavailable()
             suspects = list(self._begun.values()) or [original for original, _ in self._given.values()]
             if not broken.at_start and broken.error_class != retry.OUT_OF_MEMORY:
                 for chunk in suspects:
-                    self._limits.failed_otherwise(chunk.key)
+                    self._limits.note_other_failure(chunk.key)
             elif not broken.at_start and len(suspects) == 1:  # of several it is not known which it was
                 self._ran_out(suspects[0], suspects[0].audio_s, self._way)
-            raise SessionBroken(broken.error_class, self._in_words(str(broken)), at_start=broken.at_start) from broken
+            raise SessionBroken(
+                broken.error_class, self._with_original_paths(str(broken)), at_start=broken.at_start
+            ) from broken
         finally:
             for original, _ in self._given.values():
                 self._stager.release(original, failed=broke)
@@ -224,19 +226,19 @@ class SessionFeed:
                 given = self._stager.take(chunk)
             except OSError as problem:
                 error_class = retry.NO_SPACE if problem.errno in _FULL else retry.BAD_AUDIO
-                why = f"{cut_words(chunk)} cannot be cut out: {problem.strerror or problem}"
-                self._not_given.append(self._failure(chunk, started_at_ms, error_class, why))
+                why = f"{describe_audio(chunk)} cannot be cut out: {problem.strerror or problem}"
+                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, why))
             except CannotCut as problem:
                 error_class = next((known for kind, known in _NOT_CUT if isinstance(problem, kind)), retry.BAD_AUDIO)
-                self._not_given.append(self._failure(chunk, started_at_ms, error_class, str(problem)))
+                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, str(problem)))
             else:
                 self._given[chunk.key] = chunk, given
                 staged.append(given)
         return staged
 
-    def _take_not_given(self) -> Iterator[ChunkResult]:
-        while self._not_given:
-            yield self._not_given.popleft()
+    def _take_unavailable(self) -> Iterator[ChunkResult]:
+        while self._unavailable:
+            yield self._unavailable.popleft()
 
     def _take_back(self, news: News) -> News:
         """Return what the engine says with the original chunk; a failure with a copy that was spoilt is not charged."""
@@ -244,7 +246,7 @@ class SessionFeed:
         if isinstance(news, ChunkStarted):
             self._begun[original.key] = original
             return replace(news, chunk=original)
-        error = None if news.error is None else self._in_words(news.error)
+        error = None if news.error is None else self._with_original_paths(news.error)
         del self._given[original.key]
         sound = self._stager.release(original, failed=not news.ok)
         result = replace(news, chunk=original, error=error, charged=news.charged and (news.ok or sound))
@@ -254,11 +256,11 @@ class SessionFeed:
         self._begun.pop(original.key, None)
         return result
 
-    def _in_words(self, text: str) -> str:
+    def _with_original_paths(self, text: str) -> str:
         """Name files as people know them."""
         for original, given in self._given.values():
             if given.audio_path != original.audio_path:
-                text = text.replace(given.audio_path, cut_words(original))
+                text = text.replace(given.audio_path, describe_audio(original))
         return text
 
     # --- the device's memory --------------------------------------------------------------------------------------
@@ -267,9 +269,9 @@ class SessionFeed:
         """Note what fitted and what did not; say so where a chunk can be done in no way at all."""
         key = result.chunk.key
         if result.ok:
-            self._limits.came_through(self._model, key, audio_s, way)
+            self._limits.note_success(self._model, key, audio_s, way)
         elif result.error_class != retry.OUT_OF_MEMORY or not result.charged:
-            self._limits.failed_otherwise(key)
+            self._limits.note_other_failure(key)
         else:
             self._ran_out(result.chunk, audio_s, way)
             if not self._limits.ways_left(key):
@@ -281,7 +283,7 @@ class SessionFeed:
         """Note it; with others in progress it was the longest of them all that was too much."""
         audio_s = audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
         lengths = [other.audio_s for other in self._begun.values() if other.audio_s is not None]
-        self._limits.ran_out(self._model, chunk.key, audio_s, way, beside_s=max(lengths, default=None))
+        self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way, beside_s=max(lengths, default=None))
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
@@ -298,7 +300,7 @@ class SessionFeed:
                     yield self._note(news, audio_s, way, smallest)
         except SessionBroken as broken:
             if broken.error_class != retry.OUT_OF_MEMORY:
-                self._limits.failed_otherwise(chunk.key)
+                self._limits.note_other_failure(chunk.key)
             elif not broken.at_start:
                 self._ran_out(chunk, audio_s, way)
             at_start = broken.at_start and run.begun_at_ms is None  # between two pieces it is no start of the chunk
@@ -321,7 +323,7 @@ class SessionFeed:
             return
         error_class, what = retry.NO_SPACE, "there is no place for a piece of it"
         if not is_full:
-            self._limits.cannot_be_cut(self._model, run.chunk.key)
+            self._limits.note_cannot_cut(self._model, run.chunk.key)
             error_class, what = retry.OUT_OF_MEMORY, "it does not fit into the device's memory, and cannot be cut"
         started_at_ms = self._clock.now_ms() if run.begun_at_ms is None else run.begun_at_ms
         yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")

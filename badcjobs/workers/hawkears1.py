@@ -30,7 +30,7 @@ def main(args: Sequence[str]) -> None:
     inputs, labels = work / "in", work / "out"
     inputs.mkdir(parents=True)
     paths = Path(listed).read_text(errors="surrogateescape").split("\n")[:-1]
-    staged = {place(Path(path), inputs, number): path for number, path in enumerate(paths)}
+    staged = {link_audio(Path(path), inputs, number): path for number, path in enumerate(paths)}
     said = run_analyze([*program, "-i", str(inputs), "-o", str(labels), "--rtype", "both"], Path(root), device)
     header, rows = read_labels(labels / "HawkEars_labels.csv")
     silent = []
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> None:
         raise RuntimeError(f"HawkEars left no labels of {len(silent)} recordings: {silent[0]}")
 
 
-def place(audio: Path, folder: Path, number: int) -> Path:
+def link_audio(audio: Path, folder: Path, number: int) -> Path:
     """Bring audio into the folder, by a hard link or a copy, under a name of its own.
 
     The old name stays in it because ``--date file`` looks for a date there.

@@ -45,7 +45,7 @@ class OrderPipe:
         self.stopping = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def say(self, event: str, **facts: object) -> None:
+    def send(self, event: str, **facts: object) -> None:
         """Tell the wrapper what happened."""
         line = json.dumps({"event": event, **facts})
         with self._lock:
@@ -149,17 +149,17 @@ def versions() -> dict[str, str]:
 class Feed:
     """Gives each of HawkEars' threads the next recording when it is ready, and says what became of the last."""
 
-    def __init__(self, talk: OrderPipe) -> None:
-        self.talk = talk
+    def __init__(self, pipe: OrderPipe) -> None:
+        self.pipe = pipe
         self.here = threading.local()  # what a thread has: its order, its models, what it measured
         self.names: dict[str, str] = {}  # label → the common name of the species
-        self._mistakes = listen_for_mistakes()
+        self._mistakes = collect_config_errors()
 
     def paths(self) -> Iterator[str]:
         """Yield the recordings for one thread."""
-        for order in self.talk.orders():
+        for order in self.pipe.orders():
             self.here.order, self.here.began_s, self.here.measured = order, time.monotonic(), {}
-            self.talk.say("started", id=order["id"])
+            self.pipe.send("started", id=order["id"])
             yield order["audio"]
             self.fail("HawkEars went on without a word about this recording")
 
@@ -170,25 +170,25 @@ class Feed:
             return
         took_s = round(time.monotonic() - self.here.began_s, 4)
         facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}
-        self.talk.say("done", id=self.here.order["id"], **facts)
+        self.pipe.send("done", id=self.here.order["id"], **facts)
         self.here.order = None
 
     def fail(self, error: str) -> bool:
         """Pass on that the recording in progress failed; False: there is none."""
         order, self.here.order = getattr(self.here, "order", None), None
         if order is not None:
-            self.talk.say("failed", id=order["id"], error=error)
+            self.pipe.send("failed", id=order["id"], error=error)
         return order is not None
 
     def give_up(self, error: str) -> None:
         """Say why nothing can work, and take no more work."""
-        if not self.talk.stopping.is_set():
-            self.talk.say("broken", error=error)
+        if not self.pipe.stopping.is_set():
+            self.pipe.send("broken", error=error)
         self.here.order = None
-        self.talk.stop()
+        self.pipe.stop()
 
 
-def listen_for_mistakes() -> list[str]:
+def collect_config_errors() -> list[str]:
     """Return a list that fills with what HawkEars only logs although nothing it finds afterwards can be right."""
     make, mistakes = logging.getLogRecordFactory(), list[str]()
 
@@ -272,13 +272,13 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
             self._threads = cfg.infer.num_threads
             feed.names = species_names(self)
             facts = {"threads": self._threads, "models": cfg.infer.max_models, "holds": self._threads + 2}
-            feed.talk.say("ready", **facts, **device_facts(module), versions=versions())
+            feed.pipe.send("ready", **facts, **device_facts(module), versions=versions())
 
         def _process_recordings(self, recording_paths: Any, *args: Any, **named: Any) -> None:
             known = getattr(getattr(self, "occur_mgr", None), "file_info", None)
             if known:  # recordings that come later are looked up by the one location of this run
                 (self.occur_mgr.region,) = {region for region, _ in known.values()}
-            while not feed.talk.stopping.is_set():
+            while not feed.pipe.stopping.is_set():
                 try:
                     super()._process_recordings(feed.paths(), *args, **named)
                     return
@@ -292,7 +292,7 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
                 if not (self._threads and is_out_of_memory(error)):
                     feed.give_up(error)
                 else:
-                    feed.talk.say("fewer", threads=self._threads, error=error)
+                    feed.pipe.send("fewer", threads=self._threads, error=error)
                 return
 
         def _load_heuristics_manager(self, *args: Any, **named: Any) -> Any:
@@ -306,7 +306,7 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
-def work(talk: OrderPipe, out: str, options: Sequence[str]) -> None:
+def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
     """Call HawkEars once, for all recordings that will ever come."""
     analyze, call = read_call(options)
     from hawkears.core import analyzer as module  # type: ignore[import-not-found]
@@ -316,14 +316,14 @@ def work(talk: OrderPipe, out: str, options: Sequence[str]) -> None:
     known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
     if not (known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
         raise other_api("its Analyzer has another shape")
-    feed = Feed(talk)
+    feed = Feed(pipe)
     keep_predictors(module, feed.here)
     module.Analyzer = fed_analyzer(module, feed)
     call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
     analyze(
         **{**call, "recording_paths": _PLACEHOLDERS, "recording_callback": feed.done, "cancellation_callback": None}
     )
-    if not talk.stopping.is_set():
+    if not pipe.stopping.is_set():
         raise ValueError("Error: Invalid value: HawkEars took no recordings; is there a filelist in its --cfg?")
 
 
@@ -331,17 +331,17 @@ def main(args: Sequence[str]) -> None:
     """Answer orders until the input ends; with ``--probe`` only say whether this HawkEars can be fed."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all; the wrapper decides
-    talk = OrderPipe()
+    pipe = OrderPipe()
     try:
         if args[0] == "--probe":
             read_call(args[1:])
-            talk.say("probe", versions=versions())
+            pipe.send("probe", versions=versions())
         else:
-            work(talk, args[0], args[1:])
+            work(pipe, args[0], args[1:])
     except BaseException as error:
-        talk.say("broken", error=describe(error))
+        pipe.send("broken", error=describe(error))
         raise
-    talk.say("bye")
+    pipe.send("bye")
 
 
 if __name__ == "__main__":

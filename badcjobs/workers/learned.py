@@ -29,7 +29,7 @@ from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
 from badcjobs.store.atomic_write import replacing, unfinished_name
 from badcjobs.store.merge_target import damaged_name
-from badcjobs.workers.engines import lanes_of
+from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
 if sys.version_info >= (3, 11):
@@ -141,7 +141,7 @@ def find_limits(
     limits: dict[str, MemoryLimit] = {}
     for plan in plans:
         beside = sum(other.device_id == plan.device_id for other in plans)
-        at_once = lanes_of(engine.name, settings.engine_args, plan) * beside
+        at_once = chunks_at_once_of(engine.name, settings.engine_args, plan) * beside
         closest = 0
         for key, result in ((probed.key, probed.result) for probed in probes):
             is_mine = (key.engine, key.engine_version, key.settings, key.gpu) == (*mine, model_of(plan))
@@ -172,7 +172,7 @@ def default_store(environ: Mapping[str, str]) -> Path | None:
     return cache and cache / STORE
 
 
-def readers_of(store: Path, environ: Mapping[str, str]) -> str:
+def describe_readers(store: Path, environ: Mapping[str, str]) -> str:
     """Say who will read a file that a probe has written."""
     cached = default_store(environ)
     if cached is not None and os.path.realpath(store) == os.path.realpath(cached):

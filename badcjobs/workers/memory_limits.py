@@ -42,7 +42,7 @@ USUAL, LEAN = Way(), Way(lean=True)
 
 
 @dataclass(slots=True)
-class _RanOut:
+class _OutOfMemory:
     """A chunk that ran out of memory: where, its next way (None: there is none), and what was too long."""
 
     model: str
@@ -65,14 +65,14 @@ class MemoryLimits:
 
     def __post_init__(self) -> None:
         self._limits = dict(self.known or {})
-        self._heeded = dict(self._limits)  # and what chunks in trouble suggest
+        self._effective = dict(self._limits)  # and what chunks in failure suggest
         self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest in one piece
-        self._troubles: dict[ChunkKey, _RanOut] = {}
+        self._failures: dict[ChunkKey, _OutOfMemory] = {}
         self._lock = threading.Lock()
 
-    def how(self, model: str, audio_s: float | None) -> Way:
+    def way_for_length(self, model: str, audio_s: float | None) -> Way:
         """Return the way for audio of this length, from what is known of the model."""
-        limit = self._heeded.get(model)
+        limit = self._effective.get(model)
         if limit is None or audio_s is None:
             return USUAL
         if limit.alone_s is not None and audio_s >= limit.alone_s:
@@ -82,79 +82,79 @@ class MemoryLimits:
 
     def way_of(self, model: str, key: ChunkKey, audio_s: float | None) -> Way:
         """Return the way for this chunk: as its length says, or one step below the way that it failed."""
-        trouble = self._troubles.get(key)
-        way = self.how(model, audio_s)
-        return way if trouble is None or trouble.way is None else max(way, trouble.way)
+        failure = self._failures.get(key)
+        way = self.way_for_length(model, audio_s)
+        return way if failure is None or failure.way is None else max(way, failure.way)
 
     def ways_left(self, key: ChunkKey) -> bool | None:
         """Say whether a chunk that ran out of memory can go another way; None: it is not known that it did."""
-        trouble = self._troubles.get(key)
-        return None if trouble is None else trouble.way is not None
+        failure = self._failures.get(key)
+        return None if failure is None else failure.way is not None
 
-    def ran_out(
+    def note_out_of_memory(
         self, model: str, key: ChunkKey, audio_s: float | None, way: Way, *, beside_s: float | None = None
     ) -> None:
         """Take note that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment."""
         with self._lock:
-            trouble = self._troubles.setdefault(key, _RanOut(model))
-            trouble.model = model
+            failure = self._failures.setdefault(key, _OutOfMemory(model))
+            failure.model = model
             if not way.lean:
                 longest_s = max((length for length in (audio_s, beside_s) if length is not None), default=None)
-                trouble.crowded_s = _least(trouble.crowded_s, longest_s)
-                trouble.way = LEAN
+                failure.crowded_s = _least(failure.crowded_s, longest_s)
+                failure.way = LEAN
             elif audio_s is None:
-                trouble.way = None
+                failure.way = None
             else:
                 piece_s = longest_piece_s(audio_s, way.pieces)
-                trouble.alone_s = _least(trouble.alone_s, piece_s)
+                failure.alone_s = _least(failure.alone_s, piece_s)
                 pieces = pieces_shorter_than(audio_s, piece_s)
-                trouble.way = None if pieces is None else Way(True, pieces)
-            self._heed(model)
+                failure.way = None if pieces is None else Way(True, pieces)
+            self._update_effective(model)
 
-    def cannot_be_cut(self, model: str, key: ChunkKey) -> None:
+    def note_cannot_cut(self, model: str, key: ChunkKey) -> None:
         """Take note that a chunk has no smaller pieces."""
         with self._lock:
-            self._troubles.setdefault(key, _RanOut(model)).way = None
-            self._heed(model)
+            self._failures.setdefault(key, _OutOfMemory(model)).way = None
+            self._update_effective(model)
 
-    def failed_otherwise(self, key: ChunkKey) -> None:
-        """Take note that a chunk has other troubles as well: it goes on as it does, but teaches nothing."""
-        trouble = self._troubles.get(key)
-        if trouble is not None:
+    def note_other_failure(self, key: ChunkKey) -> None:
+        """Take note that a chunk has other failures as well: it goes on as it does, but teaches nothing."""
+        failure = self._failures.get(key)
+        if failure is not None:
             with self._lock:
-                trouble.crowded_s = trouble.alone_s = None
-                self._heed(trouble.model)
+                failure.crowded_s = failure.alone_s = None
+                self._update_effective(failure.model)
 
-    def came_through(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+    def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
         """Take note that a chunk was done; if it was a step down, believe what the steps above it taught."""
         if way.pieces == 1 and audio_s is not None and audio_s > self._fitted.get((model, way.lean), 0.0):
             with self._lock:
                 self._fitted[model, way.lean] = audio_s
-                self._heed(model)
-        if key in self._troubles:
+                self._update_effective(model)
+        if key in self._failures:
             with self._lock:
                 before = self._limits.get(model, MemoryLimit())
-                after = self._limits[model] = self._lower(before, self._troubles.pop(key), way)
-                self._heed(model)
+                after = self._limits[model] = self._lower(before, self._failures.pop(key), way)
+                self._update_effective(model)
             if after != before:
                 self.learned(model, after)
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _heed(self, model: str) -> None:
-        """Let chunks that wait follow those in trouble, as long as these have a way left."""
+    def _update_effective(self, model: str) -> None:
+        """Let chunks that wait follow those in failure, as long as these have a way left."""
         limit = self._limits.get(model, MemoryLimit())
-        for trouble in self._troubles.values():
-            if trouble.model == model and trouble.way is not None:
-                limit = self._lower(limit, trouble, trouble.way)
-        self._heeded[model] = limit
+        for failure in self._failures.values():
+            if failure.model == model and failure.way is not None:
+                limit = self._lower(limit, failure, failure.way)
+        self._effective[model] = limit
 
-    def _lower(self, limit: MemoryLimit, trouble: _RanOut, way: Way) -> MemoryLimit:
-        """Return the limit as it is after a trouble that ended this way."""
-        usual_s, lean_s = (self._fitted.get((trouble.model, lean), 0.0) for lean in (False, True))
-        is_crowded = way.lean and (trouble.crowded_s or 0.0) > usual_s
-        is_alone = way.pieces > 1 and (trouble.alone_s or 0.0) > max(usual_s, lean_s)
-        found = MemoryLimit(trouble.crowded_s if is_crowded else None, trouble.alone_s if is_alone else None)
+    def _lower(self, limit: MemoryLimit, failure: _OutOfMemory, way: Way) -> MemoryLimit:
+        """Return the limit as it is after a failure that ended this way."""
+        usual_s, lean_s = (self._fitted.get((failure.model, lean), 0.0) for lean in (False, True))
+        is_crowded = way.lean and (failure.crowded_s or 0.0) > usual_s
+        is_alone = way.pieces > 1 and (failure.alone_s or 0.0) > max(usual_s, lean_s)
+        found = MemoryLimit(failure.crowded_s if is_crowded else None, failure.alone_s if is_alone else None)
         return limit.lower(found)
 
 

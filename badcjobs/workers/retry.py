@@ -1,7 +1,7 @@
-"""The classes of failure, how they are told apart, and what becomes of a chunk: done, again, failed, or poison.
+"""Error classes, how to recognise them, and the decision about each chunk: done, retry, failed, or poison.
 
-The classes are those of ``attempt.error_class``. Everything here touches nothing: ``classify`` looks at what a program
-said last and at how it ended, ``Retries`` remembers the chunks that did not work at once.
+The classes are the values of ``attempt.error_class``. Nothing here reads or writes files: ``classify`` looks at the
+last output and the exit code of a program, ``Retries`` keeps the history of chunks that failed at least once.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from dataclasses import dataclass
 
 from badcjobs.model import Chunk, ChunkResult
 
-# The chunk's own fault, or its bad luck.
+# Caused by the chunk, or charged to it.
 BAD_AUDIO = "bad_audio"
-MISSING_AUDIO = "missing_audio"  # the file is not there, or breaks off before this chunk: no engine has seen it
+MISSING_AUDIO = "missing_audio"  # the file is missing, or ends before this chunk starts: no engine has seen it
 BAD_OUTPUT = "bad_output"  # the engine's output cannot be read
-NO_OUTPUT = "no_output"  # the engine said that all was well, but left nothing
+NO_OUTPUT = "no_output"  # the engine reported success but wrote nothing
 EXIT_CODE = "exit_code"
-ENGINE_ERROR = "engine_error"  # an exception that means nothing to us
+ENGINE_ERROR = "engine_error"  # an exception that no pattern below matches
 OUT_OF_MEMORY = "out_of_memory"  # the device's
-BATCH_LOST = "batch_lost"  # went down with others; not charged
+BATCH_LOST = "batch_lost"  # failed together with other chunks; not charged
 
-# The engine process died while it had the chunk. Twice, alone, and the chunk is poison.
-WORKER_DIED = "worker_died"  # SIGKILL, which no program sends itself: forgiven, a few times
+# The engine process died while it processed the chunk. After two deaths with the chunk alone, the chunk is poison.
+WORKER_DIED = "worker_died"  # SIGKILL, which comes from outside: the first few are not counted
 ENGINE_CRASH = "engine_crash"
 HANG = "hang"
-GPU_ERROR = "gpu_error"  # CUDA refuses this process from now on: the device's fault or the chunk's; a new process tells
+GPU_ERROR = "gpu_error"  # CUDA no longer works in this process, because of the device or the chunk
 DEATHS = frozenset({WORKER_DIED, ENGINE_CRASH, HANG, GPU_ERROR})
 
-# Not the chunk's fault.
-TERMINATED = "terminated"  # somebody outside ended the process: forgiven, a few times
+# Not caused by the chunk.
+TERMINATED = "terminated"  # SIGTERM from outside: the first few are not counted
 NO_PROGRAM = "no_program"
 NO_SPACE = "no_space"
 HOST_MEMORY = "host_memory"
 RAN_ON_CPU = "ran_on_cpu"  # this worker's device does not work for the engine
 GPU_LOST = "gpu_lost"
-CONFIGURATION = "configuration"  # nothing this engine tries can work: the task gives up at once
-RETIRING = frozenset({RAN_ON_CPU, GPU_LOST})  # the worker ends, its chunks go back, the others go on
+CONFIGURATION = "configuration"  # this engine cannot work with these settings: the task gives up immediately
+RETIRING = frozenset({RAN_ON_CPU, GPU_LOST})  # the worker stops, its chunks go back, the other workers continue
 
 _DEATHS_OF_POISON = 2
-_MOST_STEPS_DOWN = 16  # as usual, lean, in 2, 4, 8, … pieces; more is a ladder that leads nowhere
-# Slurm's TERM reaches workers as well as us, and KILL comes from outside: no chunk is guilty at once.
-_FORGIVEN = {TERMINATED: 3, WORKER_DIED: 2}
+_MOST_STEPS_DOWN = 16  # usual, lean, in 2, 4, 8, … pieces
+# Slurm sends TERM to workers too, and KILL comes from outside: the first few are not charged to a chunk.
+_EXCUSED = {TERMINATED: 3, WORKER_DIED: 2}
 
-# First what the machine did, then what the settings did, then what the audio did: a full disk also breaks audio.
+# In this order: a full disk (machine) also causes audio errors.
 _MACHINE = (
     (GPU_LOST, r"GPU is lost|fallen off the bus|fell off the bus|no CUDA-capable device|\bXid\b.*\b79\b"),
     (
@@ -70,7 +70,7 @@ _SETTINGS = (
     (RAN_ON_CPU, r"HawkEars took the \w+ although this worker has a GPU"),
     (
         CONFIGURATION,
-        # An unknown location is here because HawkEars 2 only mentions it, then goes on without the region's filter.
+        # HawkEars 2 only logs an unknown location, then continues without the filter of the region.
         r"Model checkpoint files not found|(?i:no (?:onnx )?checkpoints found)|No models loaded from|\.yaml not found"
         r"|Error\. invalid |Error: location .* not found|[Nn]o eBird county found|Error: invalid date"
         r"|Error: (?:No such option|Invalid value|Option |Got unexpected|Missing |--rtype|min_score)"
@@ -89,7 +89,7 @@ _AUDIO = (
 
 
 def classify(text: str, exit_code: int | None = None) -> str:
-    """Return the class of a failure; ``exit_code`` is negative for a signal, and None where nothing has ended."""
+    """Return the error class; ``exit_code`` is negative for a signal, and None where the process still runs."""
     signum = signal_of(exit_code)
     evidence = _MACHINE if signum else (*_MACHINE, *_SETTINGS, *_AUDIO)
     for error_class, pattern in evidence:
@@ -103,7 +103,7 @@ def classify(text: str, exit_code: int | None = None) -> str:
 
 
 def signal_of(exit_code: int | None) -> int:
-    """Return the signal that ended a program, 0 for none; a shell or a container in between says 128 + n."""
+    """Return the signal that ended a program, or 0; a shell or a container in between reports 128 + n."""
     if exit_code is None:
         return 0
     if exit_code < 0:
@@ -111,58 +111,58 @@ def signal_of(exit_code: int | None) -> int:
     return exit_code - 128 if 128 < exit_code <= 128 + signal.SIGRTMAX else 0
 
 
-def how_ended(exit_code: int | None) -> str:
-    """Return how a program ended: by which signal, or with which exit code."""
+def describe_exit(exit_code: int | None) -> str:
+    """Describe how a program ended: "by SIGKILL" or "with exit code 1"."""
     if not (signum := signal_of(exit_code)):
         return f"with exit code {exit_code}"
     names = {number.value: number.name for number in signal.Signals}
-    return f"by {names.get(signum, f'signal {signum}')}"  # a real-time one has no name
+    return f"by {names.get(signum, f'signal {signum}')}"  # a real-time signal has no name
 
 
-# --- what becomes of a chunk ------------------------------------------------------------------------------------------
+# --- retries ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon a chunk is tried again."""
+    """How often a chunk is tried again, and after which delay."""
 
     retries: int = 2
     backoff_s: float = 1.0
     longest_backoff_s: float = 60.0
-    hopeless_after: int = 25  # chunks failed for good with none done: the engine does not work here
+    give_up_after: int = 25  # failed chunks without a single success: the engine does not work here
 
-    def rest_s(self, failures: int) -> float:
-        """Return how long a chunk rests after its n-th failure."""
+    def delay_s(self, failures: int) -> float:
+        """Return the delay before the next try, after the n-th failure."""
         return min(self.longest_backoff_s, self.backoff_s * 2.0 ** (failures - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What becomes of a chunk: its state, and for one that is tried again its rest and its company."""
+    """The new state of a chunk and, for a retry, its delay and how it runs."""
 
     status: str
-    rest_s: float = 0.0
-    alone: bool = False
-    lean: bool = False  # with as little memory as can be
+    delay_s: float = 0.0
+    alone: bool = False  # with no other chunk in the engine
+    lean: bool = False  # with as little device memory as possible
 
 
 class Retries:
-    """Knows every chunk that did not work at once, until it is settled."""
+    """Keeps the history of every chunk that failed, until it is done or failed for good."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
-        # How many tries, failures, deaths, forgiven; steps down: out of memory, each time with less than before.
+        # Counts of tries, failures, deaths, excused; steps down: out of memory, the next try needs less.
         self._history: dict[tuple[str, str], Counter[str]] = {}
 
     def try_number(self, chunk: Chunk) -> int:
-        """Return which try of this chunk the present one is, from 1."""
+        """Return the number of the current try of this chunk, from 1."""
         return 1 + self._history.get(chunk.key, Counter())["tries"]
 
     def decide(self, result: ChunkResult, *, ways_left: bool | None = None) -> RetryDecision:
-        """Decide about a result; uncharged ones are tried again in the company that the caller chooses.
+        """Decide about a result; the caller decides how an uncharged chunk is tried again.
 
-        ``ways_left``: whether a chunk that ran out of memory can be tried with less (None: not known). As long as it
-        can, that is a step forward and no retry; when it cannot, the same again would be the same again.
+        ``ways_left``: whether a chunk that ran out of memory can be tried with less (None: not known). A try with less
+        memory is not counted as a retry; without a way left the chunk fails, because another try would fail the same.
         """
         key = result.chunk.key
         if result.ok:
@@ -182,17 +182,17 @@ class Retries:
         history["failures"] += 1
         history["deaths"] += is_death
         if history["deaths"] < _DEATHS_OF_POISON and history["failures"] <= self._policy.retries:
-            # What takes its process down, or does not fit beside others, is tried with nothing beside it.
+            # A chunk that kills its process or does not fit beside others runs alone.
             alone = is_death or result.error_class == OUT_OF_MEMORY
-            return RetryDecision("pending", self._policy.rest_s(history["failures"]), alone)
+            return RetryDecision("pending", self._policy.delay_s(history["failures"]), alone)
         del self._history[key]
         return RetryDecision("poison" if history["deaths"] >= _DEATHS_OF_POISON else "failed")
 
-    def forgives(self, chunk: Chunk, error_class: str | None) -> bool:
-        """Say whether a chunk is innocent of its process' end: not if it happens to the same one again and again."""
-        limit = _FORGIVEN.get(error_class or "", 0)
+    def is_excused(self, chunk: Chunk, error_class: str | None) -> bool:
+        """Return whether the end of the process is not counted against the chunk; true for the first few times only."""
+        limit = _EXCUSED.get(error_class or "", 0)
         if not limit:
             return False
         history = self._history.setdefault(chunk.key, Counter())
-        history["forgiven"] += 1
-        return history["forgiven"] <= limit
+        history["excused"] += 1
+        return history["excused"] <= limit

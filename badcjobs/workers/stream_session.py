@@ -33,7 +33,7 @@ _NO_USE_ANY_MORE = frozenset({retry.GPU_LOST, retry.GPU_ERROR, retry.CONFIGURATI
 
 
 @dataclass(kw_only=True)
-class Patience:
+class HangTimeout:
     """Learns from every finished chunk how slow this engine is; one for all workers of a task."""
 
     start_s: float = 900.0  # until the first chunk begins (imports, models, a cold file system)
@@ -77,7 +77,7 @@ class StreamSession:
     env: Mapping[str, str]
     cwd: Path | None
     log_file: Path
-    patience: Patience
+    hang_timeout: HangTimeout
     must_use_cuda: bool = False  # a process that says it is ready on anything else is of no use
     pin: str | None = None  # the one device that it was shown
     _unread: bytes = b""
@@ -172,9 +172,9 @@ class StreamSession:
     def _next_event(self) -> dict[str, Any]:
         """Wait for the next event; one that does not come in time is a hang."""
         while b"\n" not in self._unread:
-            limit_s = self.patience.start_s
+            limit_s = self.hang_timeout.start_s
             if begun := [chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None]:
-                limit_s = self.patience.limit_s(None if None in begun else max(length or 0.0 for length in begun))
+                limit_s = self.hang_timeout.limit_s(None if None in begun else max(length or 0.0 for length in begun))
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
                 why = f"no word from the worker for {limit_s:.0f} s"
@@ -259,7 +259,7 @@ class StreamSession:
             why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
             return ChunkResult(chunk, started_at_ms, now_ms, error_class=retry.BAD_AUDIO, error=why)
         audio_s = length_s if chunk.audio_s is None else chunk.audio_s
-        self.patience.learn((now_ms - started_at_ms) / 1000, audio_s)
+        self.hang_timeout.learn((now_ms - started_at_ms) / 1000, audio_s)
         return ChunkResult(chunk, started_at_ms, now_ms, tuple(Detection(*row) for row in event["detections"]), audio_s)
 
     def _explain_end(self) -> SessionBroken:
@@ -272,7 +272,7 @@ class StreamSession:
             error_class = retry.ENGINE_CRASH
         if error_class == retry.WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
             error_class = retry.HOST_MEMORY
-        why = f"{said}\nthe worker ended {retry.how_ended(code)}".strip()
+        why = f"{said}\nthe worker ended {retry.describe_exit(code)}".strip()
         return SessionBroken(error_class, why, at_start=not self._has_begun)
 
 

@@ -1,7 +1,7 @@
-"""Keeps the workers fed and decides about what they bring back: done, try again, or failed for good.
+"""Gives chunks to the workers and decides about each result: done, retry, or failed for good.
 
-A thread per worker talks to its engine session; everything that is decided or written happens in
-the one thread that calls ``handle_events``.
+Each worker has a thread that talks to its engine session. One thread, the caller of ``handle_events``, takes all
+decisions and writes to the task database.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import is_short
+from badcjobs.workers.chunk_audio import is_truncated
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.retry import Retries, RetryPolicy
 from badcjobs.workers.work_queue import WorkQueue
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Tally:
-    """What this task's workers have achieved so far."""
+    """Counts of what the workers of this task have done so far."""
 
     done: int = 0
     failed: int = 0
-    missing: int = 0  # of those that failed, chunks whose audio is not there
+    missing: int = 0  # the failed chunks whose audio file is missing
     tries: int = 0
-    hopeless: str | None = None  # why nothing more was tried
-    retired: list[str] = field(default_factory=list)  # why workers ended before the work did
+    gave_up: str | None = None  # why the task stopped trying; None: it did not
+    retired: list[str] = field(default_factory=list)  # why workers stopped before the work was done
 
 
 @dataclass(eq=False)
@@ -50,9 +50,9 @@ class Supervisor:
     scratch: Path
     timetable: Timetable | None = None
     audio: AudioSteps | None = None
-    chunks: Sequence[Chunk] | None = None  # None: all that are pending in the journal
+    chunks: Sequence[Chunk] | None = None  # None: all pending chunks of the journal
     listen: Callable[[Event], None] = lambda event: None
-    # (device_id, at_ms) → what a device said last before a moment
+    # (device_id, at_ms) → the last reading of a device before that moment, as text
     device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None
     tally: Tally = field(default_factory=Tally)
     finished: dict[int, int] = field(default_factory=dict)  # slot → chunks done
@@ -64,7 +64,7 @@ class Supervisor:
         self._retries = Retries(self.policy)
         self._queue = WorkQueue(self.clock, workers=len(self.plans), wants=self.engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
-        self._worker_ids: dict[int, int] = {}  # slot → the row it writes under now
+        self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
         self._threads = [self._make_thread(plan) for plan in self.plans]
 
     def _make_thread(self, plan: WorkerPlan) -> WorkerThread:
@@ -83,30 +83,30 @@ class Supervisor:
     # --- called by the task ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start every worker's thread; engines start when the first chunk comes."""
+        """Start the thread of every worker; each engine starts with its first chunk."""
         self._top_up()
         for thread in self._threads:
             thread.start()
 
-    def hire(self, plan: WorkerPlan) -> None:
+    def add_worker(self, plan: WorkerPlan) -> None:
         """Start one more worker."""
         thread = self._make_thread(plan)
         self._threads.append(thread)
-        self._queue.hire()
+        self._queue.change_workers(1)
         thread.start()
         if self.draining:
             thread.interrupt()
 
     def retire(self, slot: int) -> None:
-        """Let one worker end when it has done what it has in hand."""
+        """Stop one worker after the chunks it has in hand."""
         for thread in self._threads:
             if thread.plan.slot == slot and thread.is_alive() and not thread.retired:
                 thread.retired = True
-                self._queue.hire(-1)
+                self._queue.change_workers(-1)
 
     @property
     def slots_at_work(self) -> dict[int, int | None]:
-        """The workers that take work, and the device of each."""
+        """The workers that accept chunks (by slot), and the device of each."""
         return {
             thread.plan.slot: thread.plan.device_id
             for thread in self._threads
@@ -115,15 +115,15 @@ class Supervisor:
 
     @property
     def busy(self) -> bool:
-        """Whether a worker is still at it, or has news that are not yet written down."""
+        """Whether a worker still runs, or an event is not written yet."""
         return any(thread.is_alive() for thread in self._threads) or not self._events.empty()
 
     def upcoming(self, count: int) -> list[Chunk]:
-        """Return the chunks that the workers get next, without taking them; for any thread."""
+        """Return the chunks that workers get next, without taking them; thread-safe."""
         return self._queue.upcoming(count)
 
     def handle_events(self, timeout_s: float) -> None:
-        """Wait for news and write all there is in one transaction."""
+        """Wait for events and write all of them in one transaction."""
         try:
             news = [self._events.get(timeout=timeout_s)]
         except queue.Empty:
@@ -136,14 +136,14 @@ class Supervisor:
         self._top_up()
 
     def drain(self) -> None:
-        """Start nothing new; let what is running come to its end."""
+        """Start no further chunk; finish those in progress."""
         self.draining = True
         self._queue.drain()
         for thread in self._threads:
             thread.interrupt()
 
     def kill(self) -> None:
-        """End every engine process now; what was running stays pending."""
+        """Kill every engine process; chunks in progress stay pending."""
         self.killed = True
         self.drain()
         for thread in self._threads:
@@ -185,17 +185,17 @@ class Supervisor:
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
         died = result.charged and result.error_class == retry.WORKER_DIED
         if self.killed and not result.ok:
-            self._queue.put_back([result.chunk])  # we ended it ourselves: it stays pending
-        elif died and self._retries.forgives(result.chunk, retry.WORKER_DIED):
+            self._queue.put_back([result.chunk])  # we killed its process: it stays pending
+        elif died and self._retries.is_excused(result.chunk, retry.WORKER_DIED):
             self._settle(plan, replace(result, charged=False))
-            self._queue.put_back([result.chunk], rest_s=self.policy.backoff_s, alone=True)
+            self._queue.put_back([result.chunk], delay_s=self.policy.backoff_s, alone=True)
         else:
             self._settle(plan, result)
 
     def _settle(self, plan: WorkerPlan, result: ChunkResult) -> None:
-        """Write down what became of a chunk; uncharged ones are put back by the caller, who knows their company."""
+        """Record the result of a try; the caller puts uncharged chunks back into the queue."""
         chunk, tally = result.chunk, self.tally
-        ways_left = None  # whether what ran out of memory can be tried with less
+        ways_left = None  # whether a chunk that ran out of memory can be tried with less
         if result.error_class == retry.OUT_OF_MEMORY and self.audio is not None:
             ways_left = self.audio.limits.ways_left(chunk.key)
         try_number = self._retries.try_number(chunk)
@@ -211,19 +211,19 @@ class Supervisor:
         )
         if decision.status == "pending":
             if result.charged:
-                when = "with less memory" if decision.lean else f"in {decision.rest_s:.1f} s"
-                log.warning("%s failed (%s), try %d; again %s", chunk.name, result.error_class, try_number, when)
-                self._queue.put_back([chunk], rest_s=decision.rest_s, alone=decision.alone, lean=decision.lean)
+                when = "with less memory" if decision.lean else f"in {decision.delay_s:.1f} s"
+                log.warning("%s failed (%s), try %d; next try %s", chunk.name, result.error_class, try_number, when)
+                self._queue.put_back([chunk], delay_s=decision.delay_s, alone=decision.alone, lean=decision.lean)
             return
         self._queue.finish()
         if result.ok:
             tally.done += 1
             self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
             self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
-            if is_short(result):
-                there_s = result.audio_s or 0.0
-                what = f"{chunk.audio_path} breaks off at {chunk.start_ms / 1000 + there_s:.3f} s"
-                what += f": {there_s:.3f} s of the {chunk.audio_s:g} s of this chunk were there, and are done"
+            if is_truncated(result):
+                found_s = result.audio_s or 0.0
+                what = f"{chunk.audio_path} ends early, at {chunk.start_ms / 1000 + found_s:.3f} s"
+                what += f": {found_s:.3f} s of the {chunk.audio_s:g} s of this chunk exist and were analysed"
                 log.warning("%s: %s", chunk.name, what)
                 self.journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
             return
@@ -231,38 +231,38 @@ class Supervisor:
         tally.missing += result.error_class == retry.MISSING_AUDIO
         what = f"{result.error_class}: {_last_line(result.error)}"
         log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
-        # Missing files say nothing about the engine.
-        if tally.done == 0 and tally.failed - tally.missing >= self.policy.hopeless_after:
-            self._give_up(f"{tally.failed} chunks failed and none worked; the last one: {what}")
+        # Missing files are not a fault of the engine.
+        if tally.done == 0 and tally.failed - tally.missing >= self.policy.give_up_after:
+            self._give_up(f"{tally.failed} chunks failed and no chunk was done; last error: {what}")
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [] if self.killed else [result.chunk for result in event.lost]
         left = {chunk.key: chunk for chunk in event.unanswered}
-        rest_s = self.policy.backoff_s if event.broken else 0.0
+        delay_s = self.policy.backoff_s if event.broken else 0.0
         if event.broken is not None and event.broken.at_start:
             log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
-            rest_s = self.policy.rest_s(event.failed_openings)
-        for result in self._accuse(plan, event):
+            delay_s = self.policy.delay_s(event.failed_openings)
+        for result in self._blame_chunks(plan, event):
             del left[result.chunk.key]
             if result.charged:
                 self._on_result(plan, result)
             else:
                 self._settle(plan, result)
                 suspects.append(result.chunk)
-        # Which of these took the others down is not known: halves tell, in a few rounds.
+        # One of these broke the session for the others; trying halves finds it in a few rounds.
         for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
             if half:
                 self._queue.put_back(half, alone=True)
         if left:
-            self._queue.put_back(list(left.values()), rest_s=rest_s)
+            self._queue.put_back(list(left.values()), delay_s=delay_s)
 
-    def _accuse(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
-        """Return a result for each chunk that may have broken its session, or was passed over in silence."""
+    def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
+        """Return a result for each chunk that may have broken the session, or that the engine skipped."""
         broken = event.broken
         if broken is None:
-            silent = SessionBroken(retry.NO_OUTPUT, "the engine went on without a word about this chunk")
+            silent = SessionBroken(retry.NO_OUTPUT, "the engine gave no result for this chunk and continued")
             passed_over = [] if self.draining else event.unanswered
-            return [_blame(chunk, silent, event) for chunk in passed_over]
+            return [_failed_result(chunk, silent, event) for chunk in passed_over]
         if self.killed:
             return []
         if broken.error_class == retry.CONFIGURATION:
@@ -270,33 +270,33 @@ class Supervisor:
             return []
         if event.retires:
             self.tally.retired.append(str(broken))
-            log.error("worker %d retires (%s): %s", plan.slot, broken.error_class, broken)
-            for started in event.begun:  # its tries have an end; the chunks go back with the others
-                self._settle(plan, replace(_blame(started.chunk, broken, event), charged=False))
+            log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
+            for started in event.begun:  # end these tries; their chunks go back with the others
+                self._settle(plan, replace(_failed_result(started.chunk, broken, event), charged=False))
             return []
         if not broken.at_start:
             log.warning(
-                "worker %d ended with %d in progress (%s): %s",
-                plan.slot, len(event.begun), broken.error_class, _last_line(str(broken)),
+                "worker %d ended (%s), chunks in progress: %d; %s",
+                plan.slot, broken.error_class, len(event.begun), _last_line(str(broken)),
             )  # fmt: skip
         begun = [started.chunk for started in event.begun]
         accused = [] if broken.at_start else begun or event.unanswered[:1]
         if broken.error_class == retry.TERMINATED:
-            accused = [chunk for chunk in accused if not self._retries.forgives(chunk, retry.TERMINATED)]
+            accused = [chunk for chunk in accused if not self._retries.is_excused(chunk, retry.TERMINATED)]
         if len(accused) == 1:
-            return [_blame(accused[0], broken, event)]
-        why = f"lost with {len(accused)} in progress ({broken.error_class}): {_last_line(str(broken))}"
+            return [_failed_result(accused[0], broken, event)]
+        why = f"lost with {len(accused)} chunks in progress ({broken.error_class}): {_last_line(str(broken))}"
         lost = SessionBroken(retry.BATCH_LOST, why)
-        return [replace(_blame(chunk, lost, event), charged=False) for chunk in accused]
+        return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in accused]
 
     def _give_up(self, reason: str) -> None:
-        if self.tally.hopeless is None:
-            self.tally.hopeless = reason
+        if self.tally.gave_up is None:
+            self.tally.gave_up = reason
             log.error("giving up: %s", reason)
             self.kill()
 
 
-def _blame(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
+def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
     begun_at_ms = next((started.at_ms for started in event.begun if started.chunk.key == chunk.key), event.at_ms)
     return ChunkResult(chunk, begun_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
 

@@ -1,6 +1,6 @@
-"""One worker's thread: takes work, opens an engine session, feeds it, and reports; decides and writes nothing itself.
+"""The thread of one worker: takes chunks, feeds them to an engine session and reports; decides and writes nothing.
 
-take a batch → open a session, as usual or lean → feed it (``feed``: stage, analyse, cut in pieces) → report
+take a batch → open a session (usual or lean) → feed it (``feed``: stage, analyse, cut into pieces) → report
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from badcjobs.seams import Clock, Engine, Session, SessionBroken
 from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import ChunkKey, model_of
-from badcjobs.workers.work_queue import Batch, Fits, WorkQueue, anything_fits
+from badcjobs.workers.work_queue import Batch, Fits, WorkQueue, always_fits
 
-_PATIENCE_WITH_KILLERS = 5  # an engine that is killed from outside while it starts is started that much more often
-_GPU_ERRORS = 3  # so many in a row, with nothing done between them, and it is not the chunks
+_KILLED_START_FACTOR = 5  # an engine that another program kills while it starts gets this many times more starts
+_GPU_ERRORS = 3  # after this many in a row, with no chunk done in between, the device is at fault and not the chunks
 
-# device_id, the chunks in hand, each with the moment (ms) at which it was begun, and how many are done at a time → Fits
+# (device_id, chunks in hand with their start in ms, chunks processed at the same time) → Fits
 Timetable = Callable[[int | None, Sequence[tuple[Chunk, int | None]], int], Fits]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An engine session has begun."""
+    """An engine session was opened."""
 
     pid: int | None
     at_ms: int
@@ -35,7 +35,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Closed:
-    """An engine session has ended."""
+    """An engine session was closed."""
 
     exit_code: int | None
     at_ms: int
@@ -43,24 +43,24 @@ class Closed:
 
 @dataclass(frozen=True)
 class BatchOver:
-    """A batch has come to its end: what has no result, what was lost in company, and what broke the session."""
+    """The end of a batch, with the chunks that have no result and the error that broke the session."""
 
     unanswered: list[Chunk]
-    begun: list[ChunkStarted]  # those of them that the engine had begun
-    lost: list[ChunkResult]
+    begun: list[ChunkStarted]  # the unanswered chunks that the engine had started
+    lost: list[ChunkResult]  # failed together with others, not charged
     broken: SessionBroken | None
     at_ms: int
-    retires: bool = False  # the worker ends with it
+    retires: bool = False  # the worker stops
     failed_openings: int = 0  # in a row, this one included
 
 
-# An exception is a bug of ours in the thread: it is raised again where the CLI can see it.
+# An exception is a bug in this thread; the supervisor raises it again in the main thread.
 Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
 
 
 @dataclass(eq=False, repr=False)
 class WorkerThread(threading.Thread):
-    """Works off the queue on one device until there is nothing left, or its engine is of no use."""
+    """Processes chunks on one device until the queue is empty or the engine no longer works."""
 
     plan: WorkerPlan
     engine: Engine
@@ -72,30 +72,30 @@ class WorkerThread(threading.Thread):
     openings: int  # how often in a row the engine may fail to start
     timetable: Timetable | None = None
     audio: AudioSteps | None = None  # None: the engine gets every chunk as it is
-    retired: bool = False  # set from outside: end when what is in hand is done; others do the rest
-    _lanes: int = 1  # so many chunks were in progress at once
-    _feed: Session | None = None  # the session that is open, with the steps before it
-    _is_lean: bool = False  # the session
+    retired: bool = False  # set by the supervisor: stop after the chunks in hand
+    _parallel: int = 1  # the most chunks that were in progress at the same time
+    _feed: Session | None = None  # the open session, with the audio steps before it
+    _is_lean: bool = False  # whether the open session is lean
     _interrupted: bool = False
     _killed: bool = False
     _gpu_errors: int = 0  # in a row
     _failed_openings: int = 0  # in a row
 
     def __post_init__(self) -> None:
-        super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts when the first chunk comes
+        super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts with the first chunk
         self._folder = self.scratch / f"worker-{self.plan.slot}"
-        self._must_be_lean = self.plan.lean  # whatever comes: its models did not fit as usual
+        self._must_be_lean = self.plan.lean  # the models did not fit with the usual threads
 
-    # --- called from outside --------------------------------------------------------------------------------------
+    # --- called from the main thread ------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Let what is running come to its end."""
+        """Finish the chunks in progress, then stop."""
         self._interrupted = True
         if (feed := self._feed) is not None:
             feed.interrupt()
 
     def kill(self) -> None:
-        """End the engine now."""
+        """Kill the engine immediately."""
         self._killed = True
         if (feed := self._feed) is not None:
             feed.kill()
@@ -103,7 +103,7 @@ class WorkerThread(threading.Thread):
     # --- in the thread --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work off the queue (threading.Thread)."""
+        """Process chunks until the queue is empty (threading.Thread)."""
         try:
             while (batch := self._take()) is not None:
                 if not batch.chunks:
@@ -112,13 +112,13 @@ class WorkerThread(threading.Thread):
                 if over.broken is not None:
                     self._close()
                 if over.retires:
-                    break  # a new process would do the same; the other workers go on
+                    break  # a new process would fail too; the other workers continue
             self._close()
         except BaseException as error:
             self.report(self.plan, error)
 
     def _take(self) -> Batch | None:
-        """Return the next batch, without those that have to be done with less memory: their turn comes, alone."""
+        """Return the next batch without the chunks that need a lean session; those go back to the queue."""
         batch = self.queue.take(self._room({}, {}), lambda: self.retired, lean=self._is_lean)
         if batch is None or batch.lean or self._must_be_lean:
             return batch
@@ -126,12 +126,12 @@ class WorkerThread(threading.Thread):
             return replace(batch, lean=any(self._needs_lean(chunk) for chunk in batch.chunks))
         usual = self._sort_out(batch.chunks)
         if len(usual) < len(batch.chunks) and (self._feed is None or self._is_lean):
-            self.queue.put_back(usual)  # those that were sorted out first: it saves a start of the engine
+            self.queue.put_back(usual)  # start with the lean chunks: it saves one start of the engine
             usual = []
         return replace(batch, chunks=usual)
 
     def _sort_out(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks that this session can do; the others go back, to be done with less memory."""
+        """Return the chunks for a usual session; put the others back into the queue as lean chunks."""
         usual = []
         for chunk in chunks:
             if self._must_be_lean or not self._needs_lean(chunk):
@@ -141,13 +141,13 @@ class WorkerThread(threading.Thread):
         return usual
 
     def _needs_lean(self, chunk: Chunk) -> bool:
-        """Say whether a chunk has no place in a usual session on this device; touches no file."""
+        """Return whether a chunk needs a lean session on this device; read no file."""
         if self.audio is None:
             return False
         return self.audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
     def _session(self, lean: bool) -> Session:
-        """Return a session of the wanted kind; the one that is open if it is, for a new one takes its time."""
+        """Return a lean or a usual session; keep the open one where possible, because a start is slow."""
         if self._feed is not None and self._is_lean == lean:
             return self._feed
         self._close()
@@ -159,14 +159,14 @@ class WorkerThread(threading.Thread):
             feed = SessionFeed(feed, plan, self.audio, clock=self.clock, folder=self._folder / "pieces")
         self._feed = feed
         self.report(self.plan, Opened(feed.pid, self.clock.now_ms()))
-        if self._interrupted:  # the stop came while we were starting
+        if self._interrupted:  # requested while the engine was starting
             feed.interrupt()
         if self._killed:
             feed.kill()
         return feed
 
     def _process(self, batch: Batch) -> BatchOver:
-        """Feed one batch, and what comes after it, to a session; report and return how it ended."""
+        """Feed one batch, and the chunks that follow it, to a session; report and return how it ended."""
         unanswered = {chunk.key: chunk for chunk in batch.chunks}
         begun: dict[ChunkKey, ChunkStarted] = {}
         lost: list[ChunkResult] = []
@@ -178,7 +178,7 @@ class WorkerThread(threading.Thread):
             if alone or (wanted <= 0 and idle <= 0):
                 return ()
             fresh = self.queue.more(wanted, idle=idle, fits=self._room(unanswered, begun))
-            alone = fresh is None  # suspects wait for a worker with nothing else in hand
+            alone = fresh is None  # suspects need a worker with no other chunk in hand
             fresh = self._sort_out(fresh or [])
             unanswered.update((chunk.key, chunk) for chunk in fresh)
             return fresh
@@ -202,7 +202,7 @@ class WorkerThread(threading.Thread):
                 raise
             broken = SessionBroken(retry.NO_PROGRAM, str(error), at_start=True)
         if broken is not None and broken.error_class == retry.GPU_ERROR and not batch.alone:
-            self._gpu_errors += 1  # suspects, which are alone, say nothing of the GPU
+            self._gpu_errors += 1  # a suspect that runs alone may be the cause itself
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
         broken, retires = self._decide_end(broken)
         left, now_ms = list(unanswered.values()), self.clock.now_ms()
@@ -211,27 +211,27 @@ class WorkerThread(threading.Thread):
         return over
 
     def _room(self, unanswered: Mapping[ChunkKey, Chunk], begun: Mapping[ChunkKey, ChunkStarted]) -> Fits:
-        """Return what says which chunks there is still time for; a worker that is to end has time for none."""
+        """Return the test of which chunks still fit into the time left; a retired worker takes none."""
         if self.retired:
             return lambda chunk: False
         if self.timetable is None:
-            return anything_fits
-        self._lanes = max(self._lanes, len(begun))
+            return always_fits
+        self._parallel = max(self._parallel, len(begun))
         in_hand = [(chunk, begun[key].at_ms if key in begun else None) for key, chunk in unanswered.items()]
-        return self.timetable(self.plan.device_id, in_hand, self._lanes)
+        return self.timetable(self.plan.device_id, in_hand, self._parallel)
 
     def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:
-        """Say whether the worker ends with what broke its session; repeated errors of one GPU mean that it is lost."""
+        """Return the error and whether the worker stops because of it; repeated GPU errors mean a lost GPU."""
         if broken is None:
             return None, False
         if self._gpu_errors >= _GPU_ERRORS:
-            why = f"{_GPU_ERRORS} errors in a row on this device; the last one: {broken}"
+            why = f"{_GPU_ERRORS} errors in a row on this device; last error: {broken}"
             return SessionBroken(retry.GPU_LOST, why), True
-        if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # the work of others fills the device
+        if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # other processes fill the device
             self._must_be_lean = True
             return broken, self._failed_openings > 1
         is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
-        limit = self.openings * (_PATIENCE_WITH_KILLERS if is_killed else 1)
+        limit = self.openings * (_KILLED_START_FACTOR if is_killed else 1)
         return broken, broken.error_class in retry.RETIRING or (broken.at_start and self._failed_openings >= limit)
 
     def _close(self) -> None:

@@ -15,7 +15,7 @@ from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
 
-from badcjobs.workers.engines import ask_hawkears
+from badcjobs.workers.engines import query_hawkears
 
 # A chunk's program with a child, and with a daemon that has left its session; none of them hears TERM.
 PROGRAM = """trap '' TERM
@@ -117,6 +117,6 @@ def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_
     python.write_text(f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
-    version, problem = ask_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
+    version, problem = query_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
     assert version == "2.3.0", problem
     assert killed.exists()

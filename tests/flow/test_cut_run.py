@@ -205,7 +205,7 @@ def test_a_recording_that_breaks_off_is_done_as_far_as_it_goes_and_that_is_told(
     assert site.rows(f"SELECT pieces FROM attempt {of_it} AND outcome = 'done'") == [(pieces,)]
     expected = [tuple(found[:2]) for found in analyse(str(beforehand), 0.25)["detections"]]
     assert site.rows(f"SELECT start_ms, end_ms FROM detection {of_it} ORDER BY 1") == expected != []
-    words = f"{recording} breaks off at 76.500 s: 36.500 s of the 40 s of this chunk were there, and are done"
+    words = f"{recording} ends early, at 76.500 s: 36.500 s of the 40 s of this chunk exist and were analysed"
     told = site.rows("SELECT subject, value, reason FROM decision WHERE kind = 'short_audio'")
     assert told == [("a/a_40000_80000", 36.5, words)]
     assert f"a/a_40000_80000: {words}" in ended.stderr

@@ -27,7 +27,7 @@ from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.command import parse_detections_csv
 from badcjobs.workers.engines import HawkEars1Engine, HawkEarsEngine, hawkears_environment, python_of
-from badcjobs.workers.stream_session import EngineStart, Patience
+from badcjobs.workers.stream_session import EngineStart, HangTimeout
 
 CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
@@ -44,7 +44,7 @@ class Bench:
     environ: dict[str, str] = field(default_factory=lambda: {"PATH": os.environ["PATH"]})
     extra_args: tuple[str, ...] = ("--threads", "2")
     allow_cpu: bool = False
-    patience: Patience | None = None
+    hang_timeout: HangTimeout | None = None
 
     @property
     def scratch(self) -> Path:
@@ -52,8 +52,10 @@ class Bench:
 
     def engine(self) -> HawkEarsEngine:
         start = EngineStart(self.extra_args, self.environ, SubprocessLauncher("test"), SystemClock())
-        patience = self.patience or Patience()
-        return HawkEarsEngine(start, python_of(self.program), self.root, allow_cpu=self.allow_cpu, patience=patience)
+        hang_timeout = self.hang_timeout or HangTimeout()
+        return HawkEarsEngine(
+            start, python_of(self.program), self.root, allow_cpu=self.allow_cpu, hang_timeout=hang_timeout
+        )
 
     def open(self, plan: WorkerPlan = CPU):
         self.scratch.mkdir(parents=True, exist_ok=True)

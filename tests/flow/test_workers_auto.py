@@ -41,11 +41,11 @@ def stop_after(
 def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_one_ended(
     site: Site, work: tuple[object, ...]
 ) -> None:
-    stop_after(site, work, "no more cores than that", WITHOUT_TELEMETRY)
+    stop_after(site, work, "there are no cores for more", WITHOUT_TELEMETRY)
     decisions = site.rows("SELECT value, reason, subject FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
     assert [value for value, *_ in decisions] == [1, 2, 3, 3]
-    assert decisions[0][1].startswith("to begin with: 3 cores and 16 GiB of GPU memory per device")
-    assert "2 per device did +" in decisions[2][1]
+    assert decisions[0][1].startswith("start: 3 cores and 16 GiB of GPU memory per device")
+    assert "2 per device changed the rate by +" in decisions[2][1]
     assert {subject for *_, subject in decisions} == {"Simulated GPU"}
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(3,)]
 
@@ -55,7 +55,7 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
         assert subject == (f"command {work[work.index('--command') + 1]}", {"Simulated GPU": lesson})
 
     stderr = stop_after(site, work, "workers: 3, engine command", WITHOUT_TELEMETRY)
-    assert "workers per device: 3; to begin with: an earlier run came to 3" in stderr
+    assert "workers per device: 3; start: an earlier run found 3 to be best" in stderr
 
 
 def test_little_memory_begins_with_one_worker_and_a_device_that_this_one_fills_by_half_gets_no_second(
@@ -65,7 +65,7 @@ def test_little_memory_begins_with_one_worker_and_a_device_that_this_one_fills_b
     stop_after(site, work, "of a device's memory", environ={**THREE_CORES, **little})
     decisions = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
     assert [value for value, _ in decisions] == [1, 1]
-    assert "6.0 GiB of main memory were granted, and a worker may take 4.0 GiB" in decisions[0][1]
+    assert "the job has 6.0 GiB of main memory, and a worker may need 4.0 GiB" in decisions[0][1]
 
 
 def test_one_worker_per_device_is_what_you_get_if_you_do_not_ask(site: Site) -> None:

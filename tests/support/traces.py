@@ -126,7 +126,7 @@ def starting_and_waiting() -> list[Trace]:
 
 def cores_and_workers() -> list[Trace]:
     """Return jobs whose devices wait for the engine's own work on the CPU."""
-    settled = ("workers_per_gpu", H200.name, 3.0, "4 per device did +2% against 3")
+    settled = ("workers_per_gpu", H200.name, 3.0, "4 per device changed the rate by +2% against 3")
     return [
         _trace("eight workers on four cores", Story(card=H200, devices=1, workers=8, cores=4, chunks=(1200.0,) * 300),
                main="cpu_bound"),

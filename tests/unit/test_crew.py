@@ -57,7 +57,7 @@ class Bench:
                 break
             self.supervisor.handle_events(timeout_s=0.02)
             self.clock.sleep(1)
-            self.crew.look(self.supervisor, left=10**6, memory_peaks=lambda last_s: {}, memory_held=self.memory_held)
+            self.crew.update(self.supervisor, left=10**6, memory_peaks=lambda last_s: {}, memory_held=self.memory_held)
         self.supervisor.drain()
         while self.supervisor.busy:
             self.supervisor.handle_events(timeout_s=0.02)
@@ -98,7 +98,7 @@ def test_the_workers_of_all_devices_share_the_main_memory_and_a_later_job_with_l
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path, quick, granted_bytes=18 * GIB).run(looks=1000, until_decisions=2)
-    words = "one more might raise the main memory in use from 12.0 GiB to 18.0 GiB, and 18.0 GiB were granted"
+    words = "one more might raise the main memory in use from 12.0 GiB to 18.0 GiB; the job has 18.0 GiB"
     assert [value for value, _ in bench.decisions] == [2, 2]
     assert bench.decisions[1][1] == words
     assert bench.learned.about("Test GPU") == Lesson(workers=2, cores=8, settled=False, worker_bytes=3 * GIB)
@@ -106,7 +106,7 @@ def test_the_workers_of_all_devices_share_the_main_memory_and_a_later_job_with_l
     bench.learned.note("Test GPU", settled=True)
     later = Bench(tmp_path, quick, granted_bytes=8 * GIB).run(looks=1000, until_decisions=2)
     assert [value for value, _ in later.decisions] == [1, 1], "it was not settled for so little memory"
-    assert later.decisions[0][1].endswith("8.0 GiB of main memory were granted, and a worker may take 3.0 GiB")
+    assert later.decisions[0][1].endswith("the job has 8.0 GiB of main memory, and a worker may need 3.0 GiB")
 
 
 @pytest.mark.parametrize("draining", [False, True])
@@ -131,7 +131,7 @@ def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path
         if draining and count == 400:
             bench.supervisor.drain()
         bench.clock.sleep(10)
-        bench.crew.look(bench.supervisor, left=10**6, memory_peaks=lambda last_s: {}, memory_held=lambda: None)
+        bench.crew.update(bench.supervisor, left=10**6, memory_peaks=lambda last_s: {}, memory_held=lambda: None)
         if count < 400:
             gate.set()
     assert len(bench.supervisor.slots_at_work) == (4 if draining else 6)

@@ -209,7 +209,7 @@ def test_cores_that_nobody_counted_are_not_said_to_be_none() -> None:
 def test_what_was_decided_is_called_a_try_only_where_it_was_one() -> None:
     tasks = tasks_on(nodes=1, rounds=1, cpu_mean_cores=None)
     facts = job_of(tasks, devices_of(tasks, LAZY))
-    for reason, tried in (("1 fits into the memory", False), ("2 per device did +1% against 1", True)):
+    for reason, tried in (("1 fits into the memory", False), ("2 per device changed the rate by +1% against 1", True)):
         decision = DecisionFacts("workers_per_gpu", "V100", 1, reason, 1)
         finding = found_in(replace(facts, decisions=(decision,)))["low_busy"]
         assert ("did not pay" in finding.advice) == tried

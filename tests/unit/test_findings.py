@@ -29,7 +29,7 @@ from badcjobs.store.read_model import (
     TaskFacts,
     UnderWay,
 )
-from badcjobs.workers.autoscale import Ramp, begin
+from badcjobs.workers.autoscale import Ramp, plan_start
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
 RIGHT = 0.95
@@ -234,7 +234,7 @@ def test_what_the_ramp_has_tried_is_not_suggested_again() -> None:
         while not ramp.settled:
             rate = rates[ramp.workers - 1]
             for _ in range(2):
-                step = ramp.look(
+                step = ramp.observe(
                     now_s, work_done=work, chunks_done=round(work), chunks_left=10**6, all_warm=True, memory_share=0.1,
                     memory_held=None,
                 )  # fmt: skip
@@ -250,10 +250,10 @@ def test_what_the_ramp_has_tried_is_not_suggested_again() -> None:
 def test_where_main_memory_kept_the_ramp_from_more_workers_that_is_what_to_ask_for() -> None:
     task = replace(TASK, cpu_mean_cores=5.0, memory_limit_bytes=16 * 2**30)
     slow = job((task,), (replace(DEVICE, states=states(0.2)),))
-    begun = begin(cpus=32, devices=4, memory_bytes=139 * 2**30, known=None, granted_bytes=16 * 2**30)
+    begun = plan_start(cpus=32, devices=4, memory_bytes=139 * 2**30, known=None, granted_bytes=16 * 2**30)
     ramp, step = Ramp(1, 8, 1, settled=False, granted_bytes=16 * 2**30), None
     for now_s in (0.0, 100.0):
-        step = ramp.look(
+        step = ramp.observe(
             now_s, work_done=now_s, chunks_done=round(now_s), chunks_left=10**6, all_warm=True, memory_share=0.1,
             memory_held=MemoryHeld(at_s=now_s, memory_bytes=11 * 2**30),
         )  # fmt: skip
@@ -262,7 +262,7 @@ def test_where_main_memory_kept_the_ramp_from_more_workers_that_is_what_to_ask_f
         decisions = (DecisionFacts("workers_per_gpu", "Tesla V100", 1, reason, 1),)
         (finding,) = find(summarize(replace(slow, decisions=decisions)))
         assert (finding.kind, finding.lines) == ("too_few_workers", ("#SBATCH --mem=32G",))
-        assert any("were granted" in line for line in finding.evidence)
+        assert any("the job has" in line for line in finding.evidence)
 
 
 def test_a_minute_of_gpu_time_is_not_worth_a_word() -> None:

@@ -24,8 +24,8 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.settings import RunSettings
-from badcjobs.workers.engines import WORKER, HawkEarsEngine, ask_hawkears, choose_engine, python_of
-from badcjobs.workers.stream_session import EngineStart, Patience
+from badcjobs.workers.engines import WORKER, HawkEarsEngine, choose_engine, python_of, query_hawkears
+from badcjobs.workers.stream_session import EngineStart, HangTimeout
 
 GPU = WorkerPlan(0, Device("0", "test", uuid="GPU-1", backend="nvml"), 1, 6)
 NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
@@ -58,10 +58,10 @@ class Place:
         (self.folder / "out").mkdir(exist_ok=True)
         return Talk([sys.executable, str(WORKER), str(self.folder / "out"), *options], self.environ, self.root)
 
-    def engine(self, *options: str, patience: Patience | None = None, allow_cpu: bool = False) -> HawkEarsEngine:
+    def engine(self, *options: str, hang_timeout: HangTimeout | None = None, allow_cpu: bool = False) -> HawkEarsEngine:
         start = EngineStart(options, self.environ, SubprocessLauncher("test"), SystemClock())
-        patience = patience or Patience()
-        return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=allow_cpu, patience=patience)
+        hang_timeout = hang_timeout or HangTimeout()
+        return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=allow_cpu, hang_timeout=hang_timeout)
 
     def process(self, engine: HawkEarsEngine, paths: Sequence[str], plan: WorkerPlan = GPU) -> dict[str, ChunkResult]:
         scratch = self.folder / "scratch" / "worker-0"
@@ -338,11 +338,13 @@ def test_what_ends_the_process_breaks_the_session_with_its_class(place: Place, w
 
 
 def test_a_hang_is_ended_after_the_patience_that_the_engines_own_rate_allows(place: Place) -> None:
-    patience = Patience(start_s=20, least_s=0.5)
-    patience.learn(0.01, 3)
+    hang_timeout = HangTimeout(start_s=20, least_s=0.5)
+    hang_timeout.learn(0.01, 3)
     start_s = time.monotonic()
     with pytest.raises(SessionBroken, match="no word from the worker") as broken:
-        place.process(place.engine("--threads", "1", patience=patience), [place.good("a"), place.fake("b", "hang")])
+        place.process(
+            place.engine("--threads", "1", hang_timeout=hang_timeout), [place.good("a"), place.fake("b", "hang")]
+        )
     assert (broken.value.error_class, broken.value.at_start) == ("hang", False)
     assert time.monotonic() - start_s < 19
 
@@ -350,7 +352,7 @@ def test_a_hang_is_ended_after_the_patience_that_the_engines_own_rate_allows(pla
 def test_a_start_that_takes_too_long_is_a_hang_of_no_chunk(place: Place) -> None:
     place.environ["FAKE_HAWKEARS_START_S"] = "60"
     with pytest.raises(SessionBroken) as broken:
-        place.process(place.engine(patience=Patience(start_s=1)), [place.good("a")])
+        place.process(place.engine(hang_timeout=HangTimeout(start_s=1)), [place.good("a")])
     assert (broken.value.error_class, broken.value.at_start) == ("hang", True)
 
 
@@ -411,7 +413,7 @@ def test_a_script_that_is_not_there_has_no_python(tmp_path: Path) -> None:
 
 
 def test_a_hawkears_without_its_api_is_refused_with_the_version_that_is_needed(place: Place) -> None:
-    assert ask_hawkears([sys.executable], ["--region", "CA-NT"], environ=place.environ, cwd=place.root) == (
+    assert query_hawkears([sys.executable], ["--region", "CA-NT"], environ=place.environ, cwd=place.root) == (
         "2.3.0",
         None,
     )

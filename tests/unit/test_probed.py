@@ -18,11 +18,11 @@ from badcjobs.settings import RunSettings
 from badcjobs.workers.engines import DemoEngine
 from badcjobs.workers.learned import (
     ProbeStore,
+    describe_readers,
     find_limits,
     known_files,
     parse_probes,
     read_probes,
-    readers_of,
     to_toml,
 )
 from badcjobs.workers.memory_limits import MemoryLimit
@@ -149,9 +149,9 @@ def test_a_store_of_another_name_that_is_empty_or_was_ours_is_mended(tmp_path: P
 
 def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path)}
-    assert readers_of(tmp_path / ".cache" / "badcjobs" / "probe.toml", environ) == "later runs read it"
-    assert readers_of(tmp_path / "july" / "probe.toml", environ) == f"runs with --out {tmp_path / 'july'} read it"
-    other = readers_of(tmp_path / "july" / "ps.toml", environ)
+    assert describe_readers(tmp_path / ".cache" / "badcjobs" / "probe.toml", environ) == "later runs read it"
+    assert describe_readers(tmp_path / "july" / "probe.toml", environ) == f"runs with --out {tmp_path / 'july'} read it"
+    other = describe_readers(tmp_path / "july" / "ps.toml", environ)
     assert "plan --from" in other and "a run looks for OUT/probe.toml, and not for this file" in other
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from badcjobs.model import MemoryHeld
-from badcjobs.workers.autoscale import Ramp, WorkerStep, begin
+from badcjobs.workers.autoscale import Ramp, WorkerStep, plan_start
 
 GIB = 2**30
 
@@ -28,7 +28,7 @@ GIB = 2**30
 def test_the_beginning_follows_from_cores_memory_and_experience(
     cpus: int, devices: int, memory: int | None, known: int | None, workers: int, most: int
 ) -> None:
-    *numbers, reason, _ = begin(cpus=cpus, devices=devices, memory_bytes=memory, known=known)
+    *numbers, reason, _ = plan_start(cpus=cpus, devices=devices, memory_bytes=memory, known=known)
     assert numbers == [workers, most]
     assert ("earlier run" in reason) == (known is not None)
     assert "GPU memory" in reason
@@ -50,20 +50,22 @@ def test_the_beginning_follows_from_cores_memory_and_experience(
 def test_the_beginning_keeps_to_the_main_memory_that_was_granted(
     granted: int | None, known: int | None, worker: int | None, workers: int
 ) -> None:
-    begun, _, reason, short_of_memory = begin(
+    begun, _, reason, short_of_memory = plan_start(
         cpus=16, devices=1, memory_bytes=139 * GIB, known=known, granted_bytes=granted, worker_bytes=worker
     )
     assert begun == workers
-    assert short_of_memory == (workers < (known or 4)) == ("of main memory were granted" in reason)
+    assert short_of_memory == (workers < (known or 4)) == ("of main memory, and a worker may need" in reason)
 
 
 def test_the_workers_of_all_devices_share_the_main_memory_from_the_beginning() -> None:
     four, eight = (
-        begin(cpus=64, devices=devices, memory_bytes=None, known=None, granted_bytes=64 * GIB, worker_bytes=4 * GIB)
+        plan_start(
+            cpus=64, devices=devices, memory_bytes=None, known=None, granted_bytes=64 * GIB, worker_bytes=4 * GIB
+        )
         for devices in (4, 8)
     )
     assert (four[0], eight[0]) == (3, 1)
-    assert four[2].endswith("; 64.0 GiB of main memory were granted, and a worker may take 4.0 GiB")
+    assert four[2].endswith("; the job has 64.0 GiB of main memory, and a worker may need 4.0 GiB")
 
 
 def climb(
@@ -82,7 +84,7 @@ def climb(
     while not ramp.settled and now_s < 10_000:
         now_s += 1
         done += speed(ramp.workers)
-        step = ramp.look(
+        step = ramp.observe(
             now_s,
             work_done=30 * int(done),
             chunks_done=int(done),
@@ -100,7 +102,7 @@ def test_workers_are_added_while_each_brings_more_than_5_percent_and_the_last_go
     ramp = Ramp(1, 8, 1, settled=False)
     steps = climb(ramp, speeds.__getitem__)
     assert [(step.workers, step.settled) for step in steps] == [(2, False), (3, False), (4, False), (3, True)]
-    assert re.search(r"4 per device did \+[0-4]% against 3", steps[-1].reason)
+    assert re.search(r"4 per device changed the rate by \+[0-4]% against 3", steps[-1].reason)
 
 
 def test_a_worker_that_makes_all_slower_goes_at_once() -> None:
@@ -148,7 +150,7 @@ def test_there_is_no_further_worker_where_nine_tenths_of_the_main_memory_would_b
     steps = climb(ramp, lambda n: 30.0 * n, held=every_10_s(3.2, devices))
     assert (steps[-1].workers, steps[-1].settled) == (workers, False), "another job may have asked for more"
     now, then = 3.2 * workers * devices, 3.2 * (workers + 1) * devices
-    words = f"raise the main memory in use from {now:.1f} GiB to {then:.1f} GiB, and {granted}.0 GiB were granted"
+    words = f"raise the main memory in use from {now:.1f} GiB to {then:.1f} GiB; the job has {granted}.0 GiB"
     assert steps[-1].reason.endswith(f"one more might {words}")
 
 
@@ -178,7 +180,7 @@ def test_with_little_work_left_nothing_is_tried_and_nothing_is_learned() -> None
     ramp = Ramp(2, 16, 1, settled=False)
     (step,) = climb(ramp, lambda workers: 10.0, left=500)
     assert (step.workers, step.settled) == (2, False)
-    assert "s of work are left" in step.reason
+    assert "s of work left" in step.reason
     assert ramp.settled
 
 
@@ -191,7 +193,7 @@ def test_what_an_earlier_run_has_found_is_not_tried_again() -> None:
 def test_a_window_is_long_enough_that_one_chunk_more_or_less_does_not_matter() -> None:
     ramp = Ramp(2, 16, 4, settled=False)
     for second in range(2000):
-        step = ramp.look(
+        step = ramp.observe(
             second, work_done=0.1 * second, chunks_done=int(0.1 * second), chunks_left=10**6, all_warm=True,
             memory_share=None, memory_held=None,
         )  # fmt: skip
@@ -203,7 +205,7 @@ def test_a_window_is_long_enough_that_one_chunk_more_or_less_does_not_matter() -
 def test_nothing_is_measured_before_every_worker_is_warm() -> None:
     ramp = Ramp(1, 16, 1, settled=False)
     for second in range(600):
-        step = ramp.look(
+        step = ramp.observe(
             second, work_done=0, chunks_done=second, chunks_left=9, all_warm=False, memory_share=None, memory_held=None
         )
         assert step is None
@@ -212,6 +214,6 @@ def test_nothing_is_measured_before_every_worker_is_warm() -> None:
 
 def test_memory_that_ran_out_costs_a_worker_but_never_the_last() -> None:
     ramp = Ramp(3, 16, 1, settled=False)
-    step = ramp.too_much("it ran out of memory")
+    step = ramp.step_back("it ran out of memory")
     assert step == WorkerStep(2, "it ran out of memory", settled=False)
-    assert Ramp(1, 16, 1, settled=False).too_much("it ran out of memory") is None
+    assert Ramp(1, 16, 1, settled=False).step_back("it ran out of memory") is None

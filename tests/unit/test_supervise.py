@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from badcjobs.devices.allocation import EndTime
+from badcjobs.errors import NotHere
+from badcjobs.model import Chunk
+from badcjobs.model import ChunkStarted
+from badcjobs.model import Device
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import SessionBroken
+from badcjobs.task.progress import TimeBudget
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor
+from badcjobs.workers.work_queue import WorkQueue
+
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +24,6 @@ import pytest
 from support.hand_clock import HandClock
 from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
 
-from badcjobs.devices.allocation import EndTime
-from badcjobs.errors import NotHere
-from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
-from badcjobs.seams import SessionBroken
-from badcjobs.task.progress import TimeBudget
-from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.supervise import Supervisor
-from badcjobs.workers.work_queue import WorkQueue
 
 FAST = RetryPolicy(retries=2, backoff_s=0.005)
 
@@ -126,7 +130,7 @@ def test_a_chunk_that_fails_is_tried_again_after_growing_rests(tmp_path: Path) -
 
 def test_rests_double_up_to_the_longest() -> None:
     policy = RetryPolicy(backoff_s=2.0, longest_backoff_s=10.0)
-    assert [policy.rest_s(failures) for failures in range(1, 6)] == [2.0, 4.0, 8.0, 10.0, 10.0]
+    assert [policy.delay_s(failures) for failures in range(1, 6)] == [2.0, 4.0, 8.0, 10.0, 10.0]
 
 
 def test_the_others_are_done_while_one_rests(tmp_path: Path) -> None:
@@ -358,7 +362,7 @@ def test_a_configuration_that_cannot_work_is_given_up_at_once(tmp_path: Path) ->
 
     # Opening takes its time, as it does in life: whatever was being opened at that moment may still be seen.
     bench = Bench(tmp_path, script, chunks=500, on_open=lambda plan: time.sleep(0.1)).run()
-    assert bench.supervisor.tally.hopeless == "no such region: CA-XX"
+    assert bench.supervisor.tally.gave_up == "no such region: CA-XX"
     assert len(bench.engine.batches) <= 2
     assert len(bench.with_status("pending")) == 500
 
@@ -451,10 +455,10 @@ def test_an_engine_that_never_works_is_given_up_after_a_number_of_chunks(tmp_pat
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield failed(batch[0], "exit_code")
 
-    bench = Bench(tmp_path, script, chunks=100, policy=RetryPolicy(0, 0.001, hopeless_after=5)).run()
-    assert bench.supervisor.tally.hopeless is not None
-    assert bench.supervisor.tally.hopeless.startswith(
-        "5 chunks failed and none worked; the last one: exit_code: no luck"
+    bench = Bench(tmp_path, script, chunks=100, policy=RetryPolicy(0, 0.001, give_up_after=5)).run()
+    assert bench.supervisor.tally.gave_up is not None
+    assert bench.supervisor.tally.gave_up.startswith(
+        "5 chunks failed and no chunk was done; last error: exit_code: no luck"
     )
     assert len(bench.with_status("failed")) == 5
     assert len(bench.with_status("pending")) == 95
@@ -464,8 +468,8 @@ def test_missing_files_say_nothing_about_the_engine(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield done(batch[0]) if batch[0].chunk_id == "c29" else failed(batch[0], "missing_audio")
 
-    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, hopeless_after=5)).run()
-    assert bench.supervisor.tally.hopeless is None
+    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, give_up_after=5)).run()
+    assert bench.supervisor.tally.gave_up is None
     assert (len(bench.with_status("failed")), len(bench.with_status("done"))) == (29, 1)
 
 
@@ -473,8 +477,8 @@ def test_one_success_is_hope(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield done(batch[0]) if batch[0].chunk_id == "c3" else failed(batch[0])
 
-    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, hopeless_after=5)).run()
-    assert bench.supervisor.tally.hopeless is None
+    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, give_up_after=5)).run()
+    assert bench.supervisor.tally.gave_up is None
     assert len(bench.with_status("failed")) == 29
 
 
@@ -700,7 +704,7 @@ def slowly(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
 def test_a_worker_that_is_hired_later_takes_its_share(tmp_path: Path) -> None:
     bench = Bench(tmp_path, slowly, chunks=60)
     bench.run(until=lambda: bench.supervisor.tally.done >= 5)
-    bench.supervisor.hire(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
+    bench.supervisor.add_worker(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
     assert bench.supervisor.slots_at_work == {0: 100, 1: 101}
     bench.run()
     assert len(bench.with_status("done")) == 60
@@ -736,7 +740,7 @@ def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(
     bench = Bench(tmp_path, script, chunks=14, wants=4)
     bench.supervisor.start()
     assert begun[0].wait(60)
-    bench.supervisor.hire(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
+    bench.supervisor.add_worker(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
     assert begun[1].wait(60)
     go_on[0].set()
     bench.run(until=lambda: bool(fresh))

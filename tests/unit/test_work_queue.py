@@ -145,7 +145,7 @@ def test_a_worker_that_waits_goes_home_when_it_is_told_to() -> None:
     waiting = Taker(lambda: queue.take(over=over.is_set))
     assert waiting.waits
     over.set()
-    queue.hire(-1)
+    queue.change_workers(-1)
     assert waiting.answer() is None
 
 
@@ -243,7 +243,7 @@ def test_a_chunk_that_has_rested_goes_to_a_worker_at_work() -> None:
     queue = WorkQueue(clock, workers=1, wants=2)
     queue.add(chunks(9), complete=True)
     first = taken(queue)
-    queue.put_back(first[:1], rest_s=5)
+    queue.put_back(first[:1], delay_s=5)
     assert queue.more(1, idle=0) == chunks(1, first=2)
     clock.sleep(5)
     assert queue.more(1, idle=0) == first[:1]
@@ -359,7 +359,7 @@ def test_a_taker_waits_for_a_source_that_has_more() -> None:
 def test_a_chunk_that_rests_is_not_handed_out_before_its_time_and_others_pass_it() -> None:
     queue = filled(2)
     first = taken(queue)
-    queue.put_back(first, rest_s=0.2)
+    queue.put_back(first, delay_s=0.2)
     assert taken(queue) == [chunks(2)[1]]
     taker = Taker(queue.take)
     assert taker.answer() == first
@@ -369,8 +369,8 @@ def test_a_chunk_that_rests_is_not_handed_out_before_its_time_and_others_pass_it
 def test_of_two_that_rest_the_one_whose_time_comes_first_is_first() -> None:
     queue = filled(2)
     long, short = taken(queue), taken(queue)
-    queue.put_back(long, rest_s=0.1)
-    queue.put_back(short, rest_s=0.02)
+    queue.put_back(long, delay_s=0.1)
+    queue.put_back(short, delay_s=0.02)
     assert [taken(queue), taken(queue)] == [short, long]
 
 
@@ -436,7 +436,7 @@ def test_many_workers_settle_every_chunk_exactly_once(wants: int) -> None:
                 in_hand.difference_update(ids)
                 settled.update(ids - {chunk.chunk_id for chunk in back})
             if back:
-                queue.put_back(back, rest_s=chance.choice([0, 0.001, 0.003]), alone=chance.random() < 0.5)
+                queue.put_back(back, delay_s=chance.choice([0, 0.001, 0.003]), alone=chance.random() < 0.5)
             queue.finish(len(held) - len(back))
 
     workers = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(6)]
@@ -503,7 +503,7 @@ def test_whatever_happens_every_chunk_is_in_one_place(script: list[tuple[str, in
             if deed == "finish":
                 queue.finish(len(held))
             else:
-                queue.put_back(held, rest_s=number, alone=deed.endswith("alone"))
+                queue.put_back(held, delay_s=number, alone=deed.endswith("alone"))
                 inside += [(clock.monotonic_s() + number, chunk.chunk_id) for chunk in held]
     for held in in_flight:
         queue.finish(len(held))

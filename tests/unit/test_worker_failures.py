@@ -12,8 +12,8 @@ from badcjobs.model import Chunk, ChunkResult, WorkerPlan
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.seams import SessionBroken
 from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.retry import classify, how_ended, signal_of
-from badcjobs.workers.stream_session import EngineStart, Patience, read_oom_kills
+from badcjobs.workers.retry import classify, describe_exit, signal_of
+from badcjobs.workers.stream_session import EngineStart, HangTimeout, read_oom_kills
 
 # Cut from real logs of HawkEars, PyTorch, the NVIDIA driver, Linux and Slurm.
 SAID = [
@@ -102,7 +102,7 @@ def test_a_full_disk_explains_bad_audio_and_not_the_other_way_round() -> None:
 
 def test_signals_have_names() -> None:
     assert (signal_of(-11), signal_of(139), signal_of(1), signal_of(None), signal_of(255)) == (11, 11, 0, 0, 0)
-    assert (how_ended(-11), how_ended(128 + 35)) == ("by SIGSEGV", "by signal 35")
+    assert (describe_exit(-11), describe_exit(128 + 35)) == ("by SIGSEGV", "by signal 35")
 
 
 # --- killed for memory ------------------------------------------------------------------------------------------------
@@ -134,27 +134,27 @@ def test_where_nobody_counts_it_is_not_known(tmp_path: Path) -> None:
 
 
 def test_silence_is_measured_by_the_engines_own_rate_and_the_length_of_the_audio() -> None:
-    patience = Patience(start_s=900, least_s=120, slowest=2)
-    assert patience.limit_s(30) == 900 + 60, "nothing is known yet, and its models may be loading"
-    patience.learn(0.3, 30)
-    patience.learn(0.1, 30)
-    assert patience.limit_s(30) == 120, "no silence under two minutes is a hang"
-    assert patience.limit_s(3600) == pytest.approx(20 * 0.01 * 3600)
-    patience.learn(60, 30)
-    assert patience.limit_s(30) == pytest.approx(1200)
+    hang_timeout = HangTimeout(start_s=900, least_s=120, slowest=2)
+    assert hang_timeout.limit_s(30) == 900 + 60, "nothing is known yet, and its models may be loading"
+    hang_timeout.learn(0.3, 30)
+    hang_timeout.learn(0.1, 30)
+    assert hang_timeout.limit_s(30) == 120, "no silence under two minutes is a hang"
+    assert hang_timeout.limit_s(3600) == pytest.approx(20 * 0.01 * 3600)
+    hang_timeout.learn(60, 30)
+    assert hang_timeout.limit_s(30) == pytest.approx(1200)
 
 
 def test_without_a_length_the_slowest_chunk_is_the_measure() -> None:
-    patience = Patience()
-    patience.learn(30, None)
-    assert patience.limit_s(None) == 600
-    assert patience.limit_s(5) == 600
+    hang_timeout = HangTimeout()
+    hang_timeout.learn(30, None)
+    assert hang_timeout.limit_s(None) == 600
+    assert hang_timeout.limit_s(5) == 600
 
 
 def run_command(folder: Path, program: str) -> list[str | None]:
     start = EngineStart((), {"PATH": os.environ["PATH"]}, SubprocessLauncher("test"), SystemClock())
-    patience = Patience(start_s=0.3, least_s=0.3, slowest=0.0)
-    engine = CommandEngine(start, f"sh -c '{program}' {{input}} {{output}}", patience)
+    hang_timeout = HangTimeout(start_s=0.3, least_s=0.3, slowest=0.0)
+    engine = CommandEngine(start, f"sh -c '{program}' {{input}} {{output}}", hang_timeout)
     session = engine.open(WorkerPlan(0, None, None, 1), folder)
     try:
         news = list(session.process([Chunk("r", "c", "a.wav", "/a.wav", 0, 1000)]))
