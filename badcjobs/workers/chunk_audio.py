@@ -1,9 +1,8 @@
 """The audio of a chunk: cut out of a longer file, or given to the engine piece by piece and joined again.
 
-The joint of two pieces is the middle of the stretch that both have. What lies wholly beyond it is left to the other
-piece, which has more of its surroundings. What reaches across it, and was found in both, is one detection: it begins
-as the first piece has it, ends as the second has it, and has the higher score. What reaches across it and was found in
-one alone stays.
+Two pieces overlap, and their joint is the middle of the overlap. A detection that is completely beyond the joint is
+taken from the other piece, which has more audio around it. A detection that crosses the joint and is in both pieces
+becomes one: start of the first, end of the second, the higher score. One that crosses it in one piece only is kept.
 """
 
 from __future__ import annotations
@@ -20,58 +19,57 @@ from badcjobs.seams import Session
 from badcjobs.sources.audio_files import explain_link
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NotThere
 
-_SLACK_S = 1.0  # recorders round, and are not exact
-LONGEST_KEPT_STEM = 50  # letters, of up to four bytes; a name may have 255 bytes in all
-# HawkEars listens to windows of 3 s: with so much audio on each side of a joint no window near it is cut short.
+_SLACK_S = 1.0  # recorders are not exact
+LONGEST_KEPT_STEM = 50  # characters of up to 4 bytes; a file name may have 255 bytes
+# HawkEars analyses windows of 3 s: with this overlap no window near a joint is cut short.
 OVERLAP_S = 6.0
-# HawkEars makes its spectrograms in stretches of three windows, and drifts within each: a piece that begins where such
-# a stretch does has the very spectrograms of the whole. Measured with HawkEars 2.3 on 120 s in two pieces, 6,337
-# detections: begun at a multiple of 9 s all are found again with the same times, and 10 have another score; begun at a
-# multiple of 3 s alone nearly half of them have other times. (Its heuristics count per file, and so per piece: no cut
-# can change that.)
+# HawkEars computes spectrograms in blocks of three windows and drifts within each block. A piece that starts at a block
+# has the same spectrograms as the complete file. Measured with HawkEars 2.3 on 120 s in two pieces, 6,337 detections:
+# with a start at a multiple of 9 s all are found with the same times, and 10 have another score; with a start at a
+# multiple of 3 s nearly half of them have other times. (Its heuristics count per file, and so per piece, in any case.)
 GRID_S = 9.0
-# Its low-band model has windows of 4 s, and so stretches of 12 s. Pieces that are long enough begin where both do.
+# Its low-band model has windows of 4 s, so blocks of 12 s. Pieces that are long enough start at a multiple of both.
 WIDE_GRID_S = 36.0
-_MOST_PIECES = 1 << 16  # of a week; a length beyond that is a mistake
+_MOST_PIECES = 1 << 16  # enough for a week; a longer file is a mistake
 
 
 def cut_name(chunk: Chunk) -> str:
-    """Return what the file is called; the recording's name comes first, for engines look for a date there."""
+    """Return the name of the cut file; the recording's name comes first, because engines look for a date in it."""
     end = "" if chunk.end_ms is None else str(chunk.end_ms)
     return f"{Path(chunk.audio_path).stem[:LONGEST_KEPT_STEM]}~{chunk.start_ms}-{end}.wav"
 
 
 def stretch_of(chunk: Chunk) -> tuple[float, float]:
-    """Return the seconds where a chunk begins and ends in its file; an unknown end is that of the file."""
+    """Return the start and end of a chunk in its file, in seconds; an unknown end is infinite."""
     return chunk.start_ms / 1000, math.inf if chunk.end_ms is None else chunk.end_ms / 1000
 
 
 def check_audio(chunk: Chunk) -> None:
-    """Raise NotThere where a chunk's file is missing, CannotCut where it is not the one that was listed.
+    """Raise NotThere if a chunk's file is missing, CannotCut if it has changed since it was listed.
 
-    Only of a file that was listed, or that has to be cut; about others the engine will say.
+    Checks only files with a known size and files that must be cut; the engine reports errors of other files.
     """
     listed = chunk.fingerprint
     if listed.audio_bytes is None and not chunk.is_cut:
         return
     try:
-        status = os.stat(chunk.audio_path)  # noqa: PTH116 - a path as it came, in a shared place
+        status = os.stat(chunk.audio_path)  # noqa: PTH116 - Path() would normalise the path
     except (FileNotFoundError, NotADirectoryError) as error:
         path = Path(chunk.audio_path)
         what, fetch = explain_link(path) if path.is_symlink() else ("no such file:", None)
-        # The line to paste comes last: where an error is shown in one line, it is that one.
+        # The command to paste comes last: tables show only the last line of an error.
         raise NotThere(f"{what} {path}" + (f": {fetch} {shlex.quote(path.name)}" if fetch else "")) from error
     except OSError:
-        return  # the engine will say why it cannot be read
+        return  # the engine will report why it cannot be read
     is_same = (status.st_size, status.st_mtime_ns) == (listed.audio_bytes, listed.audio_mtime_ns)
     if listed.audio_bytes is not None and not is_same:
         raise CannotCut(f"{chunk.audio_path} has changed since the work was listed; run the same command again")
 
 
 def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:
-    """Write a chunk's audio and return where it ends (ms): of one in which its file breaks off, there.
+    """Write a chunk's audio and return its end (ms); if the file is truncated within the chunk, that is its end.
 
-    Raise CannotCut where it is not all there for any other reason, OSError where a disk will not have it.
+    Raise CannotCut if audio is missing for another reason, OSError if the disk cannot be written.
     """
     start_s, end_s = stretch_of(chunk)
     cutter.cut(Path(chunk.audio_path), start_s, end_s, target)
@@ -82,11 +80,11 @@ def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:
         return chunk.start_ms + round(length_s * 1000)
     target.unlink(missing_ok=True)
     ends = f"{chunk.audio_path} ends at {start_s + length_s:.3f} s"
-    raise CannotCut(f"{ends}, so the chunk from {start_s:.3f} s to {end_s:.3f} s is not all there")
+    raise CannotCut(f"{ends}, before the end of the chunk from {start_s:.3f} s to {end_s:.3f} s")
 
 
 def available_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
-    """Return how much of a chunk's audio is there, before anything is cut; None: not known."""
+    """Return how many seconds of a chunk's audio exist in its file; None: not known."""
     length_s = cutter.length_s(Path(chunk.audio_path))
     if not chunk.is_cut or length_s is None or chunk.audio_s is None:
         return length_s or chunk.audio_s
@@ -95,13 +93,13 @@ def available_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
 
 
 def is_truncated(result: ChunkResult) -> bool:
-    """Say whether a chunk was done only as far as its file goes."""
+    """Return whether a chunk was done only up to the end of its truncated file."""
     found_s, chunk = result.audio_s, result.chunk
     return result.ok and chunk.is_cut and found_s is not None and (chunk.audio_s or 0.0) - found_s > _SLACK_S
 
 
 def describe_audio(chunk: Chunk) -> str:
-    """Return how people know a chunk's audio."""
+    """Describe a chunk's audio for a message: its path and, if it is cut out, the times."""
     if not chunk.is_cut:
         return chunk.audio_path
     start_s, end_s = stretch_of(chunk)
@@ -111,11 +109,11 @@ def describe_audio(chunk: Chunk) -> str:
 # --- in pieces --------------------------------------------------------------------------------------------------------
 
 
-Stretch = tuple[float, float]  # begin and end of a piece in the whole, in seconds
+Stretch = tuple[float, float]  # start and end of a piece within the chunk, in seconds
 
 
 def plan_pieces(audio_s: float, pieces: int) -> list[Stretch]:
-    """Return up to so many stretches of nearly equal length that cover the audio and share OVERLAP_S with the next."""
+    """Return at most this many stretches of nearly equal length that cover the audio and overlap by OVERLAP_S."""
     if pieces < 2:
         return [(0.0, audio_s)]
     share_s = (audio_s - OVERLAP_S) / pieces
@@ -126,12 +124,12 @@ def plan_pieces(audio_s: float, pieces: int) -> list[Stretch]:
 
 
 def longest_piece_s(audio_s: float, pieces: int) -> float:
-    """Return how long the longest of so many pieces is."""
+    """Return the length of the longest of this many pieces."""
     return max(end_s - start_s for start_s, end_s in plan_pieces(audio_s, pieces))
 
 
 def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
-    """Return into how many pieces (2, 4, 8, …) to cut, so that each is shorter than a limit; None: they cannot be."""
+    """Return how many pieces (2, 4, 8, …) make each shorter than a limit; None: no number does."""
     pieces, before_s = 2, audio_s
     while pieces <= _MOST_PIECES and (longest_s := longest_piece_s(audio_s, pieces)) < before_s:
         if longest_s < limit_s:
@@ -140,16 +138,16 @@ def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
     return None
 
 
-def join_detections(heard: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tuple[Detection, ...]:
-    """Return what was heard in the pieces, in order, as if it had been heard in the whole."""
-    whole: list[Detection] = []
+def join_detections(pieces: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tuple[Detection, ...]:
+    """Join the detections of consecutive pieces into those of the complete chunk."""
+    joined: list[Detection] = []
     end_ms = 0
-    for (start_s, end_s), found in heard:
+    for (start_s, end_s), found in pieces:
         start_ms = round(start_s * 1000)
         moved = [replace(d, start_ms=d.start_ms + start_ms, end_ms=d.end_ms + start_ms) for d in found]
-        whole = _join(whole, moved, (start_ms + end_ms) // 2) if whole or start_ms else moved
+        joined = _join(joined, moved, (start_ms + end_ms) // 2) if joined or start_ms else moved
         end_ms = round(end_s * 1000)
-    return tuple(sorted(whole, key=lambda d: (d.start_ms, d.end_ms, d.label)))
+    return tuple(sorted(joined, key=lambda d: (d.start_ms, d.end_ms, d.label)))
 
 
 def _join(before: Sequence[Detection], after: Sequence[Detection], joint_ms: int) -> list[Detection]:
@@ -168,7 +166,7 @@ def _join(before: Sequence[Detection], after: Sequence[Detection], joint_ms: int
 
 @dataclass
 class PieceRun:
-    """One chunk that is done piece by piece: whatever happens is the fault of the piece at hand."""
+    """Processes one chunk piece by piece; a failure belongs to the current piece."""
 
     session: Session
     chunk: Chunk
@@ -176,13 +174,13 @@ class PieceRun:
     pieces: int
     cutter: AudioCutter
     folder: Path
-    piece_s: float = 0.0  # the length of the piece at hand
-    begun_at_ms: int | None = None  # None: no piece has begun
+    piece_s: float = 0.0  # the length of the current piece
+    begun_at_ms: int | None = None  # None: no piece was started
     problem: CannotCut | OSError | None = None  # why a piece could not be cut
 
     def process(self) -> Iterator[ChunkStarted | ChunkResult]:
-        """Yield the begin and the result of the whole chunk; none where it was stopped, or ``problem`` says why."""
-        chunk, heard, result = self.chunk, list[tuple[Stretch, Sequence[Detection]]](), None
+        """Yield the start and the result of the chunk; no result if it was stopped, or if ``problem`` is set."""
+        chunk, done, result = self.chunk, list[tuple[Stretch, Sequence[Detection]]](), None
         for start_s, end_s in plan_pieces(self.audio_s, self.pieces):
             self.piece_s = end_s - start_s
             try:
@@ -199,17 +197,17 @@ class PieceRun:
                     yield ChunkStarted(chunk, self.begun_at_ms)
             Path(piece.audio_path).unlink(missing_ok=True)
             if result is None:
-                return  # interrupted or killed: the whole chunk has no answer
+                return  # interrupted or killed: the chunk has no result
             result = replace(result, chunk=chunk, started_at_ms=self.begun_at_ms or result.started_at_ms)
             if not result.ok:
-                said = (result.error or "").replace(piece.audio_path, chunk.audio_path)
+                error = (result.error or "").replace(piece.audio_path, chunk.audio_path)
                 where = f"in its piece from {start_s:.0f} s to {end_s:.0f} s"
-                yield replace(result, pieces=self.pieces, error=f"{where}: {said}")
+                yield replace(result, pieces=self.pieces, error=f"{where}: {error}")
                 return
-            heard.append(((start_s, end_s), result.detections))
+            done.append(((start_s, end_s), result.detections))
         if result is not None:
             audio_s = self.audio_s if chunk.audio_s is None or chunk.is_cut else chunk.audio_s
-            yield replace(result, detections=join_detections(heard), audio_s=audio_s, pieces=len(heard))
+            yield replace(result, detections=join_detections(done), audio_s=audio_s, pieces=len(done))
 
     def _cut(self, start_s: float, end_s: float) -> Chunk:
         chunk, source = self.chunk, Path(self.chunk.audio_path)
@@ -218,7 +216,7 @@ class PieceRun:
         name = f"{start_ms // 1000}s"
         self.folder.mkdir(parents=True, exist_ok=True)
         target = (self.folder / f"{source.stem[:LONGEST_KEPT_STEM]}~{name}.wav").absolute()
-        begin_s = chunk.start_ms / 1000 if chunk.is_cut else 0.0  # of the chunk in its file
+        begin_s = chunk.start_ms / 1000 if chunk.is_cut else 0.0  # start of the chunk in its file
         self.cutter.cut(source, begin_s + start_s, begin_s + end_s, target)
         return Chunk(
             chunk.recording_id,

@@ -1,8 +1,8 @@
-"""What is done with audio around an engine: copies on the node, the engine's session, pieces of what is too long.
+"""The audio steps around an engine session: copies on the node, and cutting of chunks that are too long.
 
-``EngineSetup`` decides for a task, ``SessionFeed`` does it for one session. What runs out of the device's memory, and
-what does not, is noted in ``memory_limits``: it says which way a chunk goes. Threads beside the work decide, but may
-not write: ``EngineSetup.decisions`` hands over what was decided.
+``EngineSetup`` decides for a task, ``SessionFeed`` does the work for one session. ``memory_limits`` keeps which chunks
+fitted into device memory, and decides how a chunk is processed. Other threads decide but may not write to the
+database: ``EngineSetup.decisions`` passes their decisions on.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NOT_CUT = ((NoDecoder, retry.NO_PROGRAM), (NotThere, retry.MISSING_AUDIO))
 News: TypeAlias = ChunkStarted | ChunkResult
 Decision = tuple[str, str | None, float | None, str]  # kind, subject, value, reason: a row of ``decision``
 
-_LOOKED_AT = 32  # chunks, to learn where the audio lies
-_LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks with a copy
+_EXAMINED = 32  # chunks, to find out which filesystems the audio is on
+_LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks that have a copy
 
 
 @dataclass(frozen=True)
 class AudioSteps:
-    """What is done with audio before an engine gets it: staged on the node, cut into pieces where it does not fit."""
+    """The steps before an engine: staging on the node, cutting into pieces, and the limits that decide about it."""
 
     stager: Stager
     cutter: AudioCutter
@@ -50,15 +50,15 @@ class AudioSteps:
 
 @dataclass(eq=False, kw_only=True)
 class EngineSetup:
-    """The steps before an engine, as a task sets them up."""
+    """Sets up the audio steps of a task."""
 
     stage: str  # auto, always or never
     local: Path  # the task's own folder on the node
-    wants: int  # how many chunks a session of the engine likes to hold
+    wants: int  # how many chunks a session of the engine holds
     plans: Sequence[WorkerPlan]
     cutter: AudioCutter
     learned: Learned
-    probed: Mapping[str, MemoryLimit]  # from which length on audio is too long, as probes have found
+    probed: Mapping[str, MemoryLimit]  # results of badcjobs probe
     _begun: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class EngineSetup:
         ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(self.plans) * self.wants))
         self._stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
         known = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
-        for source, limits in (("as an earlier task has learned", known), ("as badcjobs probe has found", self.probed)):
+        for source, limits in (("learned by an earlier task", known), ("found by badcjobs probe", self.probed)):
             for model, limit in limits.items():
                 if limit != MemoryLimit():
                     self._decide(model, limit, source)
@@ -75,15 +75,15 @@ class EngineSetup:
         self.audio = AudioSteps(self._stager, self.cutter, MemoryLimits(known, self._learn))
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield what was decided since the last time."""
+        """Yield the decisions since the last call."""
         while not self._decisions.empty():
             yield self._decisions.get()
 
     def begin(self, upcoming: Upcoming) -> None:
-        """Decide about staging once there is work in the queue, say so, and begin with it."""
-        choice = choose_staging(self.stage, upcoming(_LOOKED_AT), self.local)
-        what = "is copied to this node before it is needed" if choice.staged else "is read where it lies"
-        what = "is cut out of longer files before it is needed" if choice.only_cuts else what
+        """Decide about staging once the queue has chunks, log the decision, and start staging."""
+        choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
+        what = "is copied to this node in advance" if choice.staged else "is read from its own place"
+        what = "is cut out of longer files in advance" if choice.only_cuts else what
         log.info("audio %s: %s", what, choice.why)
         if choice.staged:
             self._begun = True
@@ -91,35 +91,35 @@ class EngineSetup:
         self._decisions.put(("staging", None, float(choice.staged), choice.why))
 
     def end(self) -> None:
-        """Leave no copies behind, and say what they were good for; the workers have ended."""
+        """Remove all copies and log how many were used; call it after the workers have ended."""
         stager = self._stager
         stager.stop()
         if self._begun or stager.cut_late:
             log.info(
-                "staging: %d chunks were read from copies on this node (%.1f MB), %d where they lie,"
-                " %d were cut only when they were wanted; %d copies failed%s",
+                "staging: chunks read from copies on this node: %d (%.1f MB), from their own place: %d,"
+                " cut on demand: %d; failed copies: %d%s",
                 stager.staged, stager.staged_bytes / 1e6, stager.from_source, stager.cut_late, stager.failed_copies,
                 f": {stager.last_failure}" if stager.last_failure else "",
             )  # fmt: skip
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
-        """Keep a limit that has fallen, for later tasks; called in a worker's thread."""
+        """Keep a lower limit for later tasks; called in a worker thread."""
         self.learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
-        self._decide(model, limit, "it ran out of memory")
+        self._decide(model, limit, "a chunk ran out of memory")
 
     def _decide(self, model: str, limit: MemoryLimit, source: str) -> None:
-        steps = ((limit.crowded_s, "done with one thread"), (limit.alone_s, "cut"))
-        said = [f"audio of {seconds:g} s and more is {how}" for seconds, how in steps if seconds is not None]
-        reason = f"{source}: {', '.join(said)}"
+        steps = ((limit.crowded_s, "analysed with one thread"), (limit.alone_s, "cut into pieces"))
+        parts = [f"audio of {seconds:g} s or more is {how}" for seconds, how in steps if seconds is not None]
+        reason = f"{source}: {', '.join(parts)}"
         log.info("%s: %s", model, reason)
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
         self._decisions.put(("memory_limit", model, leanest_s, reason))
 
 
 class SessionFeed:
-    """Feeds batches to one session: stages their audio, cuts what does not fit, and gives back the chunks as they were.
+    """Feeds batches to one session: stages their audio, cuts chunks that do not fit, and returns the original chunks.
 
-    Whatever runs out of the device's memory, and whatever does not, is noted in the limits of its model.
+    It records in the memory limits of the device model which chunks fitted and which did not.
     """
 
     def __init__(self, session: Session, plan: WorkerPlan, steps: AudioSteps, *, clock: Clock, folder: Path) -> None:
@@ -129,32 +129,32 @@ class SessionFeed:
         self._model = model_of(plan)
         self._way = Way(lean=plan.lean)
         self._clock = clock
-        self._folder = folder  # of pieces
+        self._folder = folder  # for pieces
         self._lock = threading.Lock()
         self._stopped = False
-        self._in_pieces = False  # a chunk is in progress up to its last piece
-        self._given: dict[tuple[str, str], tuple[Chunk, Chunk]] = {}  # the original, and what the engine got for it
+        self._in_pieces = False  # a chunk is being processed piece by piece
+        self._given: dict[tuple[str, str], tuple[Chunk, Chunk]] = {}  # the original, and the chunk that the engine got
         self._begun: dict[tuple[str, str], Chunk] = {}
-        self._unavailable: deque[ChunkResult] = deque()  # of chunks whose audio could not be had
+        self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio could not be copied or cut
 
     # --- called from another thread -------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Finish what is in progress."""
+        """Finish the chunks in progress, then stop."""
         with self._lock:
             self._stopped = True
             if not self._in_pieces:
                 self._session.interrupt()
 
     def kill(self) -> None:
-        """End the engine now."""
+        """Kill the engine immediately."""
         self._stopped = True
         self._session.kill()
 
     # --- the life of a batch --------------------------------------------------------------------------------------
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[News]:
-        """Let the engine process the batch, and afterwards, one by one, the chunks that have to be cut."""
+        """Process the batch, then, one by one, the chunks that must be cut into pieces."""
         too_long = deque[tuple[Chunk, float, Way]]()
 
         yield from self._process_whole(
@@ -168,14 +168,14 @@ class SessionFeed:
         return self._session.close()
 
     def _fitting(self, chunks: Sequence[Chunk], too_long: deque[tuple[Chunk, float, Way]]) -> list[Chunk]:
-        """Return the chunks that the engine gets whole; a lean session sets aside those that it gets in pieces."""
+        """Return the chunks that the engine gets in one piece; a lean session collects the others in ``too_long``."""
         if not self._way.lean:
             return list(chunks)
         fitting = []
         for chunk in chunks:
             audio_s = chunk.audio_s
             way = self._limits.way_of(self._model, chunk.key, audio_s)
-            if audio_s is None or way.pieces > 1:  # else the file need not be looked at
+            if audio_s is None or way.pieces > 1:  # otherwise there is no need to open the file
                 audio_s = available_s(chunk, self._cutter)
                 way = self._limits.way_of(self._model, chunk.key, audio_s)
             if audio_s is None or way.pieces == 1:
@@ -204,7 +204,7 @@ class SessionFeed:
             if not broken.at_start and broken.error_class != retry.OUT_OF_MEMORY:
                 for chunk in suspects:
                     self._limits.note_other_failure(chunk.key)
-            elif not broken.at_start and len(suspects) == 1:  # of several it is not known which it was
+            elif not broken.at_start and len(suspects) == 1:  # with several it is unknown which one it was
                 self._ran_out(suspects[0], suspects[0].audio_s, self._way)
             raise SessionBroken(
                 broken.error_class, self._with_original_paths(str(broken)), at_start=broken.at_start
@@ -216,11 +216,11 @@ class SessionFeed:
             self._begun.clear()
 
     def _stage(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Return what the engine gets for chunks: copies on the node, cuts out of longer files, or the originals."""
+        """Return the chunks for the engine: copies on the node, cuts out of longer files, or the originals."""
         staged = []
         for chunk in chunks:
             if self._stopped and chunk.is_cut:
-                continue  # without an answer it stays to be done
+                continue  # without a result it stays pending
             started_at_ms = self._clock.now_ms()
             try:
                 given = self._stager.take(chunk)
@@ -241,7 +241,7 @@ class SessionFeed:
             yield self._unavailable.popleft()
 
     def _take_back(self, news: News) -> News:
-        """Return what the engine says with the original chunk; a failure with a copy that was spoilt is not charged."""
+        """Return the event with the original chunk; a failure is not charged if its copy was damaged."""
         original, _ = self._given[news.chunk.key]
         if isinstance(news, ChunkStarted):
             self._begun[original.key] = original
@@ -250,23 +250,23 @@ class SessionFeed:
         del self._given[original.key]
         sound = self._stager.release(original, failed=not news.ok)
         result = replace(news, chunk=original, error=error, charged=news.charged and (news.ok or sound))
-        # Where a recording breaks off it was less than the chunk says.
+        # A truncated recording has less audio than the chunk's times imply.
         lengths = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
-        result = self._note(result, min(lengths, default=None), self._way, "and cannot be cut")
+        result = self._note(result, min(lengths, default=None), self._way, "and cannot be cut into pieces")
         self._begun.pop(original.key, None)
         return result
 
     def _with_original_paths(self, text: str) -> str:
-        """Name files as people know them."""
+        """Replace the paths of copies in a message by the original paths."""
         for original, given in self._given.values():
             if given.audio_path != original.audio_path:
                 text = text.replace(given.audio_path, describe_audio(original))
         return text
 
-    # --- the device's memory --------------------------------------------------------------------------------------
+    # --- device memory --------------------------------------------------------------------------------------------
 
     def _note(self, result: ChunkResult, audio_s: float | None, way: Way, smallest: str) -> ChunkResult:
-        """Note what fitted and what did not; say so where a chunk can be done in no way at all."""
+        """Record whether a chunk fitted; extend the error if there is no way left to process it."""
         key = result.chunk.key
         if result.ok:
             self._limits.note_success(self._model, key, audio_s, way)
@@ -275,12 +275,12 @@ class SessionFeed:
         else:
             self._ran_out(result.chunk, audio_s, way)
             if not self._limits.ways_left(key):
-                why = f"it does not fit into the device's memory even alone, {smallest}"
+                why = f"it does not fit into device memory even alone, {smallest}"
                 return replace(result, error=f"{result.error}\n{why}")
         return result
 
     def _ran_out(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
-        """Note it; with others in progress it was the longest of them all that was too much."""
+        """Record that a chunk did not fit; with several in progress the longest of them counts."""
         audio_s = audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
         lengths = [other.audio_s for other in self._begun.values() if other.audio_s is not None]
         self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way, beside_s=max(lengths, default=None))
@@ -296,18 +296,18 @@ class SessionFeed:
                         self._in_pieces = True
                     yield news
                 else:
-                    smallest = f"in pieces of {run.piece_s:.0f} s, and is not cut any smaller"
+                    smallest = f"in pieces of {run.piece_s:.0f} s, the smallest possible"
                     yield self._note(news, audio_s, way, smallest)
         except SessionBroken as broken:
             if broken.error_class != retry.OUT_OF_MEMORY:
                 self._limits.note_other_failure(chunk.key)
             elif not broken.at_start:
                 self._ran_out(chunk, audio_s, way)
-            at_start = broken.at_start and run.begun_at_ms is None  # between two pieces it is no start of the chunk
+            at_start = broken.at_start and run.begun_at_ms is None  # not if a piece was processed before
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)  # leave no piece behind
-            self._stager.release(chunk)  # a copy of the whole is of no use
+            shutil.rmtree(self._folder, ignore_errors=True)  # remove all pieces
+            self._stager.release(chunk)  # the copy of the complete chunk is not needed
             with self._lock:
                 self._in_pieces = False
                 if self._stopped:
@@ -316,15 +316,15 @@ class SessionFeed:
             yield from self._process_uncut(run, run.problem)
 
     def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[News]:
-        """Let the engine judge audio that cannot be cut; if it has done so already, the chunk fails."""
+        """Give audio that cannot be cut to the engine in one piece; if that has failed before, the chunk fails."""
         is_full = isinstance(problem, OSError) and problem.errno in _FULL
         if not is_full and run.begun_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
             yield from self._process_whole([run.chunk], nothing_more)
             return
-        error_class, what = retry.NO_SPACE, "there is no place for a piece of it"
+        error_class, what = retry.NO_SPACE, "no disk space for a piece of it"
         if not is_full:
             self._limits.note_cannot_cut(self._model, run.chunk.key)
-            error_class, what = retry.OUT_OF_MEMORY, "it does not fit into the device's memory, and cannot be cut"
+            error_class, what = retry.OUT_OF_MEMORY, "it does not fit into device memory, and cannot be cut into pieces"
         started_at_ms = self._clock.now_ms() if run.begun_at_ms is None else run.begun_at_ms
         yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")
 

@@ -1,9 +1,9 @@
-"""What is known before a run begins: what earlier runs have learned, and what probes have found.
+"""Results that later runs use: what earlier runs have learned, and what ``badcjobs probe`` has found.
 
-Runs keep how many workers pay and how long a chunk may be, in ``learned.json``; ``badcjobs probe`` keeps its trials and
-results in ``probe.toml``, so that the same command goes on with a probe that is not finished. Both lie in the run
-folder, where the later tasks of the run find them, and in the user's cache for other runs. To a run they are hints: a
-file that is missing, old or broken only means that something is learned again.
+Runs keep the best number of workers and the longest chunk in ``learned.json``. ``badcjobs probe`` keeps its trials and
+results in ``probe.toml``, so that the same command can continue an unfinished probe. Both files are in the run folder,
+for later tasks of the run, and in the user's cache, for other runs. For a run they are hints: if a file is missing, old
+or damaged, the run learns again.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ STORE = "probe.toml"
 LESSONS = "learned.json"
 _VERSION = 1  # of both files
 _HEAD = """\
-# How long a chunk may be: found by badcjobs probe, read by later runs (badcjobs guide probe).
-# A table for each model of device, engine and settings; delete one, or the file, to have it probed anew.
+# The longest chunks that fit: found by badcjobs probe, used by later runs (badcjobs guide probe).
+# One table per device model, engine and settings; delete a table, or the file, to probe again.
 """
-_SAME_MEMORY = 0.02  # drivers keep more or less of it for themselves
-_JUST_LONGER_S = 0.001  # than what is safe, is too long
+_SAME_MEMORY = 0.02  # drivers reserve different amounts
+_JUST_LONGER_S = 0.001  # audio that is longer than the safe length by this is too long
 Noun = TypeVar("Noun", ProbeKey, ProbeResult, Trial)
 
 
-# --- what runs have learned -------------------------------------------------------------------------------------------
+# --- learned by runs --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What is known about one engine on one model of device."""
+    """The facts about one engine on one device model."""
 
-    workers: int | None = None  # per device; the best that was found
-    cores: int | None = None  # per device, where that was found
-    settled: bool = False  # it was the best; else there was no time to try more
+    workers: int | None = None  # per device; the best number found
+    cores: int | None = None  # per device, in that run
+    settled: bool = False  # the search was finished; False: there was no time to try more
     limit: MemoryLimit = field(default=MemoryLimit())
-    worker_bytes: int | None = None  # of main memory, for each worker
+    worker_bytes: int | None = None  # main memory of one worker
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The lessons about one engine and its options; files nearer to the run come first, all of them are written."""
+    """The lessons about one engine and its options; the first file has priority, all files are written."""
 
     subject: str
     files: Sequence[Path]
 
     def about(self, model: str) -> Lesson:
-        """Return what is known about a model of device, each fact from the first file that has it."""
+        """Return the facts about a device model, each from the first file that has it."""
         facts: dict[str, Any] = {}
         try:
             for file in self.files:
@@ -81,10 +81,10 @@ class Learned:
             limit = MemoryLimit(facts.pop("crowded_s", None), facts.pop("alone_s", None))
             return Lesson(**facts, limit=limit)
         except (AttributeError, TypeError):
-            return Lesson()  # not as we write it
+            return Lesson()  # damaged: not as we write it
 
     def note(self, model: str, **facts: float | None) -> None:
-        """Add facts to every file that can be written; who writes at the same moment may win, and that is no harm."""
+        """Add facts to every file that can be written; a simultaneous write by another task may be lost."""
         for file in self.files:
             lessons = _read_lessons(file)
             try:
@@ -92,17 +92,17 @@ class Learned:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 _replace(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
             except (OSError, AttributeError) as error:
-                log.debug("what was learned is not kept in %s: %s", file, error)
+                log.debug("cannot write %s: %s", file, error)
 
 
 def subject_of(settings: RunSettings) -> str:
-    """Return what lessons are about: the engine with all that decides how much memory and time it takes."""
+    """Return the key of lessons: the engine with all options that affect its memory and time."""
     words = [settings.engine, settings.command, *settings.engine_args, settings.hawkears_root]
     return " ".join(word for word in words if word)
 
 
 def known_files(name: str, out: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return where what is known is kept: in the run folder, then in the user's cache."""
+    """Return the files with this name in the run folder and in the user's cache."""
     return [folder / name for folder in (out, user_cache(environ)) if folder is not None]
 
 
@@ -121,15 +121,15 @@ def _replace(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-# --- what probes have found -------------------------------------------------------------------------------------------
+# --- found by probes --------------------------------------------------------------------------------------------------
 
 
 def find_limits(
     files: Iterable[Path], plans: Sequence[WorkerPlan], engine: Engine, settings: RunSettings
 ) -> dict[str, MemoryLimit]:
-    """Return from which length on audio is too long for each model of device of these workers, as probes have found.
+    """Return the memory limit of each device model of these workers, from the results of probes.
 
-    A file that cannot be read only means that a run learns by itself.
+    A file that cannot be read gives a warning; the run then learns the limits itself.
     """
     probes: list[Probed] = []
     for file in files:
@@ -146,7 +146,7 @@ def find_limits(
         for key, result in ((probed.key, probed.result) for probed in probes):
             is_mine = (key.engine, key.engine_version, key.settings, key.gpu) == (*mine, model_of(plan))
             same = plan.device is not None and is_same_memory(key.memory_bytes, plan.device.memory_total_bytes)
-            # Of the probes with as many chunks at once, or fewer, the one with the most counts: with more less fits.
+            # With more chunks at the same time less fits: use the probe with the most chunks, but not more than ours.
             if result is not None and is_mine and same and closest < key.chunks_at_once <= at_once:
                 closest = key.chunks_at_once
                 crowded_s = _first_too_long(result.safe_s, result.too_long_s)
@@ -155,35 +155,35 @@ def find_limits(
 
 
 def is_same_memory(one_bytes: int | None, other_bytes: int | None) -> bool:
-    """Say whether two devices of one model have the same memory."""
+    """Return whether two devices of the same model have the same memory."""
     if one_bytes is None or other_bytes is None:
         return one_bytes == other_bytes
     return abs(one_bytes - other_bytes) <= _SAME_MEMORY * other_bytes
 
 
 def _first_too_long(safe_s: float | None, too_long_s: float | None) -> float | None:
-    """Return the shortest that is not safe; None: nothing was too long."""
+    """Return the shortest length that is not safe; None: no length was too long."""
     return too_long_s if too_long_s is None or safe_s is None else safe_s + _JUST_LONGER_S
 
 
 def default_store(environ: Mapping[str, str]) -> Path | None:
-    """Return the file in the user's cache; None: there is no home."""
+    """Return the probe file in the user's cache; None: there is no home folder."""
     cache = user_cache(environ)
     return cache and cache / STORE
 
 
 def describe_readers(store: Path, environ: Mapping[str, str]) -> str:
-    """Say who will read a file that a probe has written."""
+    """Describe which commands read the file that a probe has written."""
     cached = default_store(environ)
     if cached is not None and os.path.realpath(store) == os.path.realpath(cached):
         return "later runs read it"
     if store.name == STORE:
         return f"runs with --out {shlex.quote(str(store.parent))} read it"
-    return f"badcjobs plan --from FILE reads it; a run looks for OUT/{STORE}, and not for this file"
+    return f"badcjobs plan --from FILE reads it; a run reads OUT/{STORE}, not this file"
 
 
 def read_probes(file: Path) -> list[Probed]:
-    """Return all entries of a file, none where there is no file; ValueError: it is damaged; OSError: unreadable."""
+    """Return all entries of a file, empty without a file; raise ValueError if it is damaged, OSError if unreadable."""
     try:
         return parse_probes(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -191,10 +191,10 @@ def read_probes(file: Path) -> list[Probed]:
 
 
 def parse_probes(text: str) -> list[Probed]:
-    """Understand the text of a file; raise ValueError where it is not as a probe writes it."""
+    """Parse the text of a file; raise ValueError if it is not as a probe writes it."""
     document = tomllib.loads(text)
     if document.get("version") != _VERSION:
-        raise ValueError(f"its version is {document.get('version')!r}, not {_VERSION}")
+        raise ValueError(f"version is {document.get('version')!r}, expected {_VERSION}")
     try:
         return [
             Probed(
@@ -211,7 +211,7 @@ def parse_probes(text: str) -> list[Probed]:
 
 
 def _parse(noun: type[Noun], table: Mapping[str, Any]) -> Noun:
-    """Return a noun from a table: what is missing is not known, what is of another kind is damage."""
+    """Parse one TOML table; a missing key is unknown, a value of the wrong type raises ValueError."""
     values: dict[str, Any] = {}
     for one in fields(noun):
         kinds = str(one.type).split(" | ")
@@ -227,7 +227,7 @@ def _parse(noun: type[Noun], table: Mapping[str, Any]) -> Noun:
 
 
 def to_toml(probes: Iterable[Probed]) -> str:
-    """Return the text of a file; the same entries give the same text."""
+    """Return the text of a file; equal entries give equal text."""
     lines = [_HEAD, *_pairs({"version": _VERSION, "written_by": f"badcjobs {__version__}"})]
     for probed in sorted(probes, key=lambda one: tuple(map(str, asdict(one.key).values()))):
         lines += ["", "[[gpu]]", *_pairs({**asdict(probed.key), "finished": probed.finished, "at": probed.at})]
@@ -241,25 +241,25 @@ def to_toml(probes: Iterable[Probed]) -> str:
 def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if value is not None:
-            # JSON's texts, numbers, true and false are TOML's too, but for one letter.
+            # JSON strings, numbers and booleans are valid TOML, except for the character DEL.
             text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
             yield f"{key} = {text}"
 
 
 @dataclass(frozen=True)
 class ProbeStore:
-    """The file while a probe writes it; others may write it as well, each their own entries."""
+    """The probe file; several probes may write it at the same time, each its own entries."""
 
     file: Path
 
     def open(self) -> Path | None:
-        """Make sure that the file can be read and written; return where a damaged one was put aside, or None.
+        """Make sure that the file can be read and written; return the new name of a damaged file, or None.
 
-        Where there is none it comes with its first entry: a probe that finds nothing leaves no file behind.
-        Raise BadInput where no probe has written it, OSError where it cannot be written.
+        A new file is created with its first entry: a probe without a result leaves no file.
+        Raise BadInput if the file is not from a probe, OSError if it cannot be written.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._locked():
             try:
                 self._write(read_probes(self.file))
                 return None
@@ -267,29 +267,29 @@ class ProbeStore:
                 begin = self.file.read_bytes()[: len(_HEAD)]
                 if self.file.name != STORE and begin and not begin.startswith(_HEAD[:30].encode()):
                     raise BadInput(
-                        f"--store {self.file} is not written",
-                        why=f"it is there already, and no probe has written it ({error})",
+                        f"--store {self.file} is not a probe file",
+                        why=f"the file exists, and badcjobs probe did not write it ({error})",
                         fix=f"the same command with --store {STORE}",
                     ) from error
                 aside = damaged_name(self.file)
-                log.warning("%s is damaged (%s); it is kept as %s", self.file, error, aside.name)
+                log.warning("%s is damaged (%s); renamed to %s", self.file, error, aside.name)
                 self.file.rename(aside)
                 _replace(self.file, to_toml([]))
                 return aside
 
     def find(self, key: ProbeKey) -> Probed:
-        """Return what is known already."""
+        """Return the entry with this key, or an empty one."""
         return next((one for one in read_probes(self.file) if one.key == key), Probed(key))
 
     def put(self, new: Probed) -> None:
-        """Write an entry in place of the one of the same key; without trials it is none.
+        """Replace the entry with the same key; an entry without trials is removed.
 
-        What another probe has finished meanwhile stays as long as this one is not finished.
+        If another probe has finished this key in the meantime, an unfinished entry does not replace it.
         """
-        with self._alone():
+        with self._locked():
             known = read_probes(self.file)
             for there in known:
-                # With fewer trials than the new one it was its beginning.
+                # An entry whose trials are a subset of the new ones is an earlier state of this probe.
                 others_work = there.key == new.key and there.finished and not set(there.trials) <= set(new.trials)
                 if others_work and new.trials and not new.finished:
                     return
@@ -301,10 +301,10 @@ class ProbeStore:
             _replace(self.file, to_toml(probes))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Let one probe after the other read the file and write it; not where a filesystem has no locks.
+    def _locked(self) -> Iterator[None]:
+        """Lock the file for one probe at a time; without effect on a filesystem that has no locks.
 
-        A hidden lock file, which stays: the file itself is replaced, and NFS does not lock folders.
+        The lock is a hidden file that stays: the probe file itself is replaced, and NFS does not lock folders.
         """
         with self.file.with_name(f".{self.file.name}.lock").open("a") as lock:
             with suppress(OSError):

@@ -1,8 +1,8 @@
-"""What fits into the memory of a GPU model: learned from what did not, kept for later chunks, tasks and runs. Pure.
+"""The longest audio that fits into the memory of a GPU model, learned from chunks that did not fit. Pure.
 
-A chunk that runs out of memory climbs down a ladder: as usual → lean (one thread, nothing beside it) → in 2 pieces,
-lean → in 4 → … Others of its length follow it at once, but the limit is believed, and kept, only when a step down has
-worked, and only if nothing as long had ever fitted: a GPU that somebody else fills up teaches nothing about its model.
+A chunk that runs out of memory is tried with less: usual → lean (one thread, no other chunk) → in 2 pieces, lean → in
+4 → … Waiting chunks of its length follow immediately. The limit is kept for later tasks only after a step has worked,
+and only if no audio of that length has ever fitted: a GPU that other processes fill gives no limit for its model.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ ChunkKey: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """The shortest audio that did not fit into a GPU model; None: everything did."""
+    """The shortest audio that did not fit into a GPU model; None: all of it fitted."""
 
     crowded_s: float | None = None  # with the usual threads
-    alone_s: float | None = None  # even lean
+    alone_s: float | None = None  # lean
 
     def lower(self, other: MemoryLimit) -> MemoryLimit:
-        """Return the limit that keeps to both."""
+        """Return the stricter of two limits."""
         return MemoryLimit(_least(self.crowded_s, other.crowded_s), _least(self.alone_s, other.alone_s))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Way:
-    """How a chunk is given to an engine; a greater way needs less memory."""
+    """How an engine gets a chunk; a greater way needs less memory."""
 
     lean: bool = False
     pieces: int = 1
@@ -43,7 +43,7 @@ USUAL, LEAN = Way(), Way(lean=True)
 
 @dataclass(slots=True)
 class _OutOfMemory:
-    """A chunk that ran out of memory: where, its next way (None: there is none), and what was too long."""
+    """A chunk that ran out of memory: the device model, its next way (None: no way left), the lengths that failed."""
 
     model: str
     way: Way | None = None
@@ -52,26 +52,28 @@ class _OutOfMemory:
 
 
 def model_of(plan: WorkerPlan) -> str:
-    """Return the name under which the limits of a worker's device are kept."""
+    """Return the device model of a worker, the key of its limits."""
     return "cpu" if plan.device is None else plan.device.name or "unknown"
 
 
 @dataclass(eq=False)
 class MemoryLimits:
-    """Knows which way each chunk is to go on each GPU model; for all threads of a task."""
+    """Decides the way of each chunk on each GPU model; shared by all threads of a task."""
 
-    known: Mapping[str, MemoryLimit] | None = None  # from earlier tasks, by the device's name or cpu
-    learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None  # a limit has fallen; must not raise
+    known: Mapping[str, MemoryLimit] | None = None  # from earlier tasks, by device model
+    learned: Callable[[str, MemoryLimit], None] = lambda model, limit: (
+        None
+    )  # called with each lower limit; must not raise
 
     def __post_init__(self) -> None:
         self._limits = dict(self.known or {})
-        self._effective = dict(self._limits)  # and what chunks in failure suggest
-        self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest in one piece
+        self._effective = dict(self._limits)  # the limits, lowered by chunks that are still being tried
+        self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest audio that fitted in one piece
         self._failures: dict[ChunkKey, _OutOfMemory] = {}
         self._lock = threading.Lock()
 
     def way_for_length(self, model: str, audio_s: float | None) -> Way:
-        """Return the way for audio of this length, from what is known of the model."""
+        """Return the way for audio of this length on a device model."""
         limit = self._effective.get(model)
         if limit is None or audio_s is None:
             return USUAL
@@ -81,20 +83,20 @@ class MemoryLimits:
         return LEAN if limit.crowded_s is not None and audio_s >= limit.crowded_s else USUAL
 
     def way_of(self, model: str, key: ChunkKey, audio_s: float | None) -> Way:
-        """Return the way for this chunk: as its length says, or one step below the way that it failed."""
+        """Return the way for this chunk: by its length, or one step after the way that failed."""
         failure = self._failures.get(key)
         way = self.way_for_length(model, audio_s)
         return way if failure is None or failure.way is None else max(way, failure.way)
 
     def ways_left(self, key: ChunkKey) -> bool | None:
-        """Say whether a chunk that ran out of memory can go another way; None: it is not known that it did."""
+        """Return whether a chunk that ran out of memory can be tried with less; None: it did not run out of memory."""
         failure = self._failures.get(key)
         return None if failure is None else failure.way is not None
 
     def note_out_of_memory(
         self, model: str, key: ChunkKey, audio_s: float | None, way: Way, *, beside_s: float | None = None
     ) -> None:
-        """Take note that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment."""
+        """Record that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment."""
         with self._lock:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
             failure.model = model
@@ -112,13 +114,13 @@ class MemoryLimits:
             self._update_effective(model)
 
     def note_cannot_cut(self, model: str, key: ChunkKey) -> None:
-        """Take note that a chunk has no smaller pieces."""
+        """Record that a chunk cannot be cut into smaller pieces."""
         with self._lock:
             self._failures.setdefault(key, _OutOfMemory(model)).way = None
             self._update_effective(model)
 
     def note_other_failure(self, key: ChunkKey) -> None:
-        """Take note that a chunk has other failures as well: it goes on as it does, but teaches nothing."""
+        """Record that a chunk failed for another reason too: it gives no limit."""
         failure = self._failures.get(key)
         if failure is not None:
             with self._lock:
@@ -126,7 +128,7 @@ class MemoryLimits:
                 self._update_effective(failure.model)
 
     def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
-        """Take note that a chunk was done; if it was a step down, believe what the steps above it taught."""
+        """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""
         if way.pieces == 1 and audio_s is not None and audio_s > self._fitted.get((model, way.lean), 0.0):
             with self._lock:
                 self._fitted[model, way.lean] = audio_s
@@ -142,7 +144,7 @@ class MemoryLimits:
     # --- with the lock held ---------------------------------------------------------------------------------------
 
     def _update_effective(self, model: str) -> None:
-        """Let chunks that wait follow those in failure, as long as these have a way left."""
+        """Lower the limits for waiting chunks, as long as the failed chunks have a way left."""
         limit = self._limits.get(model, MemoryLimit())
         for failure in self._failures.values():
             if failure.model == model and failure.way is not None:
@@ -150,7 +152,7 @@ class MemoryLimits:
         self._effective[model] = limit
 
     def _lower(self, limit: MemoryLimit, failure: _OutOfMemory, way: Way) -> MemoryLimit:
-        """Return the limit as it is after a failure that ended this way."""
+        """Return the limit after a failed chunk was done this way."""
         usual_s, lean_s = (self._fitted.get((failure.model, lean), 0.0) for lean in (False, True))
         is_crowded = way.lean and (failure.crowded_s or 0.0) > usual_s
         is_alone = way.pieces > 1 and (failure.alone_s or 0.0) > max(usual_s, lean_s)

@@ -1,8 +1,8 @@
-"""Copies the audio of the chunks that come next to the node's own disk, by a few reader threads.
+"""Copies the audio of the next chunks to the node's local disk, in a few reader threads.
 
-A copy is a favour, never a condition: what is not ready when an engine wants it is read where it lies. The copy of a
-chunk that is a stretch of a longer file is cut out of it; that is a condition: one that is not ready is made there and
-then. ``feed`` hands the copies to the engines; ``choose_staging`` decides whether copies are made ahead.
+A copy is optional: if it is not ready when an engine needs it, the engine reads the original. A chunk that is part of a
+longer file must be cut out of it; if that is not ready, it is cut when the engine needs it. ``feed`` gives the copies
+to the engines; ``choose_staging`` decides whether copies are made in advance.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stret
 
 log = logging.getLogger(__name__)
 
-Upcoming = Callable[[int], list[Chunk]]  # so many of the chunks that are handed out next, and none of them taken
+Upcoming = Callable[[int], list[Chunk]]  # the next N chunks of the queue, without taking them
 
 _READERS = 3
-_SHARE = 0.25  # of what is free: workers, databases and other people's jobs need the disk too
-_LOOK_AGAIN_S = 0.2  # fresh chunks come to the queue, and room to the disk, without a word to us
-_GOODBYE_S = 1.0  # a reader that hangs in a dead filesystem is not waited for
+_SHARE = 0.25  # of the free space: workers, databases and other users' jobs need the disk too
+_POLL_S = 0.2  # new chunks in the queue and free disk space cause no notification
+_JOIN_S = 1.0  # do not wait longer for a reader that hangs in a dead filesystem
 _MOST_FAILURES = 20  # in a row
 _MOST_BYTES = 20 * 2**30
-_MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs is the job's own memory
+_MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs uses the memory of the job
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-# --- whether ----------------------------------------------------------------------------------------------------------
+# --- the decision -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StagingChoice:
-    """Whether audio is staged, why, and how much of it at once; or only what has to be cut out of longer files."""
+    """Whether audio is staged, why, and how many bytes at the same time."""
 
     staged: bool
     why: str
     most_bytes: int = 0
-    only_cuts: bool = False
+    only_cuts: bool = False  # only chunks that must be cut out of longer files
 
 
 def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
-    """Look at the filesystems of some chunks and of the node's own folder; ``wanted`` is auto, always or never."""
+    """Decide by the filesystems of some chunks and of the node-local folder; ``wanted`` is auto, always or never."""
     here = read_filesystem(local)
     most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else _MOST_BYTES
     if wanted != "auto":
         return StagingChoice(wanted == "always", f"run.stage = {wanted}", most_bytes)
     if not chunks:
-        return StagingChoice(False, "nothing waits")
-    # Where the audio really lies: a git-annex link may lead to another filesystem.
+        return StagingChoice(False, "no chunk waits")
+    # Resolve links: a git-annex link may lead to another filesystem.
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
     far = next((folder for folder in folders if read_filesystem(folder).shared), None)
     if far is not None and here.shared:
-        return StagingChoice(False, f"{local} is no node-local disk ({here.words})")
+        return StagingChoice(False, f"{local} is not a node-local disk ({here.words})")
     if far is not None:
         return StagingChoice(True, f"{far} is on {read_filesystem(far).words}, {local} on {here.words}", most_bytes)
     only_cuts = any(chunk.is_cut for chunk in chunks) and not here.shared
@@ -71,47 +71,47 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
 
 @dataclass(eq=False)
 class Copy:
-    """One chunk's audio on the node; one folder each, because engines use the file's name."""
+    """The copy of one chunk's audio, in its own folder because it keeps the name of the original."""
 
     chunk: Chunk
     path: Path
     size_bytes: int = 0  # 0: not known yet, and nothing written
-    end_ms: int | None = None  # of a cut: where its audio really ends
-    waits: bool = False  # for room
+    end_ms: int | None = None  # of a cut: the real end of its audio
+    waits: bool = False  # for disk space
     ready: bool = False
     taken: bool = False
-    unwanted: bool = False  # an engine has begun with the original
+    unwanted: bool = False  # an engine already reads the original
 
     @property
-    def is_sound(self) -> bool:
-        """Whether it is still as it was written: many sites sweep their /tmp."""
+    def is_complete(self) -> bool:
+        """Whether it still exists in full size: many sites delete old files in /tmp."""
         try:
             return self.path.stat().st_size == self.size_bytes
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Give the space back."""
+        """Delete the copy and its folder."""
         shutil.rmtree(self.path.parent, ignore_errors=True)
 
 
 def size_of(chunk: Chunk, cutter: AudioCutter) -> int:
-    """Return how many bytes a copy of a chunk's audio takes, about; raise OSError where it cannot be looked at."""
+    """Return the approximate size of a copy in bytes; raise OSError if the file cannot be read."""
     if chunk.is_cut:
         return cutter.size_bytes(Path(chunk.audio_path), *stretch_of(chunk))
-    return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - a path as it came, in a shared place
+    return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - Path() would normalise the path
 
 
 def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
-    """Copy a chunk's audio, or cut it out of a longer file; return False when a copy is not what it should be.
+    """Copy a chunk's audio, or cut it out of a longer file; return False if the file changed while it was copied.
 
-    Raise CannotCut where the file is missing, or another one than was listed.
+    Raise CannotCut if the file is missing or has changed since it was listed.
     """
     check_audio(copy.chunk)
     copy.path.parent.mkdir()
     if copy.chunk.is_cut:
         copy.end_ms = cut_chunk(copy.chunk, copy.path, cutter)
-        check_audio(copy.chunk)  # it may have been replaced while it was read
+        check_audio(copy.chunk)  # the file may have changed in the meantime
         copy.size_bytes = copy.path.stat().st_size
         return True
     source = Path(copy.chunk.audio_path)
@@ -129,12 +129,12 @@ def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
 class Stager:
     """Keeps copies of the next chunks ready; ``take`` hands one out, ``release`` removes it.
 
-    Without ``start`` nothing is made before it is wanted, and only what has to be cut.
+    Without ``start`` it makes no copies in advance; it only cuts chunks when they are needed.
     """
 
-    folder: Path  # made when it is needed, gone after ``stop``; nothing else may be in it
+    folder: Path  # created on demand, removed by ``stop``; for copies only
     _: KW_ONLY
-    ahead: int  # at most so many chunks that no worker has taken yet have a copy
+    ahead: int  # the most copies that wait for a worker
     cutter: AudioCutter
     staged: int = 0
     staged_bytes: int = 0
@@ -150,15 +150,15 @@ class Stager:
         self._changed = threading.Condition()
         self._planned: dict[tuple[str, str], Chunk] = {}
         self._copies: dict[tuple[str, str], Copy] = {}
-        self._hopeless: set[tuple[str, str]] = set()  # no copy, or one that did not serve: read where they lie
+        self._not_copied: set[tuple[str, str]] = set()  # chunks without a usable copy: the engine reads the original
         self._readers = [threading.Thread(target=self._run, name=f"reader-{n}", daemon=True) for n in range(_READERS)]
 
     # --- for the task ---------------------------------------------------------------------------------------------
 
     def start(self, upcoming: Upcoming, *, most_bytes: int, only_cuts: bool = False) -> None:
-        """Begin to copy what comes next; all copies together take ``most_bytes`` or a quarter of what is free.
+        """Start to copy the next chunks; all copies use at most ``most_bytes`` and a quarter of the free space.
 
-        ``only_cuts``: make no copies of whole files.
+        ``only_cuts``: make no copies of complete files.
         """
         self._upcoming = upcoming
         self._most_bytes = most_bytes
@@ -172,13 +172,13 @@ class Stager:
             reader.start()
 
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """Stop the readers and remove all copies."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
         for reader in self._readers:
             if reader.ident is not None:
-                reader.join(_GOODBYE_S)
+                reader.join(_JOIN_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -190,11 +190,10 @@ class Stager:
     # --- for the engines ------------------------------------------------------------------------------------------
 
     def take(self, chunk: Chunk) -> Chunk:
-        """Return the chunk with the path of its copy, or as it is when there is none yet.
+        """Return the chunk with the path of its copy, or unchanged if there is no copy yet.
 
-        One in which its recording breaks off ends there.
-        What has to be cut is waited for, or cut now: raise CannotCut, or OSError where the disk will not have it.
-        CannotCut also where the file is missing, or another one than was listed.
+        Wait for a chunk that is being cut, or cut it now; in a truncated recording it ends at the end of the file.
+        Raise CannotCut if that fails, or if the file is missing or has changed; OSError if the disk cannot be written.
         """
         with self._changed:
             copy = self._ready_copy(chunk)
@@ -214,9 +213,9 @@ class Stager:
         while (copy := self._copies.get(chunk.key)) is not None:
             if not chunk.is_cut or copy.ready or copy.taken or copy.waits or copy.unwanted:
                 break
-            self._changed.wait(_LOOK_AGAIN_S)  # it is in the making, and will be ready before long
-        is_same = copy is not None and chunk.audio_path == copy.chunk.audio_path  # a piece of a chunk is not the whole
-        if copy is not None and copy.ready and not copy.taken and is_same and copy.is_sound:
+            self._changed.wait(_POLL_S)  # a reader is writing it
+        is_same = copy is not None and chunk.audio_path == copy.chunk.audio_path  # not a piece of the chunk
+        if copy is not None and copy.ready and not copy.taken and is_same and copy.is_complete:
             copy.taken = True
             self.staged += 1
             self.staged_bytes += copy.size_bytes
@@ -226,7 +225,7 @@ class Stager:
         return None
 
     def _cut_now(self, chunk: Chunk) -> Copy:
-        """Cut in the caller's thread; what waits on the disk for others makes room."""
+        """Cut a chunk in this thread; remove waiting copies if the disk is full."""
         size_bytes = size_of(chunk, self.cutter)
         with self._changed:
             self.cut_late += 1
@@ -245,20 +244,20 @@ class Stager:
         return copy
 
     def release(self, chunk: Chunk, *, failed: bool = False) -> bool:
-        """Remove a chunk's copy; return whether it was sound to the end. What has failed is not copied again."""
+        """Remove a chunk's copy; return whether it was still complete. A failed chunk is not copied again."""
         with self._changed:
             copy = self._copies.get(chunk.key)
             if copy is None or not (copy.taken or copy.ready):
                 return True
             del self._copies[chunk.key]
             if failed:
-                self._hopeless.add(chunk.key)
+                self._not_copied.add(chunk.key)
             self._changed.notify_all()
-        sound = copy.is_sound or not copy.taken
+        complete = copy.is_complete or not copy.taken
         copy.remove()
-        return sound
+        return complete
 
-    # --- in a reader's thread -------------------------------------------------------------------------------------
+    # --- in a reader thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
@@ -266,23 +265,23 @@ class Stager:
             try:
                 ready = self._wait_for_room(copy) and make_copy(copy, self.cutter)
             except CannotCut:
-                pass  # the engine that wants it will find out, and say so
+                pass  # the engine will meet the same error and report it
             except OSError as error:
                 why = f"{copy.chunk.audio_path}: {error.strerror or error}"
             self._settle(copy, ready=ready, why=why)
 
     def _next(self) -> Copy | None:
-        """Wait for something to copy; None: the end."""
+        """Wait for a chunk to copy; None: staging has stopped."""
         with self._changed:
             while not self._stopped:
                 self._plan()
                 if self._planned:
                     return self._begin(self._planned.pop(next(iter(self._planned))))
-                self._changed.wait(_LOOK_AGAIN_S)
+                self._changed.wait(_POLL_S)
             return None
 
     def _plan(self) -> None:
-        """Ask what comes next when half of what was ready is gone."""
+        """Get the next chunks from the queue when less than half of the copies are left."""
         waiting = len(self._waiting())
         if self._planned or waiting > self.ahead // 2:
             return
@@ -290,7 +289,7 @@ class Stager:
             (chunk.key, chunk)
             for chunk in self._upcoming(self.ahead)
             if chunk.key not in self._copies
-            and chunk.key not in self._hopeless
+            and chunk.key not in self._not_copied
             and (chunk.is_cut or not self._only_cuts)
         ]
         self._planned.update(fresh[: self.ahead - waiting])
@@ -305,7 +304,7 @@ class Stager:
         return copy
 
     def _wait_for_room(self, copy: Copy) -> bool:
-        """Wait until the copy has its place on the disk; return False when it is too large or no longer wanted."""
+        """Wait until the disk has space for the copy; return False if it is too large or no longer needed."""
         size_bytes = size_of(copy.chunk, self.cutter)
         with self._changed:
             copy.waits = True
@@ -315,11 +314,11 @@ class Stager:
                     limit = min(self._most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
                     if size_bytes > limit:
                         return False
-                    first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed before
+                    first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed earlier
                     if held + size_bytes <= limit and first is copy:
                         copy.size_bytes = size_bytes
                         return True
-                    self._changed.wait(_LOOK_AGAIN_S)
+                    self._changed.wait(_POLL_S)
                 return False
             finally:
                 copy.waits = False
@@ -329,17 +328,17 @@ class Stager:
         with self._changed:
             copy.ready = ready and not (copy.unwanted or self._stopped)
             if not copy.ready:
-                if self._copies.get(copy.chunk.key) is copy:  # else an engine did not wait, and has cut its own
+                if self._copies.get(copy.chunk.key) is copy:  # otherwise an engine has cut its own copy
                     del self._copies[copy.chunk.key]
                 if not copy.unwanted:
-                    self._hopeless.add(copy.chunk.key)
+                    self._not_copied.add(copy.chunk.key)
             self._failures = self._failures + 1 if why else 0
             if why is not None:
                 self.failed_copies += 1
                 self.last_failure = why
             if self._failures >= _MOST_FAILURES and not self._stopped:
                 self._stopped = True
-                log.warning("staging ends, %d copies in a row failed: %s", self._failures, why)
+                log.warning("staging stops after %d failed copies in a row: %s", self._failures, why)
             self._changed.notify_all()
         if not copy.ready:
             copy.remove()

@@ -131,7 +131,7 @@ def test_a_later_run_cuts_what_is_too_long_before_it_fails(found: Outcome, share
     ]  # fmt: skip
     ((seconds, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
     assert seconds == pytest.approx(safe_s, abs=0.01)
-    assert why.startswith("as badcjobs probe has found: audio of ")
+    assert why.startswith("found by badcjobs probe: audio of ")
 
 
 def test_a_killed_probe_goes_on_where_it_was(site: Site) -> None:

@@ -29,8 +29,9 @@ def test_a_staged_run_finds_the_same_says_so_and_leaves_nothing_on_the_node(site
     staged = site.run(source, *DEMO, "--config", "run.stage=always")
     assert staged.exit_code == 0, staged.stderr
     assert site.rows(DETECTIONS) == expected != []
-    assert "audio is copied to this node before it is needed: run.stage = always" in log_of(site)
-    counts = re.search(r"staging: (\d+) chunks were read from copies on this node \(.* MB\), (\d+) where", log_of(site))
+    assert "audio is copied to this node in advance: run.stage = always" in log_of(site)
+    pattern = r"staging: chunks read from copies on this node: (\d+) \(.* MB\), from their own place: (\d+)"
+    counts = re.search(pattern, log_of(site))
     assert counts is not None, log_of(site)
     assert int(counts[1]) + int(counts[2]) == 30 and int(counts[1]) >= 10
     decisions = site.rows("SELECT value, reason FROM decision WHERE kind = 'staging'")
@@ -51,8 +52,8 @@ def test_without_a_word_local_audio_is_read_where_it_lies(site: Site) -> None:
     ended = site.run(site.manifest(3), *DEMO)
     assert ended.exit_code == 0, ended.stderr
     (line,) = [line for line in log_of(site).splitlines() if "INFO    audio " in line]
-    assert "read where it lies: " in line or "copied to this node before it is needed: " in line
-    assert "read where it lies: run.stage = never" not in line
+    assert "read from its own place: " in line or "copied to this node in advance: " in line
+    assert "read from its own place: run.stage = never" not in line
 
 
 def test_an_engine_that_links_its_inputs_works_with_copies(site: Site) -> None:

@@ -168,10 +168,10 @@ def test_where_nothing_fits_the_chunk_fails_and_says_so(tmp_path: Path) -> None:
     result, tries = climb(bench, bench.chunk("long", 60))
     assert (result.error_class, tries) == ("out_of_memory", 5)
     assert "in its piece from 0 s to 15 s: no luck" in (result.error or "")
-    assert "even alone, in pieces of 15 s, and is not cut any smaller" in (result.error or "")
+    assert "even alone, in pieces of 15 s, the smallest possible" in (result.error or "")
     short, tries = climb(bench, bench.chunk("short", 5))
     assert (short.error_class, tries) == ("out_of_memory", 2)
-    assert "even alone, and cannot be cut" in (short.error or "")
+    assert "even alone, and cannot be cut into pieces" in (short.error or "")
 
 
 def test_an_engine_that_dies_for_want_of_memory_climbs_the_same_ladder(tmp_path: Path) -> None:

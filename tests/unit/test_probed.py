@@ -152,7 +152,7 @@ def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path) -
     assert describe_readers(tmp_path / ".cache" / "badcjobs" / "probe.toml", environ) == "later runs read it"
     assert describe_readers(tmp_path / "july" / "probe.toml", environ) == f"runs with --out {tmp_path / 'july'} read it"
     other = describe_readers(tmp_path / "july" / "ps.toml", environ)
-    assert "plan --from" in other and "a run looks for OUT/probe.toml, and not for this file" in other
+    assert "plan --from" in other and "a run reads OUT/probe.toml, not this file" in other
 
 
 def plan(slot: int = 0, *, name: str = "Tesla V100", memory_bytes: int | None = 16 * GIB) -> WorkerPlan:

@@ -213,7 +213,7 @@ def test_a_disk_that_takes_nothing_ends_the_copying_with_one_warning(
     bench.start(chunks, ready=0)
     wait_for(lambda: caplog.records, "a warning")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "staging ends, 20 copies in a row failed: " in caplog.text and "No such file" in caplog.text
+    assert "staging stops after 20 failed copies in a row: " in caplog.text and "No such file" in caplog.text
     assert bench.take(chunks[50]) == chunks[50]
 
 

@@ -41,7 +41,7 @@ def test_a_link_to_a_shared_filesystem_counts_as_what_it_leads_to(tmp_path: Path
 def test_a_node_without_a_disk_of_its_own_copies_nothing() -> None:
     choice = choose_staging("auto", [FAR], Path("/proc"))
     assert not choice.staged
-    assert "/proc is no node-local disk (proc, treated as shared" in choice.why
+    assert "/proc is not a node-local disk (proc, treated as shared" in choice.why
 
 
 def test_without_a_disk_of_the_node_nothing_is_cut_before_it_is_wanted(tmp_path: Path) -> None:
