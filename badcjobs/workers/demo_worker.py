@@ -6,16 +6,6 @@ the conversation in it.
 
 from __future__ import annotations
 
-from badcjobs.devices.simulated import pretended_bytes
-from badcjobs.errors import BadInput
-from badcjobs.sources.audio_formats import read_wav_header
-from badcjobs.sources.cutter import NoDecoder
-from badcjobs.sources.cutter import load_soundfile
-from badcjobs.store.run_lock import alone_in
-from badcjobs.workers.hawkears_worker import OrderPipe
-from badcjobs.workers.retry import BAD_AUDIO
-from badcjobs.workers.retry import NO_PROGRAM
-
 import argparse
 import os
 import struct
@@ -27,6 +17,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from badcjobs.devices.simulated import pretended_bytes
+from badcjobs.errors import BadInput
+from badcjobs.sources.audio_formats import read_wav_header
+from badcjobs.sources.cutter import NoDecoder, load_soundfile
+from badcjobs.store.run_lock import alone_in
+from badcjobs.workers.hawkears_worker import OrderPipe
+from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
 _WINDOW_S = 0.1
 _MIB = 2**20

@@ -200,7 +200,9 @@ def test_a_cut_that_was_swept_away_is_made_again(bench: Bench) -> None:
 def test_what_is_not_all_there_cannot_be_cut_and_leaves_nothing(bench: Bench) -> None:
     [chunk] = bench.chunks(1)
     beyond, behind = replace(chunk, start_ms=57_000, end_ms=62_000), replace(chunk, start_ms=70_000, end_ms=75_000)
-    with pytest.raises(CannotCut, match=r"night\.wav ends at 60\.000 s, so .* from 57\.000 s to 62\.000 s is not all"):
+    with pytest.raises(
+        CannotCut, match=r"night\.wav ends at 60\.000 s, before the end of the chunk from 57\.000 s to 62\.000 s"
+    ):
         bench.stager.take(beyond)
     with pytest.raises(CannotCut, match=r"has 60\.000 s of audio, and none after 70\.000 s"):
         bench.stager.take(behind)
@@ -225,7 +227,7 @@ def test_of_a_chunk_in_which_its_recording_breaks_off_the_engine_gets_what_is_th
     bench.stager.release(broken)
     with pytest.raises(NotThere, match=r"breaks off: its header says 60 s, 58 s are there, and none after 58 s"):
         bench.stager.take(replace(broken, start_ms=58_000))
-    with pytest.raises(CannotCut, match=r"ends at 58\.000 s, so the chunk from 55\.000 s to 65\.000 s is not all"):
+    with pytest.raises(CannotCut, match=r"ends at 58\.000 s, before the end of the chunk from 55\.000 s to 65\.000 s"):
         bench.stager.take(replace(broken, end_ms=65_000))  # its header does not promise that either
     assert bench.files == []
 

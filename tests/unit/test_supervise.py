@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.devices.allocation import EndTime
-from badcjobs.errors import NotHere
-from badcjobs.model import Chunk
-from badcjobs.model import ChunkStarted
-from badcjobs.model import Device
-from badcjobs.model import WorkerPlan
-from badcjobs.seams import SessionBroken
-from badcjobs.task.progress import TimeBudget
-from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.supervise import Supervisor
-from badcjobs.workers.work_queue import WorkQueue
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +12,14 @@ import pytest
 from support.hand_clock import HandClock
 from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
 
+from badcjobs.devices.allocation import EndTime
+from badcjobs.errors import NotHere
+from badcjobs.model import Chunk, ChunkStarted, Device, WorkerPlan
+from badcjobs.seams import SessionBroken
+from badcjobs.task.progress import TimeBudget
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor
+from badcjobs.workers.work_queue import WorkQueue
 
 FAST = RetryPolicy(retries=2, backoff_s=0.005)
 
