@@ -92,7 +92,7 @@ def _ui_state(target: Path | None, devices: bool, order: str, wanted: str) -> Ui
     from badcjobs.live.ui_state import UiState
 
     ui = UiState.at_start(of_run=target is not None)
-    ui = replace(ui, wanted=wanted, page=PAGE_OF_DEVICES if devices else ui.page)
+    ui = replace(ui, filter=wanted, page=PAGE_OF_DEVICES if devices else ui.page)
     found = next((known for known in ui.orders if known.lower() == order.lower()), None)
     if found is None:
         words = ["badcjobs", "monitor", *([str(target)] if target else []), *(["--devices"] if devices else [])]

@@ -65,7 +65,7 @@ def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int
     with _Bell() as bell:
         looker = _Looker(view, interval_s, bell)
         looker.start()
-        while not ui.left and bell.ended_by is None:
+        while not ui.quitting and bell.ended_by is None:
             try:
                 with _own_terminal(), console.screen():
                     ui = _interact(console, bell, looker, ui, ascii_only)
@@ -87,7 +87,7 @@ def _interact(console: Console, bell: _Bell, looker: _Looker, ui: UiState, ascii
         else:
             page = draw(snapshot, ui, width=width, height=height, ascii_only=ascii_only)
         console.update_screen(_one_text(page.lines))
-        if ui.left or bell.suspended or bell.ended_by is not None:
+        if ui.quitting or bell.suspended or bell.ended_by is not None:
             return ui
         for key in bell.wait():
             ui = press(ui, key, rows=page.rows, names=list(page.names))

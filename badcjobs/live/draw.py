@@ -1,6 +1,6 @@
-"""Draws a Snapshot: the pages of the live view, as styled lines. Pure: the same lines go to a terminal or a file.
+"""Draw a Snapshot as styled lines, for a terminal or a file. Pure functions.
 
-Colour only repeats what the words say: all of it can be read without."""
+Colour only repeats what the text says, so that every page can be read without colour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ from rich.text import Text
 
 from badcjobs.live import text_fit as fitting
 from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
-from badcjobs.live.text_fit import GAP, Column, Line, Part, bar_line, described, flowing, rate, span, sparkline, whole
+from badcjobs.live.text_fit import (
+    GAP,
+    Column,
+    Line,
+    Part,
+    bar_line,
+    labelled,
+    rate,
+    rounded,
+    span,
+    sparkline,
+    wrap_parts,
+)
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.report.tables import ending
 from badcjobs.report.words import UNKNOWN, count, duration
@@ -25,48 +37,48 @@ STYLES = {
     "running": "green", "done": "cyan", "waiting": "dim", "stopped": "yellow", "unbegun": "yellow",
     "silent": "bold yellow", "failed": "bold red", "killed": "bold red",
 }  # fmt: skip
-_BAR = 46  # at most
-_BESIDE_BAR = 9  # columns that a bar shall have, with the blank after it
-_LOW = 16  # on fewer lines than this only what matters most is said
-_MOST_ALERTS = 20
+_MAX_BAR = 46
+_MIN_BAR = 9  # with the blank after it
+_LOW = 16  # lines; a lower terminal shows only the most important facts
+_MAX_ALERTS = 20
 _DOT = " · "
 _LONGEST_NAME = 18
-_NAMES, _VALUES = 10, 15  # widths of two columns on the page of a task
+_NAMES, _VALUES = 10, 15  # column widths on the page of a task
 _HELP_INDENT = 16
 _HELP = (
-    ("up down j k", "go from line to line; page up, page down, home, end"),
-    ("enter", "open the task of this line; escape goes back"),
-    ("s   r", "the next order of the lines; the other way round"),
-    ("/", "only lines with these words: 'gpu03 running'; escape shows all"),
-    ("d", "tasks or devices"),
-    ("?   q", "this page; quit"),
+    ("up down j k", "move between lines; also page up, page down, home, end"),
+    ("enter", "open the task on this line; escape returns"),
+    ("s   r", "change the sort order; reverse it"),
+    ("/", "show only lines with these words: 'gpu03 running'"),
+    ("d", "switch between tasks and devices"),
+    ("?   q", "this help; quit"),
     ("", ""),
-    ("running", "its database was published in time"),
-    ("silent", "it should have been by now: a dead node, or a disk that hangs"),
-    ("stopped", "it ended in order with work left: run it again"),
-    ("waiting", "of the array, and has not published anything yet"),
-    ("unbegun", "never begun: the emulation that was to start it is over"),
-    ("rate", "seconds of audio per second since the task began"),
-    ("ETA", "until the last chunk, at the pace so far"),
-    ("GPU  busy", "how busy the devices are; of a task that has ended, the mean"),
-    ("history", "the same since the task began"),
+    ("running", "it published its database on time"),
+    ("silent", "it stopped publishing: the node is down or a disk hangs"),
+    ("stopped", "it stopped normally with chunks left: run it again"),
+    ("waiting", "an array task that has not published anything yet"),
+    ("unbegun", "never started: the emulation that should start it has ended"),
+    ("rate", "seconds of audio per second since the task started"),
+    ("ETA", "time until the last chunk, at the average pace so far"),
+    ("GPU  busy", "device utilization; the mean when the task has ended"),
+    ("history", "device utilization since the task started"),
     ("chunks 8/~20", "about 20 (20+: or more): some tasks have not listed theirs yet"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is on the screen, and what keys need to know of it."""
+    """The lines of one screen, and what the key handler needs to know about them."""
 
     lines: tuple[Text, ...]
-    names: tuple[str | None, ...]  # the task of each line that can be chosen
-    rows: int  # how many such lines fit
+    names: tuple[str | None, ...]  # the task of each line that can be selected
+    rows: int  # how many such lines fit on the screen
 
 
 def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = None, ascii_only: bool = False) -> Page:
-    """Return one page; ``height`` None: as long as it takes, without keys."""
+    """Return one page; ``height`` None: as long as necessary, and without the line of keys."""
     width = max(20, width)
-    top = [] if ui.page == HELP else _head(snapshot, width, height, whole=ui.page != TASK)
+    top = [] if ui.page == HELP else _head(snapshot, width, height, full=ui.page != TASK)
     room = None if height is None else max(1, height - len(top) - 1)
     body, names, rows = _body(snapshot, ui, width, room)
     lines: list[Line] = [*top, *body]
@@ -77,13 +89,13 @@ def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = No
 
 
 def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int = 100, ascii_only: bool = False) -> str:
-    """Return one page as text without any style: for a file, a pipe, a mail."""
+    """Return one page as text without style, for a file, a pipe or a mail."""
     page = draw(snapshot, ui or UiState.at_start(of_run=snapshot.of_run), width=width, ascii_only=ascii_only)
     return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
 
 
 def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tuple[list[Line], list[str | None], int]:
-    """Return the lines below the head, the task of each line that can be chosen, and how many such lines fit."""
+    """Return the lines below the head, the task of each line that can be selected, and how many such lines fit."""
     if ui.page in (HELP, TASK):
         lines = help_lines(width) if ui.page == HELP else _task_page(snapshot, ui.opened or "", width)
         hidden = 0 if room is None else max(0, len(lines) - room)
@@ -94,61 +106,61 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
     devices = arrange_devices(snapshot.devices, ui) if ui.page == DEVICES else []
     tasks = [] if ui.page == DEVICES else arrange_tasks(snapshot.tasks, by_task, ui)
     names = [*(device.task or None for device in devices), *(task.name for task in tasks)]
-    rows = max(1, len(names) if room is None else room - 1)  # one is the title
+    rows = max(1, len(names) if room is None else room - 1)  # one line is the title
     chosen = None if room is None else min(ui.line, max(0, len(names) - 1))
-    # The chosen one is in the middle of the screen where that is possible.
+    # Keep the selected line in the middle of the screen.
     first = 0 if chosen is None else max(0, min(chosen - rows // 2, len(names) - rows))
     devices, tasks = devices[first : first + rows], tasks[first : first + rows]
     columns = _device_columns(snapshot, devices) if ui.page == DEVICES else _task_columns(snapshot, tasks, by_task)
     lines = fitting.table_rows([*devices, *tasks], columns, chosen, first, width)
-    if not names and ui.wanted:
-        lines.append([Part(f"  nothing matches '{ui.wanted}'", "dim")])
+    if not names and ui.filter:
+        lines.append([Part(f"  nothing matches '{ui.filter}'", "dim")])
     return lines, names, rows
 
 
 def help_lines(width: int) -> list[Line]:
-    """Return the lines of the page of help, as many as it takes; none is too long."""
-    return [line for name, meaning in _HELP for line in described(name, meaning, _HELP_INDENT, width, "bold")]
+    """Return the lines of the help page."""
+    return [line for name, meaning in _HELP for line in labelled(name, meaning, _HELP_INDENT, width, "bold")]
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------
 
 
-def _head(snapshot: Snapshot, width: int, height: int | None, *, whole: bool) -> list[Line]:
-    """Return the head of a page; ``height`` None: there is room for all of it. Not ``whole``: of the run alone."""
+def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> list[Line]:
+    """Return the head of a page; ``height`` None: no limit. Not ``full``: without alerts and remarks."""
     low = height is not None and height < _LOW
     lines = _title(snapshot, width)
-    if low and not whole:
+    if low and not full:
         return lines[:1]
     if snapshot.total.chunks is not None:
-        parts = fitting.fit(_progress(snapshot), width - _BESIDE_BAR, GAP, keep=1)
-        lines.append(bar_line(snapshot.total.share, parts, width, most=_BAR, style="green", words="bold"))
+        parts = fitting.fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1)
+        lines.append(bar_line(snapshot.total.share, parts, width, max_width=_MAX_BAR, style="green", text_style="bold"))
     if not low:
-        lines += flowing(_facts(snapshot), _DOT, width, "dim")
-    if whole and snapshot.total.standstill is not None:
+        lines += wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
+    if full and snapshot.total.standstill is not None:
         lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {snapshot.total.standstill}", width)]
         for command in snapshot.total.go_on[:1]:
             wrapped = fitting.wrap_command(command, width - 2)
             if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
-                wrapped = [f"badcjobs merge {shlex.quote(snapshot.title)}"]  # it says the same where there is room
+                wrapped = [f"badcjobs merge {shlex.quote(snapshot.title)}"]  # it prints the same command
             lines += [[Part(f"  {line}")] for line in wrapped]
-    if whole:
+    if full:
         remarks = snapshot.remarks[: 1 if low else 3]
         lines += [[Part(fitting.shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
     lines += [] if low else [[]]
-    if not whole or not snapshot.alerts:
+    if not full or not snapshot.alerts:
         return lines
-    most = _MOST_ALERTS if height is None else max(1, height // 8)
+    most = _MAX_ALERTS if height is None else max(1, height // 8)
     worst = sorted(snapshot.alerts, key=lambda alert: (alert.severity != "critical", alert.started_at_ms))
     shown = worst if len(worst) <= most else worst[: max(1, most - 1)]
     lines += [_alert_line(snapshot, alert, width) for alert in shown]
     if len(worst) > len(shown):
-        lines.append([Part(f"! and {len(worst) - len(shown):,} more alerts", "yellow")])
+        lines.append([Part(f"! {count(len(worst) - len(shown), 'more alert')}", "yellow")])
     return lines if low else [*lines, []]
 
 
 def _title(snapshot: Snapshot, width: int) -> list[Line]:
-    """Return the title with the states beside it or, where that is too much for a line, below it."""
+    """Return the title line with the task states on it, or below it if there is no room."""
     states = snapshot.total.states
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at_ms / 1000))
     order = sorted(STATES, key=lambda state: state not in ("running", "waiting", "done"))
@@ -160,7 +172,7 @@ def _title(snapshot: Snapshot, width: int) -> list[Line]:
     name = f"badcjobs  {name}" if cell_len(name) + 10 <= room else name
     beside_it = [*fitting.joined(parts, _DOT), Part(GAP)] if together else []
     first = [Part(set_cell_size(ending(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
-    return [first, *([] if together else flowing(parts, _DOT, width))]
+    return [first, *([] if together else wrap_parts(parts, _DOT, width))]
 
 
 def _progress(snapshot: Snapshot) -> list[Part]:
@@ -168,7 +180,7 @@ def _progress(snapshot: Snapshot) -> list[Part]:
     if not total.chunks or total.share is None:
         return [Part("no chunks yet")]
     shown = "100" if total.share == 1 else f"{min(99.9, 100 * total.share):.3g}"
-    more = "" if total.chunks_known or total.parts else "+"  # more are not listed yet
+    more = "" if total.chunks_known or total.parts else "+"  # there are chunks that are not listed yet
     about = "~" if total.parts else ""
     chunks = f"{about}{total.source_chunks or total.chunks:,}{more}"
     parts = [Part(f"{about}{shown}%"), Part(f"{total.settled:,}/{chunks} chunks", rank=1)]
@@ -180,9 +192,9 @@ def _progress(snapshot: Snapshot) -> list[Part]:
     return parts + ([Part(f"ETA {about}{span(eta_s)}")] if eta_s is not None else [])
 
 
-def _facts(snapshot: Snapshot) -> list[Part]:
+def _total_parts(snapshot: Snapshot) -> list[Part]:
     total = snapshot.total
-    facts = [count(total.devices, "GPU") if total.devices else "no GPU at work"]
+    facts = [count(total.devices, "GPU") if total.devices else "no active GPU"]
     if not total.devices and total.ended_at_ms is not None:
         ended = time.strftime("%d %b %H:%M", time.localtime(total.ended_at_ms / 1000))
         facts = [f"ended {ended} after {span(total.ran_s)}"]
@@ -193,12 +205,12 @@ def _facts(snapshot: Snapshot) -> list[Part]:
     if total.chunks is not None:
         facts.append(f"{duration(total.audio_done_s)} of audio done")
     if snapshot.unread:
-        facts.append(f"{count(snapshot.unread, 'database')} still to be read")
+        facts.append(f"{count(snapshot.unread, 'database')} not read yet")
     return [Part(fact) for fact in facts]
 
 
 def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
-    """Return what is wrong, where, and for how long."""
+    """Return an alert: its severity, where, its message, and since how long."""
     lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
     names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
@@ -211,18 +223,18 @@ def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
 
 
 def _foot(ui: UiState, width: int, *, more: bool) -> Line:
-    """Return the keys, as many as fit; ``more``: not all lines are on the screen."""
+    """Return the line of keys; ``more``: there are lines that are not on the screen."""
     if ui.typing:
-        keys = [Part(f"show only: {ui.wanted}_   enter keeps it, escape shows all")]
+        keys = [Part(f"show only: {ui.filter}_   enter keeps it, escape shows all")]
     elif ui.page in (TASK, HELP):
         back = "esc back " if ui.page == TASK or more else "any key goes back "
         keys = [Part(back), *([Part("up/down scroll ")] if more else []), Part("q quit")]
     else:
-        turned = ", turned" if ui.backwards else ""
-        wanted = f", only '{ui.wanted}'" if ui.wanted else ""
+        reversed_order = ", reversed" if ui.reverse else ""
+        wanted = f", only '{ui.filter}'" if ui.filter else ""
         other = "tasks" if ui.page == DEVICES else "devices"
-        keys = [Part(f"by {ui.order}{turned}{wanted} ", rank=1), Part("q quit"), Part("s sort", rank=2)]
-        keys += [Part("r turn", rank=5), Part("/ filter", rank=3)]
+        keys = [Part(f"by {ui.order}{reversed_order}{wanted} ", rank=1), Part("q quit"), Part("s sort", rank=2)]
+        keys += [Part("r reverse", rank=5), Part("/ filter", rank=3)]
         keys += [Part("enter open", rank=2), Part(f"d {other}", rank=4)] if ui.of_run else []
         keys.append(Part("? help"))
     text = GAP.join(part.text for part in fitting.fit(keys, width, GAP, keep=0))
@@ -233,25 +245,25 @@ def _foot(ui: UiState, width: int, *, more: bool) -> Line:
 
 
 def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: DevicesOf) -> list[Column]:
-    """Return the columns of the table of tasks; ``tasks`` are those that are shown."""
+    """Return the columns of the task table; ``tasks`` are the tasks on the screen."""
 
     def of(task: TaskFacts) -> Sequence[DeviceFacts]:
         return devices.get(task.name, ())
 
     def busy(task: TaskFacts, _width: int) -> Part:
         percent = mean_utilization(of(task))
-        return measured(task, whole(percent, "%"), _style_of_busy(percent, task.state == "running"))
+        return measured(task, rounded(percent, "%"), _style_of_busy(percent, task.state == "running"))
 
     def history(task: TaskFacts, width: int) -> Part:
         courses = tuple(d.trail.utilization_percent for d in of(task) if d.trail.step_ms)
         over = not any(device.alive for device in of(task))
-        return Part(_together(courses, width, over), "green" if task.state == "running" else "dim")
+        return Part(_task_history(courses, width, over), "green" if task.state == "running" else "dim")
 
     def highest(task: TaskFacts, values: Iterable[float | None], unit: str) -> Part:
-        return measured(task, whole(max((value for value in values if value is not None), default=None), unit))
+        return measured(task, rounded(max((value for value in values if value is not None), default=None), unit))
 
     def measured(task: TaskFacts, text: str, style: str = "") -> Part:
-        style = style or ("" if task.state == "running" else "dim")  # these are means then
+        style = style or ("" if task.state == "running" else "dim")  # values of tasks that have ended are means
         return Part(text if of(task) else "", style)
 
     every = snapshot.tasks
@@ -260,7 +272,7 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
         Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(ending(t.label, w))),
         Column("node", _name_width((task.node for task in every), 0), 3, cell=lambda t, _: Part(t.node)),
         Column("state", 7, 0, cell=lambda t, _: Part(t.state, STYLES[t.state])),
-        Column("progress", 8, 2, most=30, cell=lambda t, w: Part(fitting.bar(_share(t), w), STYLES[t.state])),
+        Column("progress", 8, 2, max_width=30, cell=lambda t, w: Part(fitting.bar(_share(t), w), STYLES[t.state])),
         Column(
             "chunks", max(6, chunks), 1, right=True,
             cell=lambda t, _: Part(f"{t.settled:,}/{t.chunks:,}" if t.chunks else UNKNOWN),
@@ -271,30 +283,30 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
             cell=lambda t, _: Part(span(snapshot.eta_s(t.ends_at_ms)) if t.alive else ""),
         ),
         Column("GPU", 4, 1, right=True, cell=busy),
-        Column("history", 8, 4, most=60, cell=history),
+        Column("history", 8, 4, max_width=60, cell=history),
         Column("mem", 4, 7, right=True, cell=lambda t, _: highest(t, (d.memory_percent for d in of(t)), "%")),
         Column("temp", 6, 5, right=True, cell=lambda t, _: highest(t, (d.shown.temperature_c for d in of(t)), " °C")),
-        Column("power", 7, 8, right=True, cell=lambda t, _: measured(t, whole(total_power_w(of(t)), " W"))),
+        Column("power", 7, 8, right=True, cell=lambda t, _: measured(t, rounded(total_power_w(of(t)), " W"))),
         Column(
-            "working on", 18 if any(task.working_on for task in tasks) else 0, 6, most=44,
+            "working on", 18 if any(task.working_on for task in tasks) else 0, 6, max_width=44,
             cell=lambda t, _: Part(", ".join(t.working_on), "dim"),
         ),
     ]  # fmt: skip
 
 
-@lru_cache(maxsize=1024)  # most courses are as they were when the screen was drawn last
-def _together(courses: tuple[tuple[int | None, ...], ...], width: int, over: bool) -> str:
-    """Return how busy the devices of a task were together since it began."""
-    thinned = (fitting.thin(course, width) for course in courses)
+@lru_cache(maxsize=1024)  # most charts have not changed since the last screen
+def _task_history(courses: tuple[tuple[int | None, ...], ...], width: int, over: bool) -> str:
+    """Return a chart of the mean utilization of a task's devices."""
+    thinned = (fitting.downsample(course, width) for course in courses)
     return sparkline([mean_of_known(values) for values in zip(*thinned, strict=False)], width, 100, over=over)
 
 
 def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[Column]:
-    """Return the columns of the table of devices; ``devices`` are those that are shown."""
+    """Return the columns of the device table; ``devices`` are the devices on the screen."""
 
     def busy(device: DeviceFacts, _width: int) -> Part:
         percent = device.shown.utilization_percent
-        return Part(whole(percent, "%"), _style_of_busy(percent, device.alive and bool(device.chunks)))
+        return Part(rounded(percent, "%"), _style_of_busy(percent, device.alive and bool(device.chunks)))
 
     def history(device: DeviceFacts, width: int) -> Part:
         bars = sparkline(device.trail.utilization_percent, width, 100, over=not device.alive)
@@ -317,22 +329,22 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
     return [
         Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(ending(task_of(d), w))),
         Column("node", node, 5, cell=lambda d, _: Part(d.node)),
-        Column("GPU", 3, 0, right=True, cell=lambda d, _: Part(_number(d))),
+        Column("GPU", 3, 0, right=True, cell=lambda d, _: Part(_device_number(d))),
         Column(
             "model", min(22, max(5, model)) if model else 0, 6 if of_run else 3,
             cell=lambda d, _: Part(d.name or UNKNOWN),
         ),
         Column("busy", 4, 0, right=True, cell=busy),
-        Column("history", 8, 2, most=60, cell=history),
+        Column("history", 8, 2, max_width=60, cell=history),
         Column("memory GiB", max(10, memory), 1, right=True, cell=lambda d, _: Part(_memory(d))),
-        Column("temp", 6, 1, right=True, cell=lambda d, _: Part(whole(d.shown.temperature_c, " °C"))),
+        Column("temp", 6, 1, right=True, cell=lambda d, _: Part(rounded(d.shown.temperature_c, " °C"))),
         Column("power", power, 1, right=True, cell=lambda d, _: Part(_power(d))),
         Column("rate", 7 if of_run else 0, 4, right=True, cell=lambda d, _: Part(rate(d.rate))),
-        Column("working on" if of_run else "processes", 14 if something else 0, 3, most=50, cell=doing),
+        Column("working on" if of_run else "processes", 14 if something else 0, 3, max_width=50, cell=doing),
     ]  # fmt: skip
 
 
-def _number(device: DeviceFacts) -> str:
+def _device_number(device: DeviceFacts) -> str:
     return str(device.index if device.index is not None else device.token or UNKNOWN)
 
 
@@ -347,11 +359,11 @@ def _memory(device: DeviceFacts) -> str:
 
 def _power(device: DeviceFacts) -> str:
     power_w, limit_w = device.shown.power_w, device.power_limit_w
-    return UNKNOWN if power_w is None else whole(power_w) + (f"/{limit_w:.0f}" if limit_w else "") + " W"
+    return UNKNOWN if power_w is None else rounded(power_w) + (f"/{limit_w:.0f}" if limit_w else "") + " W"
 
 
 def _name_width(names: Iterable[str], least: int) -> int:
-    """Return the width of a column of names; 0: none has one."""
+    """Return the width of a column of names; 0: all names are empty."""
     longest = max((cell_len(name) for name in names), default=least) or least
     return min(_LONGEST_NAME, max(4, longest)) if longest else 0
 
@@ -366,68 +378,68 @@ def _style_of_busy(percent: float | None, at_work: bool) -> str:
 def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     task = next((task for task in snapshot.tasks if task.name == name), None)
     if task is None:
-        return [[Part(f"{name} is no longer the newest attempt of its array task", "yellow")]]
+        return [[Part(f"{name} is not the newest attempt of its array task any more", "yellow")]]
     devices = [device for device in snapshot.devices if device.task == name]
-    lines = [*_who(task, width), *_work(snapshot, task, width)]
+    lines = [*_task_identity(task, width), *_task_progress(snapshot, task, width)]
     lines += [_alert_line(snapshot, alert, width) for alert in snapshot.alerts if alert.task == name]
     lines.append([])
     for device in devices:
-        lines += _device(device, width)
+        lines += _device_lines(device, width)
     if task.working_on and not any(device.chunks for device in devices):
-        lines += described("on", ", ".join(task.working_on), _NAMES, width, "dim")
+        lines += labelled("on", ", ".join(task.working_on), _NAMES, width, "dim")
     if not snapshot.title.endswith(".sqlite") and task.node:
         log = f"tail -f {snapshot.title}/tasks/{task.name}.log"
-        lines += [[], *described("log", log, _NAMES, width, "dim")]
+        lines += [[], *labelled("log", log, _NAMES, width, "dim")]
     return lines
 
 
-def _who(task: TaskFacts, width: int) -> list[Line]:
+def _task_identity(task: TaskFacts, width: int) -> list[Line]:
     facts = [
         task.node and f"on {task.node}",
         task.engine,
         None if task.devices is None else count(task.devices, "GPU"),
         None if task.workers is None else count(task.workers, "worker"),
-        f"start number {task.restart + 1}" if task.restart else None,
+        f"restart {task.restart}" if task.restart else None,
         None if task.exit_code is None else f"exit code {task.exit_code}",
     ]
     parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
-    return flowing(parts, _DOT, width)
+    return wrap_parts(parts, _DOT, width)
 
 
-def _work(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line]:
+def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line]:
     parts = [Part(f"{task.settled:,}/{task.chunks:,} chunks")]
     parts += [Part(f"{task.failed_for_good:,} failed", rank=2)] if task.failed_for_good else []
     parts += [Part(f"{task.before:,} done before", rank=4)] if task.before else []
     parts += [Part(rate(task.rate), rank=3)]
     parts += [Part(f"ETA {span(snapshot.eta_s(task.ends_at_ms))}")] if task.alive else []
-    began = "not yet, as far as we know"
+    started = "not yet"
     if task.started_at_ms:
         end_ms = snapshot.at_ms if task.ended_at_ms is None else task.ended_at_ms
         took = span(max(0, end_ms - task.started_at_ms) / 1000)
         silence = span(max(0, snapshot.at_ms - (task.heard_at_ms or 0)) / 1000)
-        began = time.strftime("%d %b %H:%M:%S", time.localtime(task.started_at_ms / 1000))
+        started = time.strftime("%d %b %H:%M:%S", time.localtime(task.started_at_ms / 1000))
         ended = task.ended_at_ms is not None
-        began += f", ended after {took}" if ended else f", {took} ago; last published {silence} ago"
-    when = "" if task.alive else ", when it was last read"
-    machine = f"CPU {whole(task.cpu_percent, '%')}, memory {whole(task.memory_percent, '%')}{when}"
+        started += f", ended after {took}" if ended else f", {took} ago; last published {silence} ago"
+    when = "" if task.alive else ", at its last reading"
+    machine = f"CPU {rounded(task.cpu_percent, '%')}, memory {rounded(task.memory_percent, '%')}{when}"
     return [
-        bar_line(_share(task), parts, width, most=40, style=STYLES[task.state]),
-        *described("began", began, _NAMES, width, "dim"),
-        *described("machine", machine, _NAMES, width, "dim"),
+        bar_line(_share(task), parts, width, max_width=40, style=STYLES[task.state]),
+        *labelled("started", started, _NAMES, width, "dim"),
+        *labelled("machine", machine, _NAMES, width, "dim"),
     ]
 
 
-def _device(device: DeviceFacts, width: int) -> list[Line]:
-    """Return a device on the page of its task: each metric with its value (now, or its mean) and its course."""
-    parts = [Part(f"GPU {_number(device)}", "bold"), *([Part(device.name, "bold")] if device.name else [])]
-    parts.append(Part(f"{device.work.done:,} chunks, {rate(device.rate)}", "dim"))
+def _device_lines(device: DeviceFacts, width: int) -> list[Line]:
+    """Return a device on the page of its task: each metric with its value (now, or the mean) and its chart."""
+    parts = [Part(f"GPU {_device_number(device)}", "bold"), *([Part(device.name, "bold")] if device.name else [])]
+    parts.append(Part(f"{count(device.work.done, 'chunk')}, {rate(device.rate)}", "dim"))
     parts += [] if device.alive else [Part("means", "dim")]
-    lines = flowing(parts, GAP, width)
+    lines = wrap_parts(parts, GAP, width)
     trail, room = device.trail, min(120, max(0, width - _NAMES - _VALUES - 2))
     metrics: list[tuple[str, str, Sequence[float | None], float | None]] = [
-        ("busy", whole(device.shown.utilization_percent, "%"), trail.utilization_percent, 100),
+        ("busy", rounded(device.shown.utilization_percent, "%"), trail.utilization_percent, 100),
         ("memory", f"{_memory(device)} GiB", trail.memory_used_bytes, device.memory_total_bytes),
-        ("temp", whole(device.shown.temperature_c, " °C"), trail.temperature_c, 100),
+        ("temp", rounded(device.shown.temperature_c, " °C"), trail.temperature_c, 100),
         ("power", _power(device), trail.power_w, device.power_limit_w),
     ]
     for name, value, course, top in metrics:
@@ -435,4 +447,4 @@ def _device(device: DeviceFacts, width: int) -> list[Line]:
         bars = sparkline(course, room, top, over=not device.alive)
         style = "green" if device.alive else "dim"
         lines.append([Part(f"  {name:<{_NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
-    return lines + (described("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])
+    return lines + (labelled("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])

@@ -1,4 +1,4 @@
-"""One live view: the tasks, devices and alerts of a run or a machine at one moment, their sum, and their JSON."""
+"""The state of a run or a machine at one moment: tasks, devices, alerts, totals, and their JSON documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from badcjobs.report.summary import running_s
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
-# From what needs a look to what does not.
+# The states that need attention come first.
 STATES = ("killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done")
 _OF_A_TASK = (
     "name", "job_id", "array_index", "state", "procid", "restart", "node", "engine", "devices", "workers",
@@ -25,17 +25,17 @@ _OF_A_DEVICE = (
     "node", "index", "uuid", "name", "backend", "alive", "memory_total_bytes", "power_limit_w", "read_at_ms", "chunks",
     "rate", "trouble", "memory_percent",
 )  # fmt: skip
-_CALLED_OTHERWISE = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # in the read model
+_READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
 
 def task_document(task: TaskFacts) -> dict[str, Any]:
-    """Return a task for JSON."""
-    values = {name: getattr(task, _CALLED_OTHERWISE.get(name, name)) for name in _OF_A_TASK}
-    return values | {name: values[name] or None for name in ("node", "started_at_ms")}  # empty where it has not begun
+    """Return the JSON document of a task."""
+    values = {name: getattr(task, _READ_MODEL_NAMES.get(name, name)) for name in _OF_A_TASK}
+    return values | {name: values[name] or None for name in ("node", "started_at_ms")}  # empty before it starts
 
 
 def device_document(device: DeviceFacts) -> dict[str, Any]:
-    """Return a device for JSON; a metric that is not known is null."""
+    """Return the JSON document of a device; unknown metrics are null."""
     of_run, means, processes = bool(device.task), device.means, device.processes
     return {
         **{name: getattr(device, name) for name in _OF_A_DEVICE},
@@ -51,7 +51,7 @@ def device_document(device: DeviceFacts) -> dict[str, Any]:
 
 
 def alert_document(alert: TaskAlert) -> dict[str, Any]:
-    """Return an alert for JSON."""
+    """Return the JSON document of an alert."""
     values = asdict(alert)
     del values["is_open"]
     return values
@@ -59,70 +59,70 @@ def alert_document(alert: TaskAlert) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All of it together."""
+    """The totals of a run or a machine."""
 
-    states: Mapping[str, int] = field(default_factory=dict)  # state → array tasks
-    devices: int = 0  # of tasks that run; of this machine, all
-    chunks: int | None = None  # of the source where that is known, else those that are listed; None: no work here
-    chunks_known: bool = False  # whether ``chunks`` is the whole source
-    parts: int | None = None  # into which tasks cut the source; None: not known, or it is whole
-    parts_listed: int = 0  # those that some task has listed
+    states: Mapping[str, int] = field(default_factory=dict)  # state → number of array tasks
+    devices: int = 0  # of running tasks, or all devices of this machine
+    chunks: int | None = None  # of the source if known, else those listed so far; None: a machine, not a run
+    chunks_known: bool = False  # whether ``chunks`` counts all chunks of the source
+    parts: int | None = None  # of the source, one per task; None: unknown, or not divided
+    parts_listed: int = 0  # parts whose chunks a task has listed
     done: int = 0
     failed: int = 0
     audio_done_s: float = 0.0
-    rate: float | None = None  # seconds of audio per second, of the tasks that run
+    rate: float | None = None  # seconds of audio per second, sum over the running tasks
     ends_at_ms: int | None = None
-    ended_at_ms: int | None = None  # when the last task ended; None: some go on, wait, or none has begun
-    ran_s: float = 0.0  # for how long at least one task was running
-    speed: float | None = None  # audio done over that time: × real time
-    standstill: str | None = None  # work is left and no task is at it
-    go_on: tuple[str, ...] = ()  # commands, each of which goes on with it
-    utilization_percent: float | None = None  # mean over the devices that say it
-    power_w: float | None = None  # sum over the devices that say it
+    ended_at_ms: int | None = None  # end of the last task; None: some run or wait, or none has started
+    ran_s: float = 0.0  # time during which at least one task was running
+    speed: float | None = None  # audio_done_s / ran_s, a multiple of real time
+    standstill: str | None = None  # set when chunks are left and no task is running
+    go_on: tuple[str, ...] = ()  # commands that resume the run, any one of them
+    utilization_percent: float | None = None  # mean over the devices that report it
+    power_w: float | None = None  # sum over the devices that report it
 
     @property
     def settled(self) -> int:
-        """How many chunks need nothing more."""
+        """Chunks that are done or have failed for good."""
         return self.done + self.failed
 
     @property
     def source_chunks(self) -> int | None:
-        """How many chunks the whole source has; about, while not all parts are listed. None: not known."""
+        """All chunks of the source, an estimate until all parts are listed; None: unknown."""
         return self.chunks if self.chunks_known else self.chunks_in(self.parts or 0) or None
 
     def chunks_in(self, parts: int) -> int:
-        """Return about how many chunks so many parts have: those that are not listed count as equally large."""
+        """Estimate the chunks in this many parts; parts that are not listed count as equally large."""
         return round((self.chunks or 0) * parts / self.parts_listed) if self.parts_listed else 0
 
     @property
     def share(self) -> float | None:
-        """How far it is, from 0 to 1; about, while not all parts are listed: the others count as equally large."""
+        """Progress from 0 to 1; parts that are not listed count as equally large."""
         if not self.chunks:
             return None
         share = self.settled / self.chunks
         return share if self.chunks_known or not self.parts else share * self.parts_listed / self.parts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the JSON document."""
         return {**asdict(self), "source_chunks": self.source_chunks, "settled": self.settled, "share": self.share}
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One live view."""
+    """The state of a run or a machine at one moment."""
 
     at_ms: int
     title: str
-    of_run: bool  # False: of this machine
+    of_run: bool  # False: this machine
     tasks: tuple[TaskFacts, ...] = ()
     devices: tuple[DeviceFacts, ...] = ()
     alerts: tuple[TaskAlert, ...] = ()
     total: Total = field(default_factory=Total)
-    remarks: tuple[str, ...] = ()  # what could not be read, and why
-    unread: int = 0  # files that there was no time for yet, never
+    remarks: tuple[str, ...] = ()  # files that could not be read, and why
+    unread: int = 0  # files that have never been read yet, for lack of time
 
     def eta_s(self, ends_at_ms: int | None) -> float | None:
-        """Return the seconds from this snapshot to a moment."""
+        """Return the seconds from this snapshot until a time."""
         return None if ends_at_ms is None else max(0.0, (ends_at_ms - self.at_ms) / 1000)
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,13 +155,12 @@ def add_up(
     all_listed: bool = False,
     alone: bool = False,
 ) -> Total:
-    """Add up a run; ``every``: all attempts, also those that another one has followed.
+    """Return the totals of a run; ``every`` holds all attempts, also those that were followed by another one.
 
-    ``array_count``: tasks of the array; 0: unknown. ``alone``: of one file, in which the other parts of the source are
-    not expected.
+    ``array_count``: tasks of the array; 0: unknown. ``alone``: only one file, without the other parts of the source.
 
-    A source may have been cut in several ways into parts, one after the other. Each cut covers all of it, so the chunks
-    are those of one of them, not of all.
+    A run may have divided its source several times, in different ways. Each division covers all of the source, so only
+    the chunks of one division are counted.
     """
     cut = _cut_to_count(tasks)
     listed = sum(task.chunks for task in cut)
@@ -198,74 +197,74 @@ def add_up(
 
 
 def _cut_to_count(tasks: Sequence[TaskFacts]) -> Sequence[TaskFacts]:
-    """Return the tasks of the latest cut; of one that lists more, while the latest has not listed all."""
+    """Return the tasks of the latest division of the source, or of the one that lists more chunks so far."""
     cuts: dict[int | None, list[TaskFacts]] = {}
     for task in tasks:
         if task.begun or task.chunks:
             cuts.setdefault(task.shard_count, []).append(task)
     by_age = sorted(cuts.values(), key=lambda cut: max(task.started_at_ms for task in cut), reverse=True)
-    return max(by_age, key=lambda cut: sum(task.chunks for task in cut), default=())  # of equals the first
+    return max(by_age, key=lambda cut: sum(task.chunks for task in cut), default=())  # of equal ones the latest
 
 
 def _parts(cut: Sequence[TaskFacts], array_count: int) -> tuple[int | None, int]:
-    """Return into how many parts the source was cut (None: not known), and how many of them these tasks have.
+    """Return into how many parts the source is divided (None: unknown), and how many of them these tasks have.
 
-    Where the source lists manifests, each task of the array has one: its ``shard_count`` is of that one.
+    If the source lists manifests, each array task has its own manifest, and ``shard_count`` refers to that manifest.
     """
     count = cut[0].shard_count if cut else None
-    outside = any(task.job_id.startswith("local") for task in cut)  # such a task takes what --shard says, or all
+    outside = any(task.job_id.startswith("local") for task in cut)  # outside Slurm, --shard selects the part
     if cut and array_count and not outside and (count is None or count % array_count):
         return max(len(cut), array_count * (count or 1)), len(cut)
     return count, len({task.shard_index for task in cut})
 
 
 def mean_utilization(devices: Iterable[DeviceFacts]) -> float | None:
-    """Return the mean over the devices that say it."""
+    """Return the mean utilization over the devices that report it."""
     return mean_of_known(device.shown.utilization_percent for device in devices)
 
 
 def total_power_w(devices: Iterable[DeviceFacts]) -> float | None:
-    """Return the sum over the devices that say it."""
+    """Return the total power over the devices that report it."""
     return sum_of_known(device.shown.power_w for device in devices)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are known; None: none is."""
+    """Return the mean of the known values; None: all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values that are known; None: none is."""
+    """Return the sum of the known values; None: all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def standstill(total: Total) -> str | None:
-    """Return in words that work is left and no task is at it; None: one is, none has begun yet, or nothing is left."""
+    """Describe what is left when no task is running; None: a task is running, none has started, or nothing is left."""
     states = total.states
     unbegun, silent = states.get("unbegun", 0), states.get("silent", 0)
     waiting = states.get("waiting", 0) + unbegun
     unlisted = max(0, (total.parts or 0) - total.parts_listed)
-    absent = max(0, unlisted - waiting)  # parts that are in no task
-    to_come = total.chunks_in(unlisted - absent)  # of tasks that have not begun
+    absent = max(0, unlisted - waiting)  # parts without a task
+    to_come = total.chunks_in(unlisted - absent)  # chunks of tasks that have not started
     left = (total.chunks or 0) - total.settled + to_come
-    begun = sum(states.values()) - states.get("waiting", 0)  # or was to be, by an emulation that is over
+    begun = sum(states.values()) - states.get("waiting", 0)  # includes tasks that an emulation did not start
     if states.get("running") or not begun or not (left or waiting or absent):
         return None
     facts = [f"{'~' if to_come else ''}{count(left, 'chunk')} left"] if left else []
     if absent:
         size = f" (~{count(total.chunks_in(absent), 'chunk')})" if total.chunks_in(absent) else ""
-        facts.append(f"{absent:,} of {total.parts:,} parts of the source in no task{size}")
+        facts.append(f"{absent:,} of {total.parts:,} parts of the source without a task{size}")
     if waiting:
-        facts.append(f"{count(waiting, 'task')} not begun{' and the emulation is over' if unbegun else ''}")
+        facts.append(f"{count(waiting, 'task')} not started{', and the emulation has ended' if unbegun else ''}")
     if silent:
         facts.append(f"{count(silent, 'task')} silent")
     return f"no task is running: {', '.join(facts)}"
 
 
 def is_done(total: Total) -> bool:
-    """Say whether all of a run is done: no chunk is left or has failed, and no task is to come."""
+    """Return whether a run is complete: all chunks are done, none has failed, and no task is running or waiting."""
     if not total.chunks or any(total.states.get(state) for state in ("running", "waiting", "unbegun")):
         return False
     return total.done >= total.chunks and total.parts_listed >= (total.parts or 0)

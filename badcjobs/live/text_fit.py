@@ -1,6 +1,6 @@
-"""Texts for a screen of any width: parts that are shown whole or not at all, lines that break between words.
+"""Fit text to a terminal of any width: show parts completely or not at all, and break lines between words.
 
-A line is a list of parts. All of it is measured in Unicode; ``to_text`` turns it into what a terminal can show."""
+A line is a list of parts. Widths are terminal cells; ``to_text`` converts a line for the terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from badcjobs.live.snapshot import mean_of_known
 from badcjobs.report.words import UNKNOWN, plain, spark
 
 GAP = "  "
-_CONTINUED = " \\\n    "  # between the lines of a command
-_SHORTEST_BAR = 4
+_CONTINUED = " \\\n    "  # between the lines of a wrapped command
+_MIN_BAR = 4
 _ASCII = dict(zip("–×·°…→▸↑↓━╸─▁▂▃▄▅▆▇█", "-x| ~>>^v=>-_.:-=+*#", strict=True))
 
 
 class Part(NamedTuple):
-    """A piece of a line; where there is no room for all, those with a larger ``rank`` go first."""
+    """A piece of a line; parts with a larger ``rank`` are dropped first when the line is too long."""
 
     text: str
     style: str = ""
@@ -33,12 +33,12 @@ Line = list[Part]
 
 
 def in_ascii(text: str) -> str:
-    """Return text for a terminal that shows nothing but ASCII, as wide as it was."""
+    """Return text with the same width that uses only ASCII characters."""
     return "".join(c if c.isascii() else _ASCII.get(c) or "?" * cell_len(c) for c in plain(text))
 
 
 def to_text(line: Line, width: int, *, ascii_only: bool) -> Text:
-    """Return a line as it can be shown: names from files must not steer the terminal, and none is too long."""
+    """Return a line cut to the width, without control characters: names from files must not control the terminal."""
     show = in_ascii if ascii_only else plain
     text = Text.assemble(*((show(part.text), part.style) for part in line), no_wrap=True, end="")
     text.highlight_regex("─+", "dim")  # the empty part of a bar
@@ -49,13 +49,13 @@ def to_text(line: Line, width: int, *, ascii_only: bool) -> Text:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def whole(value: float | None, unit: str = "") -> str:
-    """Return a whole number with its unit."""
+def rounded(value: float | None, unit: str = "") -> str:
+    """Return a rounded number with its unit."""
     return UNKNOWN if value is None else f"{value:.0f}{unit}"
 
 
 def rate(value: float | None) -> str:
-    """Return how many times faster than real time."""
+    """Return a speed as a multiple of real time."""
     if value is None:
         return UNKNOWN
     if value >= 99_999.5:
@@ -64,7 +64,7 @@ def rate(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Return a time span: 0:14:10, or 3d 04h where that is too long."""
+    """Return a time span as 0:14:10, or as 3d 04h from 100 hours on."""
     if seconds is None:
         return UNKNOWN
     left = round(seconds)
@@ -74,7 +74,7 @@ def span(seconds: float | None) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Return text in exactly this width; where it is too long, a sign says so."""
+    """Return text padded or cut to exactly this width; text that was cut ends with an ellipsis."""
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     return set_cell_size(text, max(0, width - 1)) + "…"
@@ -85,18 +85,18 @@ def shorten(text: str, width: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; those with a larger ``rank`` go first where there is no room. ``most``: it takes more if there is."""
+    """A table column; a larger ``rank`` is dropped first, ``max_width`` is used when there is room for it."""
 
     title: str
     width: int
     rank: int = 0
-    most: int = 0
+    max_width: int = 0
     right: bool = False
-    cell: Callable[[Any, int], Part] = lambda line, width: Part("")  # of a task or device, in the width it has
+    cell: Callable[[Any, int], Part] = lambda line, width: Part("")  # (task or device, width) → content
 
 
 def choose_columns(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns that fit, as wide as they can be; one that has no room is left out."""
+    """Return the columns that fit, as wide as possible; columns of width 0 are left out."""
 
     def spare(kept: Sequence[Column]) -> int:
         return width - sum(column.width for column in kept) - len(GAP) * (len(kept) - 1)
@@ -104,10 +104,10 @@ def choose_columns(columns: Sequence[Column], width: int) -> list[Column]:
     kept = [column for column in columns if column.width > 0]
     while len(kept) > 1 and spare(kept) < 0:
         kept.remove(max(kept, key=lambda column: column.rank))
-    growing = [number for number, column in enumerate(kept) if column.most > column.width]
+    growing = [number for number, column in enumerate(kept) if column.max_width > column.width]
     for already, number in enumerate(growing):
         column = kept[number]
-        share = min(column.most - column.width, max(0, spare(kept) // (len(growing) - already)))
+        share = min(column.max_width - column.width, max(0, spare(kept) // (len(growing) - already)))
         kept[number] = replace(column, width=column.width + share)
     return kept
 
@@ -115,14 +115,14 @@ def choose_columns(columns: Sequence[Column], width: int) -> list[Column]:
 def table_rows(
     lines: Sequence[object], columns: Sequence[Column], chosen: int | None, first: int, width: int
 ) -> list[Line]:
-    """Return the title and one row per line; ``first`` is the number of the first one."""
+    """Return the title row and one row per line; ``first`` is the number of the first line."""
     columns = choose_columns([Column(" ", 1), *columns], width)
     rows = [
         joined([_pad(column, Part(column.title, "bold" if column.title.strip() else "")) for column in columns], GAP)
     ]
     for number, line in enumerate(lines, first):
         row = joined([_pad(column, column.cell(line, column.width)) for column in columns], GAP)
-        if number == chosen:  # colours turned around would be blots
+        if number == chosen:  # reversed colours would be hard to read
             row = [Part("▸", "reverse"), *(Part(part.text, "reverse") for part in row[1:])]
         rows.append(row)
     return rows
@@ -137,7 +137,7 @@ def _pad(column: Column, cell: Part) -> Part:
 
 
 def fit(parts: Sequence[Part], width: int, gap: str, *, keep: int = -1) -> list[Part]:
-    """Return the parts that fit on one line; those of rank ``keep`` and below stay in any case."""
+    """Return the parts that fit on one line; parts of rank ``keep`` and below are never dropped."""
     kept = list(parts)
     while kept and width_of(kept, gap) > width and (worst := max(part.rank for part in kept)) > keep:
         del kept[max(number for number, part in enumerate(kept) if part.rank == worst)]
@@ -145,7 +145,7 @@ def fit(parts: Sequence[Part], width: int, gap: str, *, keep: int = -1) -> list[
 
 
 def flow(parts: Sequence[Part], width: int, gap: str) -> list[list[Part]]:
-    """Return the parts line by line, as many on each as fit."""
+    """Return the parts in lines, as many on each line as fit."""
     lines: list[list[Part]] = []
     for part in parts:
         if lines and width_of([*lines[-1], part], gap) <= width:
@@ -156,25 +156,25 @@ def flow(parts: Sequence[Part], width: int, gap: str) -> list[list[Part]]:
 
 
 def width_of(parts: Sequence[Part], gap: str) -> int:
-    """Return how wide the parts are on one line."""
+    """Return the width of the parts on one line."""
     return sum(cell_len(part.text) for part in parts) + len(gap) * max(0, len(parts) - 1)
 
 
 def joined(parts: Sequence[Part], gap: str, style: str = "") -> Line:
-    """Return the parts as one line."""
+    """Return the parts as one line, with ``gap`` between them."""
     line: Line = []
     for part in parts:
         line += [*([Part(gap, style)] if line else []), Part(part.text, part.style or style)]
     return line
 
 
-def flowing(parts: Sequence[Part], gap: str, width: int, style: str = "") -> list[Line]:
-    """Return the parts on as many lines as they need."""
+def wrap_parts(parts: Sequence[Part], gap: str, width: int, style: str = "") -> list[Line]:
+    """Return the parts as lines, as many as needed."""
     return [joined(line, gap, style) for line in flow(parts, width, gap)]
 
 
-def described(name: str, words: str, indent: int, width: int, style: str) -> list[Line]:
-    """Return a name and what belongs to it, on as many lines as that takes."""
+def labelled(name: str, words: str, indent: int, width: int, style: str) -> list[Line]:
+    """Return a label and its text, wrapped to the width."""
     said = wrap(words, width - indent) or [""]
     names = [f"  {name}", *[""] * len(said)]
     return [
@@ -184,13 +184,13 @@ def described(name: str, words: str, indent: int, width: int, style: str) -> lis
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return text in lines that break between words; a word that is too long has its line to itself."""
+    """Return text in lines that break between words; a word that is too long gets its own line."""
     lines = flow([Part(word) for word in text.split()], width, " ")
     return [" ".join(part.text for part in line) for line in lines]
 
 
 def wrap_command(command: str, width: int) -> list[str] | None:
-    """Return a command in lines that can be pasted together; None: one of its words is too long for that."""
+    """Return a command in lines that can be pasted together; None: a word of it is too long for one line."""
     if cell_len(command) <= width:
         return [command]
     words = [Part(word if word == "…" else shlex.quote(word)) for word in shlex.split(command)]
@@ -205,23 +205,25 @@ def wrap_command(command: str, width: int) -> list[str] | None:
 
 
 def bar(share: float | None, width: int) -> str:
-    """Return a bar that is full up to a share."""
+    """Return a progress bar for a share from 0 to 1."""
     halves = round(2 * width * min(1.0, max(0.0, share or 0.0)))
     if share and 0 < share < 1:
-        halves = min(halves, 2 * width - 1)  # not full before it is
+        halves = min(halves, 2 * width - 1)  # only a share of 1 is a full bar
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(width, "─")
 
 
-def bar_line(share: float | None, parts: Sequence[Part], width: int, *, most: int, style: str, words: str = "") -> Line:
-    """Return a bar, where there is room for one, and the parts that say how far it is, in the style ``words``."""
+def bar_line(
+    share: float | None, parts: Sequence[Part], width: int, *, max_width: int, style: str, text_style: str = ""
+) -> Line:
+    """Return a progress bar, if there is room for it, and the parts after it, in the style ``text_style``."""
     parts = fit(parts, width, GAP)
-    room = min(most, width - width_of(parts, GAP) - 1)
-    shown = [Part(bar(share, room), style), Part(" ")] if room >= _SHORTEST_BAR else []
-    return [*shown, *joined(parts, GAP, words)]
+    room = min(max_width, width - width_of(parts, GAP) - 1)
+    shown = [Part(bar(share, room), style), Part(" ")] if room >= _MIN_BAR else []
+    return [*shown, *joined(parts, GAP, text_style)]
 
 
-def thin(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most ``width`` values: means of neighbours, None where none of them is known."""
+def downsample(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Return at most ``width`` values: means of neighbours, None where no value is known."""
     if len(values) <= width:
         return list(values)
     parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
@@ -229,9 +231,9 @@ def thin(values: Sequence[float | None], width: int) -> list[float | None]:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, *, over: bool = False) -> str:
-    """Return values between 0 and ``top`` as bars, the newest at the right; a blank is a step without a reading.
+    """Return values from 0 to ``top`` as a chart, right-aligned; a blank is a step without a reading.
 
-    Those of something that is ``over`` begin at the left: nothing comes after them.
+    With ``over`` (the task has ended, no values follow) the chart is left-aligned.
     """
-    text = spark(thin(values, width), top or 1).replace("·", " ")
+    text = spark(downsample(values, width), top or 1).replace("·", " ")
     return text.ljust(width) if over else text.rjust(width)

@@ -1,4 +1,4 @@
-"""What the person in front of the screen has chosen: pages, order, filter, the line they are at. Keys change it."""
+"""The state of the terminal interface: page, sort order, filter, selected line; and how keys change it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from badcjobs.store.read_model import DeviceFacts, TaskFacts
 
 Line = TypeVar("Line", TaskFacts, DeviceFacts)
 _Value = float | tuple[float, ...] | None
-DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by the name of their task
+DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by task name
 
 
-# The order of the lines as they come is the first one. Most urgent, or largest, first.
+# The first order is the order of the snapshot. The others put the most urgent or the largest first.
 TASK_ORDERS: dict[str, Callable[[TaskFacts, DevicesOf], _Value]] = {
     "task": lambda task, devices: 0.0,
     "state": lambda task, devices: float(STATES.index(task.state)),
@@ -36,29 +36,29 @@ DEVICE_ORDERS: dict[str, Callable[[DeviceFacts], _Value]] = {
 
 def arrange_tasks(tasks: Sequence[TaskFacts], devices: DevicesOf, ui: UiState) -> list[TaskFacts]:
     """Return the tasks that match the filter, in the chosen order."""
-    kept = [t for t in tasks if _matches(ui.wanted, t.label, t.node, t.state, t.engine, *t.working_on)]
-    return _sort([(TASK_ORDERS[ui.order](task, devices), task) for task in kept], ui.backwards)
+    kept = [t for t in tasks if _matches(ui.filter, t.label, t.node, t.state, t.engine, *t.working_on)]
+    return _sort([(TASK_ORDERS[ui.order](task, devices), task) for task in kept], ui.reverse)
 
 
 def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceFacts]:
     """Return the devices that match the filter, in the chosen order.
 
-    Those at work come first, then those of tasks that have ended.
+    Devices of running tasks come first, then those of tasks that have ended.
     """
     kept: dict[bool, list[tuple[_Value, DeviceFacts]]] = {True: [], False: []}
     for d in devices:
         state = "running" if d.alive else "ended"
-        if _matches(ui.wanted, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
+        if _matches(ui.filter, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
             kept[d.alive].append((DEVICE_ORDERS[ui.order](d), d))
-    return _sort(kept[True], ui.backwards) + _sort(kept[False], ui.backwards)
+    return _sort(kept[True], ui.reverse) + _sort(kept[False], ui.reverse)
 
 
-def _sort(judged: Sequence[tuple[_Value, Line]], backwards: bool) -> list[Line]:
-    known = [pair for pair in judged if pair[0] is not None]
-    known.sort(key=lambda pair: pair[0], reverse=backwards)  # type: ignore[arg-type, return-value]
-    if backwards and known and known[0][0] == known[-1][0]:
-        known.reverse()  # all alike: the order as they came, the other way round
-    return [line for _, line in known] + [line for value, line in judged if value is None]
+def _sort(ranked: Sequence[tuple[_Value, Line]], reverse: bool) -> list[Line]:
+    known = [pair for pair in ranked if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
+    if reverse and known and known[0][0] == known[-1][0]:
+        known.reverse()  # all values are equal: reverse the original order
+    return [line for _, line in known] + [line for value, line in ranked if value is None]
 
 
 def _matches(wanted: str, *words: str | None) -> bool:
@@ -75,46 +75,46 @@ def _negative(value: float | None) -> float | None:
 TASKS, DEVICES, TASK, HELP = "tasks", "devices", "task", "help"
 _FAR = 1_000_000_000
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "g": -_FAR, "end": _FAR, "G": _FAR}
-_LONGEST_FILTER = 60
+_MAX_FILTER = 60
 
 
 @dataclass(frozen=True, slots=True)
 class UiState:
-    """The choices so far."""
+    """What the user has chosen so far."""
 
     page: str = TASKS
-    of_run: bool = True  # a machine has devices and no tasks
-    line: int = 0  # of those that are shown
-    scroll: int = 0  # on the pages TASK and HELP: lines above the first that is shown
-    opened: str | None = None  # the name of the task on the page TASK
+    of_run: bool = True  # False: this machine, which has devices and no tasks
+    line: int = 0  # number of the selected line
+    scroll: int = 0  # on the pages TASK and HELP: lines above the top of the screen
+    opened: str | None = None  # name of the task on the page TASK
     order: str = "task"
-    backwards: bool = False
-    wanted: str = ""  # the filter
+    reverse: bool = False
+    filter: str = ""  # show only lines with all these words
     typing: bool = False  # the filter is being typed
-    left: bool = False  # they want to go
+    quitting: bool = False
     back_to: str = TASKS
 
     @classmethod
     def at_start(cls, *, of_run: bool) -> UiState:
-        """Return what is shown first."""
+        """Return the state at the start."""
         page = TASKS if of_run else DEVICES
         return cls(page=page, of_run=of_run, back_to=page)
 
     @property
     def orders(self) -> list[str]:
-        """The orders that this page knows."""
+        """The sort orders of this page."""
         return list(DEVICE_ORDERS if self.page == DEVICES else TASK_ORDERS)
 
 
 def press(ui: UiState, key: str, *, rows: int, names: list[str | None]) -> UiState:
-    """Return the ui after a key; ``names`` are the tasks of the lines that are shown, ``rows`` fit on a page."""
+    """Return the state after a key; ``names`` are the tasks of the lines, ``rows`` the number of lines on a page."""
     if ui.typing:
         return _type(ui, key)
     if key in ("q", "ctrl-c"):
-        return replace(ui, left=True)
+        return replace(ui, quitting=True)
     last = max(0, len(names) - 1)
     step = _MOVES.get(key) or {"page-down": rows, "page-up": -rows}.get(key)
-    if ui.page in (TASK, HELP):  # a page that is read: it moves, or goes back to the same line as before
+    if ui.page in (TASK, HELP):  # these pages scroll, or return to the selected line
         if step is not None and (last or ui.page == TASK):
             return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
         if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
@@ -130,9 +130,9 @@ def press(ui: UiState, key: str, *, rows: int, names: list[str | None]) -> UiSta
     following = ui.orders[(ui.orders.index(ui.order) + 1) % len(ui.orders)]
     changes: dict[str, dict[str, Any]] = {
         "/": {"typing": True},
-        "escape": {"wanted": "", "line": 0},
+        "escape": {"filter": "", "line": 0},
         "s": {"order": following, "line": 0},
-        "r": {"backwards": not ui.backwards, "line": 0},
+        "r": {"reverse": not ui.reverse, "line": 0},
     }
     if ui.of_run:
         changes["d"] = changes["tab"] = {"page": TASKS if ui.page == DEVICES else DEVICES, "order": "task", "line": 0}
@@ -143,11 +143,11 @@ def _type(ui: UiState, key: str) -> UiState:
     if key in ("enter", "ctrl-c"):
         return replace(ui, typing=False)
     if key == "escape":
-        return replace(ui, typing=False, wanted="", line=0)
+        return replace(ui, typing=False, filter="", line=0)
     if key == "backspace":
-        return replace(ui, wanted=ui.wanted[:-1], line=0)
+        return replace(ui, filter=ui.filter[:-1], line=0)
     if len(key) == 1 and key.isprintable():
-        return replace(ui, wanted=(ui.wanted + key)[:_LONGEST_FILTER], line=0)
+        return replace(ui, filter=(ui.filter + key)[:_MAX_FILTER], line=0)
     return ui
 
 
@@ -165,6 +165,6 @@ _ONE_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b|.", re.DOTALL)
 
 
 def parse_keys(text: str) -> list[str]:
-    """Return the names of the keys that were pressed; letters are their own names, unknown keys are left out."""
+    """Return the names of the pressed keys; a letter is its own name, unknown keys are left out."""
     keys = (_NAMES.get(found, found) for found in _ONE_KEY.findall(text))
     return [key for key in keys if key.isprintable()]

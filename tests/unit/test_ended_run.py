@@ -70,7 +70,7 @@ def test_what_is_over_is_not_called_now_and_has_no_eta(tmp_path: Path) -> None:
     shown = as_plain_text(frame)
     assert re.search(r"100%  2/2\+? chunks  6\.0×$", shown, re.MULTILINE)
     assert "after 0:00:10" in shown
-    assert "no GPU at work" not in shown
+    assert "no active GPU" not in shown
     for page in (TASKS, DEVICES, TASK):
         text = "\n".join(
             line.plain for line in draw(frame, UiState(page=page, opened=frame.tasks[0].name), width=120).lines
@@ -103,7 +103,7 @@ def test_in_the_order_of_tasks_devices_come_by_job_and_index_whoever_ended_last(
                  ended_at_ms=start_ms + 10_000).write()  # fmt: skip
     by_task = ["998_2 0", "998_2 1", "998_10 0", "998_10 1", "1002_1 0", "1002_1 1"]
     for backwards, wanted in ((False, by_task), (True, by_task[::-1])):
-        arranged = arrange_devices(look(tmp_path).devices, UiState(backwards=backwards))
+        arranged = arrange_devices(look(tmp_path).devices, UiState(reverse=backwards))
         assert [f"{(device.task or '').split('.')[0]} {device.index}" for device in arranged] == wanted
 
 
@@ -140,7 +140,7 @@ def test_of_an_array_the_tasks_that_have_work_left_are_named(tmp_path: Path) -> 
         TaskFile(tmp_path, index=index, states=states, verdict="stopped").write()
     freeze(tmp_path, ARRAY_OF_FOUR)
     total = look(tmp_path).total
-    assert total.standstill == "no task is running: ~4 chunks left, 2 tasks not begun"  # 1.5 in each of two parts
+    assert total.standstill == "no task is running: ~4 chunks left, 2 tasks not started"  # 1.5 in each of two parts
     assert total.go_on[0] == "sbatch --array=1-3 …"
     assert total.ended_at_ms is None  # two may still come
 
@@ -155,7 +155,7 @@ def test_array_tasks_that_an_emulation_will_not_start_any_more_are_said_to_be_un
         assert (frame.total.standstill, frame.total.go_on) == (None, ()), "it is about to start the next one"
     frame = look(tmp_path)
     assert states_in(frame) == ["stopped", "unbegun", "unbegun", "unbegun"]
-    left = "no task is running: ~7 chunks left, 3 tasks not begun and the emulation is over"
+    left = "no task is running: ~7 chunks left, 3 tasks not started, and the emulation has ended"
     assert (frame.total.standstill, frame.total.go_on) == (left, ("badcjobs submit m.csv",))
     assert "1 stopped · 3 unbegun" in as_plain_text(frame, width=120)
     record = Record("slurm", Submitted("4821", "4822", (0, 1, 2, 3)), (), 8, START_MS + 60_000)
@@ -173,7 +173,7 @@ def test_an_emulation_that_was_killed_before_its_first_task_had_begun_has_left_a
         assert look(tmp_path).total.standstill is None
     frame = look(tmp_path)
     assert states_in(frame) == ["unbegun"] * 4
-    assert frame.total.standstill == "no task is running: 4 tasks not begun and the emulation is over"
+    assert frame.total.standstill == "no task is running: 4 tasks not started, and the emulation has ended"
     assert frame.total.go_on == ("badcjobs submit m.csv",)
 
 
@@ -220,7 +220,7 @@ def test_parts_of_the_source_that_no_task_has_listed_are_work_that_is_left(tmp_p
     freeze(tmp_path)
     frame = look(tmp_path)
     total = frame.total
-    assert total.standstill == "no task is running: 7 of 8 parts of the source in no task (~14 chunks)"
+    assert total.standstill == "no task is running: 7 of 8 parts of the source without a task (~14 chunks)"
     assert total.go_on == (f"badcjobs run /data/m.csv --out={tmp_path} --engine=demo",)
     assert (total.chunks_known, total.parts_listed, total.parts, total.share) == (False, 1, 8, 0.125)
     assert (total.chunks, total.source_chunks, total.to_dict()["source_chunks"]) == (2, 16, 16)
@@ -251,7 +251,7 @@ def test_an_array_task_that_died_before_it_had_listed_anything_keeps_the_run_fro
     freeze(tmp_path, "[array]\nfirst = 0\nstep = 1\ncount = 2\n")
     total = look(tmp_path).total
     assert (total.share, total.chunks_known) == (0.5, False)
-    assert total.standstill == "no task is running: 1 of 2 parts of the source in no task (~2 chunks)"
+    assert total.standstill == "no task is running: 1 of 2 parts of the source without a task (~2 chunks)"
 
 
 def test_of_a_list_of_manifests_each_array_task_has_one_part(tmp_path: Path) -> None:
@@ -259,14 +259,14 @@ def test_of_a_list_of_manifests_each_array_task_has_one_part(tmp_path: Path) -> 
     freeze(tmp_path, ARRAY_OF_FOUR)
     total = look(tmp_path).total
     assert (total.share, total.parts_listed, total.parts) == (0.25, 1, 4)
-    assert total.standstill == "no task is running: ~6 chunks left, 3 tasks not begun"
+    assert total.standstill == "no task is running: ~6 chunks left, 3 tasks not started"
 
 
 def test_how_much_is_in_parts_that_no_task_has_listed_is_told_exactly_where_submit_has_counted_it(
     tmp_path: Path,
 ) -> None:
     TaskFile(tmp_path, states=HALF_DONE, shard=(0, 8), verdict="stopped").write()
-    said = "no task is running: 1 chunk left, 7 of 8 parts of the source in no task (~14 chunks)"
+    said = "no task is running: 1 chunk left, 7 of 8 parts of the source without a task (~14 chunks)"
     assert look(tmp_path).total.standstill == said
     job = {"job_id": "4821", "merge_job_id": None, "indices": [0]}
     record = {"cluster": "slurm", "job": job, "run_arguments": [], "chunks": 19, "submitted_at_ms": START_MS - 1}
@@ -279,7 +279,7 @@ def test_parts_that_are_listed_and_empty_say_nothing_of_the_others(tmp_path: Pat
     TaskFile(tmp_path, states={}, shard=(0, 8)).write()
     total = look(tmp_path).total
     assert total.source_chunks is None
-    assert total.standstill == "no task is running: 7 of 8 parts of the source in no task"
+    assert total.standstill == "no task is running: 7 of 8 parts of the source without a task"
 
 
 @pytest.mark.parametrize("states", [ALL_DONE, {"a": "done", "b": "failed"}, {"a": "skipped"}])

@@ -15,7 +15,7 @@ from support.task_files import START_MS
 
 from badcjobs.live.draw import Page, as_plain_text, draw
 from badcjobs.live.snapshot import Snapshot, Total, add_up
-from badcjobs.live.text_fit import Column, bar, choose_columns, in_ascii, sparkline, thin
+from badcjobs.live.text_fit import Column, bar, choose_columns, downsample, in_ascii, sparkline
 from badcjobs.live.ui_state import (
     DEVICES,
     HELP,
@@ -112,7 +112,7 @@ def test_the_chosen_line_is_always_on_the_page(frame: Snapshot) -> None:
 
 
 def test_columns_give_way_by_rank_and_take_what_is_left() -> None:
-    columns = [Column("a", 10), Column("b", 10, 2), Column("c", 5, 1, most=50)]
+    columns = [Column("a", 10), Column("b", 10, 2), Column("c", 5, 1, max_width=50)]
     assert [column.title for column in choose_columns(columns, 20)] == ["a", "c"]
     assert [column.width for column in choose_columns(columns, 60)] == [10, 10, 36]
 
@@ -155,7 +155,7 @@ def test_a_sparkline_ends_with_the_newest_value_and_leaves_gaps_blank() -> None:
     assert sparkline([0, 50, 100], 5, 100) == "  ▁▅█"
     assert sparkline([0, None, 100], 3, 100) == "▁ █"
     assert in_ascii(sparkline([0, 100], 2, 100)) == "_#"
-    assert thin([0, 10, None, None, 20, 40], 3) == [5, None, 30]
+    assert downsample([0, 10, None, None, 20, 40], 3) == [5, None, 30]
 
 
 def test_many_alerts_leave_room_for_the_tasks_and_the_worst_come_first(frame: Snapshot) -> None:
@@ -164,7 +164,7 @@ def test_many_alerts_leave_room_for_the_tasks_and_the_worst_come_first(frame: Sn
     lines = text(draw(replace(frame, alerts=tuple(alerts)), UiState(), width=80, height=24)).splitlines()
     told = [line for line in lines if line.startswith("!")]
     assert "it is lost" in told[0]
-    assert told[-1] == "! and 29 more alerts"
+    assert told[-1] == "! 29 more alerts"
     assert len(told) == 3
 
 
@@ -186,7 +186,7 @@ def test_the_page_of_a_task_shows_four_metrics_of_each_device_and_where_its_log_
 
 def test_a_task_that_another_attempt_has_followed_says_so(frame: Snapshot) -> None:
     shown = text(draw(frame, UiState(page=TASK, opened="4821_0.r9.gpu1"), width=100))
-    assert "no longer the newest attempt" in shown
+    assert "is not the newest attempt" in shown
 
 
 # --- orders and filters -----------------------------------------------------------------------------------------------
@@ -205,16 +205,16 @@ def test_tasks_are_ordered_by_what_needs_a_look_and_unknown_comes_last() -> None
         for order in ("task", "state", "rate")
     }
     assert by == {"task": [0, 1, 2, 3, 4], "state": [2, 4, 1, 3, 0], "rate": [3, 1, 0, 2, 4]}
-    turned = [t.array_index for t in arrange_tasks(lines, {}, UiState(order="rate", backwards=True))]
+    turned = [t.array_index for t in arrange_tasks(lines, {}, UiState(order="rate", reverse=True))]
     assert turned == [1, 3, 0, 2, 4]
-    assert [t.array_index for t in arrange_tasks(lines, {}, UiState(backwards=True))] == [4, 3, 2, 1, 0]
+    assert [t.array_index for t in arrange_tasks(lines, {}, UiState(reverse=True))] == [4, 3, 2, 1, 0]
 
 
 def test_a_filter_wants_all_its_words_in_any_case() -> None:
     lines = [task(n, node=f"gpu{n % 2}") for n in range(4)]
-    assert [t.array_index for t in arrange_tasks(lines, {}, UiState(wanted="GPU1 running"))] == [1, 3]
-    assert arrange_tasks(lines, {}, UiState(wanted="gpu1 done")) == []
-    found = arrange_devices([device(0), device(1, chunks=("site/c7",))], UiState(wanted="c7"))
+    assert [t.array_index for t in arrange_tasks(lines, {}, UiState(filter="GPU1 running"))] == [1, 3]
+    assert arrange_tasks(lines, {}, UiState(filter="gpu1 done")) == []
+    found = arrange_devices([device(0), device(1, chunks=("site/c7",))], UiState(filter="c7"))
     assert [d.index for d in found] == [1]
 
 
@@ -271,14 +271,14 @@ def test_sorting_goes_round_and_turns() -> None:
         seen.append(desk.order)
     assert sorted(seen) == sorted(desk.orders)
     assert desk.order == "task"
-    assert pressed(desk, "r").backwards
+    assert pressed(desk, "r").reverse
 
 
 def test_a_filter_is_typed_letter_by_letter_and_q_is_a_letter_then() -> None:
     desk = pressed(UiState(), "/", "q", "x", "backspace", "7", "enter")
-    assert (desk.wanted, desk.typing, desk.left) == ("q7", False, False)
-    assert pressed(desk, "escape").wanted == ""
-    assert pressed(UiState(wanted="a"), "/", "escape").wanted == ""
+    assert (desk.filter, desk.typing, desk.quitting) == ("q7", False, False)
+    assert pressed(desk, "escape").filter == ""
+    assert pressed(UiState(filter="a"), "/", "escape").filter == ""
 
 
 def test_a_machine_has_no_page_of_tasks() -> None:
@@ -292,7 +292,7 @@ def test_help_comes_and_goes_and_q_leaves_from_everywhere() -> None:
     assert pressed(UiState(), "?").page == HELP
     assert pressed(UiState(page=DEVICES), "?", "x").page == DEVICES
     for page in (TASKS, DEVICES, TASK, HELP):
-        assert pressed(UiState(page=page), "q").left
+        assert pressed(UiState(page=page), "q").quitting
 
 
 # --- totals -----------------------------------------------------------------------------------------------------------
