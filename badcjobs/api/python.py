@@ -1,4 +1,4 @@
-"""For other people's Python: ``list_devices``, ``open_job``, and ``Recorder`` around their own code."""
+"""The Python API: ``list_devices``, ``open_job``, and ``Recorder`` for your own code."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MIB = 2**20
 
 
 class BadArgument(BadInput, ValueError):
-    """An argument that cannot be used; also a ``ValueError``, as Python programs expect."""
+    """An invalid argument; also a ``ValueError``, as Python programs expect."""
 
 
 def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceNow]:
-    """Return the devices that this process may use, each with its state now.
+    """Return the devices that this process may use, each with its current state.
 
-    The same devices as ``badcjobs gpus``: inside a job those that Slurm granted, outside all of them, and always only
-    what ``CUDA_VISIBLE_DEVICES`` shows. An empty list where there is none; what is not known of one is None.
+    These are the devices of ``badcjobs gpus``: in a job those that Slurm granted, outside a job all devices; always
+    limited by ``CUDA_VISIBLE_DEVICES``. The list is empty without a GPU. Unknown values are None.
 
         >>> from badcjobs import list_devices
         >>> for device in list_devices(simulate=2):
@@ -59,9 +59,9 @@ def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceN
     Parameters
     ----------
     all
-        Every card of the machine, granted or not (``device.granted`` tells).
+        Every GPU of the machine, granted or not (see ``device.granted``).
     simulate
-        Pretend that the machine has so many devices; a number below 1 is a ``ValueError``.
+        Simulate this many devices; a number below 1 is a ``ValueError``.
     """
     found = list_granted(dict(os.environ), SystemClock(), stand_in=_checked_simulate(simulate), everything=all)
     return list(found.devices)
@@ -69,8 +69,8 @@ def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceN
 
 def _checked_simulate(simulate: object) -> StandIn:
     if simulate is not None and (type(simulate) is not int or simulate < 1):
-        why = "it must be a whole number from 1 on, or None: the real ones"
-        raise BadArgument(f"simulate={simulate!r} cannot be used", why=why)
+        why = "it must be a whole number, at least 1, or None for the real devices"
+        raise BadArgument(f"simulate={simulate!r} is not valid", why=why)
     return StandIn(simulate)
 
 
@@ -82,13 +82,13 @@ def open_job(path: str | os.PathLike[str]) -> Job:
         >>> job.summary()["audio_hours_per_gpu_hour"]                                 # doctest: +SKIP
         >>> job.query("select label, count(*) as many from detection group by 1")     # doctest: +SKIP
 
-    Raises ``badcjobs.errors.DatabaseProblem`` when there is no such place, or it is not merged yet.
+    Raises ``badcjobs.errors.DatabaseProblem`` if the path does not exist or the job is not merged yet.
     """
     return Job(find_job_database(Path(path)))
 
 
 class Job:
-    """A job database; nothing here changes it."""
+    """A job database, opened read-only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,22 +97,22 @@ class Job:
         return f"Job({str(self.path)!r})"
 
     def summary(self) -> dict[str, Any]:
-        """Return what ``badcjobs report --json`` prints; raises DatabaseProblem when the file cannot be read."""
+        """Return what ``badcjobs report --json`` prints; raises DatabaseProblem if the file cannot be read."""
         return summarize_database(self.path, now_ms=SystemClock().now_ms()).to_dict()
 
     @cached_property
     def db(self) -> Database:
-        """The database as sqlite-utils gives it: ``job.db["chunk"].rows_where("status = ?", ["failed"])``."""
+        """The sqlite-utils database: ``job.db["chunk"].rows_where("status = ?", ["failed"])``."""
         return with_tool(open_job_database(self.path))
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of its tables and views; `badcjobs guide tables` explains them."""
+        """The names of the tables and views; `badcjobs guide tables` explains them."""
         found = self.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
         return tuple(str(row["name"]) for row in found)
 
     def query(self, sql: str, *values: object) -> list[dict[str, Any]]:
-        """Return the rows of a query, each as a dictionary; raises BadInput when SQLite does not understand it."""
+        """Return the rows of a query as dictionaries; raises BadInput if SQLite rejects the query."""
         try:
             with closing(open_job_database(self.path)) as db:
                 cursor = db.execute(sql, values)
@@ -126,7 +126,7 @@ class Job:
 
 
 class Recorder:
-    """Record this process's devices, and the machine around them, from a process beside it.
+    """Record the devices of this process, and its machine, in a separate process.
 
         >>> from badcjobs import Recorder
         >>> with Recorder("run.sqlite", interval_s=1) as recorder:      # doctest: +SKIP
@@ -136,25 +136,25 @@ class Recorder:
         >>> recorder.stats()["gpu_stats"]["0"]["utilization"]["mean"]   # doctest: +SKIP
 
     In a notebook: ``recorder.start()`` in one cell, ``recorder.stop()`` in a later one. The file is a task database, as
-    ``badcjobs record`` writes it (or CSV or JSON lines, by its ending): `badcjobs guide tables`. On a machine without
-    a GPU the machine alone is recorded, with one warning.
+    written by ``badcjobs record`` (see `badcjobs guide tables`), or CSV or JSON lines, depending on its suffix. Without
+    a GPU, only the machine is recorded, with one warning.
 
     Parameters
     ----------
     path
-        Where to; .sqlite, .db, .csv or .jsonl. A file that is there already is refused.
+        The file to write: .sqlite, .db, .csv or .jsonl. It must not exist yet.
     simulate
-        Pretend that the machine has so many devices.
+        Simulate this many devices.
     on_alert
-        Called with an ``Alert`` when one begins and when it ends (``alert.over``), from a thread of its own. What it
-        raises is logged, and disturbs neither your work nor the recording.
+        Called with an ``Alert`` when it starts and when it ends (``alert.over``), in a separate thread. Its exceptions
+        are logged and affect neither your code nor the recording.
     limits
-        Where alerts begin; default: ``AlertLimits()``. Without work to wait for there are no alerts of idle devices.
+        The thresholds of alerts; default: ``AlertLimits()``. There are no alerts about idle devices.
     overwrite
-        Replace the file that is there; for cells that run again.
+        Replace an existing file; useful for notebook cells that run again.
 
-    Nothing of the recording raises into your code, except that arguments which cannot be used are refused at once
-    (a ``ValueError``), and a path by ``start`` (or ``with``); both are ``badcjobs.errors.BadInput``.
+    The recording never raises an exception into your code. Only invalid arguments are refused immediately (a
+    ``ValueError``), and an unusable path by ``start`` (or ``with``); both are ``badcjobs.errors.BadInput``.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Recorder:
         overwrite: bool = False,
     ) -> None:
         if on_alert is not None and not callable(on_alert):
-            raise BadArgument(f"on_alert={on_alert!r} cannot be used", why="it must be a function of one argument")
+            raise BadArgument(f"on_alert={on_alert!r} is not valid", why="it must be a function of one argument")
         self.path = Path(path)
         self._overwrite = overwrite
         self._on_alert = on_alert
@@ -176,27 +176,27 @@ class Recorder:
         self._session: RecordingSession | None = None
 
     def start(self) -> Recorder:
-        """Begin; returns when the first sample is taken, and does nothing while it is recording already."""
+        """Start recording; returns after the first sample. Does nothing while it is recording already."""
         if self._session is None or self._session.over:
             check_target(self.path, overwrite=self._overwrite)
             try:
                 self._session = RecordingSession(self.path, self._options, self._on_alert)
             except (OSError, sqlite3.Error, DatabaseProblem) as error:
-                log.warning("nothing is recorded: %s", error)  # a full disk, say; the work is worth more
+                log.warning("nothing is recorded: %s", error)  # for example a full disk; the user's code matters more
                 self._session = None
-            atexit.register(self.stop)  # a notebook's kernel that ends without stop(), a script that forgot it
+            atexit.register(self.stop)  # if stop() is never called
         return self
 
     def stop(self) -> None:
-        """Take the last sample and write the file; does nothing when it is over already."""
+        """Take the last sample and write the file; does nothing if it has stopped already."""
         self.__exit__(None, None, None)
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """Name a stretch of time: a row in the table ``mark``, from entering the ``with`` block to leaving it."""
+        """Name a period: the ``with`` block becomes a row in the table ``mark``."""
         session = self._session
         if session is None:
-            log.warning("mark %r is lost: the recorder is not running", name)
+            log.warning("mark %r is not recorded: the recorder is not running", name)
             yield
             return
         mark = session.write_mark(lambda writer, now_ms: writer.begin_mark(str(name), now_ms))
@@ -207,15 +207,15 @@ class Recorder:
                 session.write_mark(lambda writer, now_ms: writer.end_mark(mark, now_ms))
 
     def stats(self) -> Stats:
-        """Return the figures so far, while it records and afterwards; None stands for what is not known.
+        """Return the statistics so far, during and after the recording; unknown values are None.
 
             {"monitoring_duration_seconds": 45.2, "sample_count": 46,
              "gpu_stats": {"0": {"name": "NVIDIA A100", "utilization": {"min": 0, "mean": 87.3, "p50": 91, "p95": 95,
                                  "max": 97, "samples": 46}, "memory_used_mb": {…}, "memory_usage_percent": {…},
                                  "temperature_c": {…}, "power_draw_w": {…}}}}
 
-        Devices are named by their index; ``sample_count`` counts instants, not devices × instants. Percentiles are by
-        nearest rank; a megabyte is 2**20 bytes, as nvidia-smi's.
+        Devices are identified by their index; ``sample_count`` counts points in time, not devices × points in time.
+        Percentiles use the nearest rank; a megabyte is 2**20 bytes, as in nvidia-smi.
         """
         return read_stats(None, [], 0.0) if self._session is None else self._session.stats()
 
@@ -233,13 +233,13 @@ class Recorder:
 def _checked_options(interval_s: Any, stand_in: StandIn, limits: object) -> RecordingOptions:
     is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
     if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:
-        why = f"it must be a number of seconds from {_SHORTEST_S} to {_LONGEST_S:.0f}, a day"
-        raise BadArgument(f"interval_s={interval_s!r} cannot be used", why=why)
+        why = f"it must be from {_SHORTEST_S} to {_LONGEST_S:.0f} seconds (one day)"
+        raise BadArgument(f"interval_s={interval_s!r} is not valid", why=why)
     limits = AlertLimits() if limits is None else limits
     if not isinstance(limits, AlertLimits):
-        raise BadArgument(f"limits={limits!r} cannot be used", fix="limits=AlertLimits(temperature_c=80)")
+        raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
     if problems := limits.problems():
-        raise BadArgument("these limits cannot be used", why="\n".join(problems), fix="badcjobs guide telemetry")
+        raise BadArgument("the limits are not valid", why="\n".join(problems), fix="badcjobs guide telemetry")
     return RecordingOptions(float(interval_s), stand_in, limits)
 
 
@@ -247,19 +247,19 @@ def _checked_options(interval_s: Any, stand_in: StandIn, limits: object) -> Reco
 
 
 class RecordingSession:
-    """From the first sample to the published file; it belongs to one process, even if that forks."""
+    """One recording, from the first sample to the published file; forked child processes do not write to it."""
 
     def __init__(
         self, path: Path, options: RecordingOptions, on_alert: Callable[[Alert], object] | None = None
     ) -> None:
         clock = SystemClock()
-        world = World.here(dict(os.environ), clock, StopRequest(clock.monotonic_s))  # signals are the program's own
+        world = World.here(dict(os.environ), clock, StopRequest(clock.monotonic_s))  # the program handles its signals
         self._path = path.absolute()
         self._clock = clock
         self._pid = os.getpid()
         self._ended_at_ms: int | None = None
         self._last_stats: Stats | None = None
-        self._lock = threading.Lock()  # marks may come from any thread
+        self._lock = threading.Lock()  # marks may be written by any thread
         self._over = threading.Event()
         self._calls = None if on_alert is None else AlertCalls(on_alert)
         if self._calls is not None:
@@ -271,11 +271,11 @@ class RecordingSession:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to write; in a forked process there never is."""
+        """Whether there is nothing more to write; always true in a forked child process."""
         return self._ended_at_ms is not None or os.getpid() != self._pid
 
     def write_mark(self, write: Callable[[TaskWriter, int], int | None]) -> int | None:
-        """Write the begin or the end of a stretch; None: it could not be written, or is not ours to."""
+        """Write the start or the end of a mark; None: it could not be written, or this is a forked child process."""
         with self._lock:
             if self.over:
                 return None
@@ -286,7 +286,7 @@ class RecordingSession:
                 return None
 
     def stats(self) -> Stats:
-        """Return the figures so far."""
+        """Return the statistics so far."""
         if self._last_stats is not None:
             return self._last_stats
         ended_at_ms = self._ended_at_ms or self._clock.now_ms()
@@ -295,14 +295,14 @@ class RecordingSession:
         return read_stats(uri, self._devices, (ended_at_ms - self._records.started_at_ms) / 1000)
 
     def close(self, *, failed: bool) -> None:
-        """Take the last sample and publish; whatever goes wrong is a warning."""
+        """Take the last sample and publish the file; problems are logged as warnings."""
         if self.over:
             return
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         if self._path.suffix in TEXT_FORMS:
-            self._last_stats = self.stats()  # a text has no tables that could be asked afterwards
+            self._last_stats = self.stats()  # a text file cannot be queried afterwards
         with self._lock:
             published = self._records.close(exit_code=int(failed), verdict="failed" if failed else "done")
             self._ended_at_ms = self._records.ended_at_ms
@@ -312,7 +312,7 @@ class RecordingSession:
         if self._records.telemetry_failure is not None:
             log.warning("the recording is incomplete: %s", self._records.telemetry_failure)
         if not published:
-            log.warning("%s could not be written; the files stay in %s", self._path, self._records.local.path)
+            log.warning("%s could not be written; the recorded files are in %s", self._path, self._records.local.path)
 
     def _look_after(self) -> None:
         while not self._over.wait(_LOOK_EVERY_S):
@@ -322,11 +322,11 @@ class RecordingSession:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-Stats = dict[str, Any]  # as the docstring of ``Recorder.stats`` shows it
+Stats = dict[str, Any]  # see ``Recorder.stats``
 
 
 def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
-    """Return the figures of a recorder's file or a task database; None for all of one that cannot be read."""
+    """Return the statistics of a recorder's file or a task database; all values are None if it cannot be read."""
     stats: dict[str, Stats] = {}
     try:
         connection = sqlite3.connect(uri or ":memory:", uri=True)
@@ -336,7 +336,7 @@ def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_
         for device_id, device in devices:
             used, total = _counts(db, device_id, "memory_used_bytes"), device.memory_total_bytes
             index = device.token if device.index is None else str(device.index)
-            stats[device.pin if index in stats else index] = {  # slices of one card share its index
+            stats[device.pin if index in stats else index] = {  # MIG slices of one GPU share its index
                 "name": device.name,
                 "utilization": _figures(_counts(db, device_id, "utilization_percent")),
                 "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
@@ -358,7 +358,7 @@ def _rows(db: sqlite3.Connection, sql: str, *values: object) -> list[tuple[Any, 
     try:
         return db.execute(sql, values).fetchall()
     except sqlite3.Error:
-        return []  # nothing is written yet, or it cannot be read
+        return []  # no samples yet, or the file cannot be read
 
 
 def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:

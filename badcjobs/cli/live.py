@@ -18,7 +18,7 @@ from badcjobs.settings import stand_in
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from badcjobs.live.serve import Place
+    from badcjobs.live.serve import ServerAddress
     from badcjobs.live.ui_state import UiState
     from badcjobs.live.views import MachineView
 
@@ -150,7 +150,7 @@ def _asked(target: Path | None, named: Mapping[str, object], json_wanted: bool) 
     return shlex.join(["badcjobs", "serve", *words, *(["--json"] if json_wanted else [])])
 
 
-def _announce(place: Place, target: Path | None, token: str | None, *, json_wanted: bool) -> None:
+def _announce(place: ServerAddress, target: Path | None, token: str | None, *, json_wanted: bool) -> None:
     import json
     import os
     import socket

@@ -1,4 +1,4 @@
-"""What stands behind the answers of the server: each snapshot as JSON documents, and the files of the run."""
+"""The data behind the server's answers: snapshots as JSON documents, and the files of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs import __version__
-from badcjobs.live.run_files import leads_out
+from badcjobs.live.run_files import resolves_outside
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import ProcessFacts
@@ -24,24 +24,24 @@ from badcjobs.store.read_tasks import read_processes
 
 Document = Mapping[str, Any]
 _OnDevices = Mapping[tuple[str, str | None, str], Sequence[ProcessFacts]]  # by task, UUID and token
-_LOG_BYTES = 512 * 1024  # of the end of a log: enough for a browser
+_LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser
 
 
 def json_text(document: object) -> str:
-    """Return JSON as short as it gets; NaN is no JSON and a mistake of ours."""
+    """Return compact JSON; NaN raises ValueError, because it is not valid JSON."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class Item(NamedTuple):
-    """A task or a device: its document, and the text that listeners get of it, made once for all of them."""
+    """The JSON document of a task or device, and its text as sent to all listeners."""
 
     document: Document
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A snapshot as JSON documents. A task or device that has not changed is the same Item as before."""
+class Documents:
+    """A snapshot as JSON documents; unchanged tasks and devices keep the Item of the previous snapshot."""
 
     snapshot: Snapshot
     total: Document = field(default_factory=dict)
@@ -50,14 +50,14 @@ class Look:
     alerts: tuple[Document, ...] = ()
 
 
-class Documents:
-    """Turns one snapshot after the other into looks."""
+class DocumentCache:
+    """Convert snapshots to documents, and reuse those of unchanged tasks and devices."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[TaskFacts | DeviceFacts, Item]] = {}  # by name or key
 
-    def look(self, snapshot: Snapshot) -> Look:
-        """Return a snapshot as a look; what is as before keeps its Item."""
+    def convert(self, snapshot: Snapshot) -> Documents:
+        """Return a snapshot as JSON documents."""
         now: dict[str, TaskFacts | DeviceFacts] = {task.name: task for task in snapshot.tasks}
         seen: Counter[str] = Counter()
         for device in snapshot.devices:
@@ -66,7 +66,7 @@ class Documents:
             now[key if seen[key] == 1 else f"{key}#{seen[key]}"] = device
         same = {key: known for key, known in self._known.items() if now.get(key) == known[0]}
         self._known = {key: same.get(key) or (facts, _item(key, facts)) for key, facts in now.items()}
-        return Look(
+        return Documents(
             snapshot,
             total=snapshot.total.to_dict(),
             tasks={key: item for key, (facts, item) in self._known.items() if isinstance(facts, TaskFacts)},
@@ -80,7 +80,7 @@ def _item(key: str, facts: TaskFacts | DeviceFacts) -> Item:
         document = task_document(facts)
         return Item(document, json_text(document))
     document = {"key": key, **device_document(facts)}
-    # Listeners are sent every device; the chart of one that has ended is there for those who ask.
+    # Listeners receive every device; they request the chart of an ended task only when they show it.
     return Item(document, json_text(document if facts.alive else {**document, "trail": None}))
 
 
@@ -88,8 +88,8 @@ def _item(key: str, facts: TaskFacts | DeviceFacts) -> Item:
 
 
 def open_run(target: Path, clock: Clock) -> LiveSource:
-    """Look at a run folder or one of its databases; raise DatabaseProblem for others."""
-    named = target if target.name not in ("", "..") else target.resolve()  # serve . in a run folder
+    """Open a run folder or one of its databases; raise DatabaseProblem for anything else."""
+    named = target if target.name not in ("", "..") else target.resolve()  # "badcjobs serve ." in a run folder
     view = open_run_view(named, clock, confined=True)
     folder = view.files.folder.path.absolute()
     run = folder.parent if folder.name == "tasks" else folder
@@ -98,34 +98,34 @@ def open_run(target: Path, clock: Clock) -> LiveSource:
 
 @dataclass(slots=True)
 class LiveSource:
-    """What is behind the answers: the view, and the files of the run folder that it looks at."""
+    """The view of a run or a machine, and the files of the run folder."""
 
     view: View
-    home: Path | None = None  # the run folder, out of which no link is followed; None: a machine
-    _documents: Documents = field(default_factory=Documents)
+    home: Path | None = None  # the run folder; links that leave it are not followed; None: a machine
+    _cache: DocumentCache = field(default_factory=DocumentCache)
     _processes: dict[str, tuple[Mark | None, _OnDevices]] = field(default_factory=dict)
 
-    def look(self) -> Look:
-        """Look once."""
-        return self._documents.look(self.view.look())
+    def look(self) -> Documents:
+        """Read what has changed and return it as JSON documents."""
+        return self._cache.convert(self.view.look())
 
-    def prometheus(self, look: Look) -> str:
-        """Return a look, and for a run its accounts, in Prometheus' words."""
+    def prometheus(self, documents: Documents) -> str:
+        """Return the metrics for Prometheus; for a run, its totals too."""
         samples: list[Sample] = [("badcjobs_info", 1, {"version": __version__})]
-        for device in look.snapshot.devices:
-            if device.alive:  # the last reading of a task that has ended is no reading of now
+        for device in documents.snapshot.devices:
+            if device.alive:  # the last reading of an ended task is not current
                 samples += device_samples(READING, device)
-        for task in look.snapshot.tasks:
-            if task.state == "running":  # nor is that of one that went silent
+        for task in documents.snapshot.tasks:
+            if task.state == "running":  # the same for a silent task
                 samples += samples_of(HOST, task, task.name)
         if isinstance(self.view, RunView) and self.home is not None:
-            samples += run_samples(summarize_run(self.view.files, look.snapshot), self.home.name)
+            samples += run_samples(summarize_run(self.view.files, documents.snapshot), self.home.name)
         return prometheus_text(samples)
 
-    def processes(self, look: Look) -> Mapping[str, Sequence[Document]]:
-        """Return the processes of the devices of running tasks, by device key; a file is read once."""
+    def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:
+        """Return the processes on the devices of running tasks, by device key; an unchanged file is not read again."""
         found: dict[str, list[Document]] = defaultdict(list)
-        for device in (item.document for item in look.devices.values()):
+        for device in (item.document for item in documents.devices.values()):
             task = device["task"]
             path = self._file(f"{task}.sqlite") if task and device["alive"] else None
             if path is None:
@@ -137,7 +137,7 @@ class LiveSource:
         return {key: processes for key, processes in found.items() if processes}
 
     def log_end(self, task: str, lines: int) -> tuple[Sequence[str], bool] | None:
-        """Return the last lines of a task's log, and whether these are all; None: it has none that can be read."""
+        """Return the last lines of a task's log, and whether that is the complete log; None: no readable log."""
         path = self._file(f"{task}.log")
         if path is None:
             return None
@@ -145,19 +145,19 @@ class LiveSource:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(0, size - _LOG_BYTES))
-                said = file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
-        except OSError:  # gone since, or not for us to read
+                tail = file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
+        except OSError:  # removed since, or not readable
             return None
         if size > _LOG_BYTES:
-            del said[:1]  # its beginning is missing
-        return said[-lines:], size <= _LOG_BYTES and len(said) <= lines
+            del tail[:1]  # an incomplete line
+        return tail[-lines:], size <= _LOG_BYTES and len(tail) <= lines
 
     def _file(self, name: str) -> Path | None:
-        """Return a file of a task: right in the run folder or its tasks folder, and no link that leads elsewhere."""
+        """Return a task's file in the run folder or its tasks folder; links to other places are not followed."""
         for folder in (self.home / "tasks", self.home) if self.home else ():
             path = folder / name
-            with suppress(OSError):  # not for us to look at
-                inside = path.parent == folder and not leads_out(folder, self.home or folder)
+            with suppress(OSError):  # not readable
+                inside = path.parent == folder and not resolves_outside(folder, self.home or folder)
                 if inside and path.is_file() and path.resolve().parent == folder.resolve():
                     return path
         return None

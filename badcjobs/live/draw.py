@@ -15,19 +15,7 @@ from rich.text import Text
 
 from badcjobs.live import text_fit as fitting
 from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
-from badcjobs.live.text_fit import (
-    GAP,
-    Column,
-    Line,
-    Part,
-    bar_line,
-    labelled,
-    rate,
-    rounded,
-    span,
-    sparkline,
-    wrap_parts,
-)
+from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.report.tables import ending
 from badcjobs.report.words import UNKNOWN, count, duration
@@ -120,7 +108,7 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
 
 def help_lines(width: int) -> list[Line]:
     """Return the lines of the help page."""
-    return [line for name, meaning in _HELP for line in labelled(name, meaning, _HELP_INDENT, width, "bold")]
+    return [line for name, meaning in _HELP for line in fitting.labelled(name, meaning, _HELP_INDENT, width, "bold")]
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------
@@ -134,9 +122,11 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
         return lines[:1]
     if snapshot.total.chunks is not None:
         parts = fitting.fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1)
-        lines.append(bar_line(snapshot.total.share, parts, width, max_width=_MAX_BAR, style="green", text_style="bold"))
+        lines.append(
+            fitting.bar_line(snapshot.total.share, parts, width, max_width=_MAX_BAR, style="green", text_style="bold")
+        )
     if not low:
-        lines += wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
+        lines += fitting.wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
     if full and snapshot.total.standstill is not None:
         lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {snapshot.total.standstill}", width)]
         for command in snapshot.total.go_on[:1]:
@@ -172,7 +162,7 @@ def _title(snapshot: Snapshot, width: int) -> list[Line]:
     name = f"badcjobs  {name}" if cell_len(name) + 10 <= room else name
     beside_it = [*fitting.joined(parts, _DOT), Part(GAP)] if together else []
     first = [Part(set_cell_size(ending(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
-    return [first, *([] if together else wrap_parts(parts, _DOT, width))]
+    return [first, *([] if together else fitting.wrap_parts(parts, _DOT, width))]
 
 
 def _progress(snapshot: Snapshot) -> list[Part]:
@@ -386,10 +376,10 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     for device in devices:
         lines += _device_lines(device, width)
     if task.working_on and not any(device.chunks for device in devices):
-        lines += labelled("on", ", ".join(task.working_on), _NAMES, width, "dim")
+        lines += fitting.labelled("on", ", ".join(task.working_on), _NAMES, width, "dim")
     if not snapshot.title.endswith(".sqlite") and task.node:
         log = f"tail -f {snapshot.title}/tasks/{task.name}.log"
-        lines += [[], *labelled("log", log, _NAMES, width, "dim")]
+        lines += [[], *fitting.labelled("log", log, _NAMES, width, "dim")]
     return lines
 
 
@@ -403,7 +393,7 @@ def _task_identity(task: TaskFacts, width: int) -> list[Line]:
         None if task.exit_code is None else f"exit code {task.exit_code}",
     ]
     parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
-    return wrap_parts(parts, _DOT, width)
+    return fitting.wrap_parts(parts, _DOT, width)
 
 
 def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line]:
@@ -423,9 +413,9 @@ def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line
     when = "" if task.alive else ", at its last reading"
     machine = f"CPU {rounded(task.cpu_percent, '%')}, memory {rounded(task.memory_percent, '%')}{when}"
     return [
-        bar_line(_share(task), parts, width, max_width=40, style=STYLES[task.state]),
-        *labelled("started", started, _NAMES, width, "dim"),
-        *labelled("machine", machine, _NAMES, width, "dim"),
+        fitting.bar_line(_share(task), parts, width, max_width=40, style=STYLES[task.state]),
+        *fitting.labelled("started", started, _NAMES, width, "dim"),
+        *fitting.labelled("machine", machine, _NAMES, width, "dim"),
     ]
 
 
@@ -434,7 +424,7 @@ def _device_lines(device: DeviceFacts, width: int) -> list[Line]:
     parts = [Part(f"GPU {_device_number(device)}", "bold"), *([Part(device.name, "bold")] if device.name else [])]
     parts.append(Part(f"{count(device.work.done, 'chunk')}, {rate(device.rate)}", "dim"))
     parts += [] if device.alive else [Part("means", "dim")]
-    lines = wrap_parts(parts, GAP, width)
+    lines = fitting.wrap_parts(parts, GAP, width)
     trail, room = device.trail, min(120, max(0, width - _NAMES - _VALUES - 2))
     metrics: list[tuple[str, str, Sequence[float | None], float | None]] = [
         ("busy", rounded(device.shown.utilization_percent, "%"), trail.utilization_percent, 100),
@@ -447,4 +437,4 @@ def _device_lines(device: DeviceFacts, width: int) -> list[Line]:
         bars = sparkline(course, room, top, over=not device.alive)
         style = "green" if device.alive else "dim"
         lines.append([Part(f"  {name:<{_NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
-    return lines + (labelled("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])
+    return lines + (fitting.labelled("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])

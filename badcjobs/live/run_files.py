@@ -1,4 +1,4 @@
-"""The published databases of a run, each read again only when it has changed, and what each of them said last."""
+"""Read the published databases of a run, each again only when it has changed."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from badcjobs.store.run_lock import lock_in
 from badcjobs.store.slurm_ends import end_beside, read_end_beside
 from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
 
-_NOT_FOLLOWED = "is a link that leads out of the run folder: it is not followed"
-_ENDED_IS_LOOKED_AT_EVERY_MS = 60_000  # a task that has ended publishes nothing more
+_NOT_FOLLOWED = "is a link to a place outside the run folder: not followed"
+_CHECK_ENDED_EVERY_MS = 60_000  # a task that has ended publishes no more
 
 
-def leads_out(path: Path, folder: Path) -> bool:
-    """Whether a path ends outside a folder, by whatever links."""
+def resolves_outside(path: Path, folder: Path) -> bool:
+    """Return whether a path resolves to a place outside a folder."""
     try:
         return not path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # links that lead in a circle
+    except (OSError, RuntimeError):  # links in a circle
         return True
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What a file said when it was last read."""
+class _FileState:
+    """The content of a file when it was last read."""
 
     path: Path
     mark: Mark
     tasks: tuple[TaskFacts, ...]
-    looked_at_ms: int
-    end_mark: Mark | None = None  # of the record of its end that was read
-    accounts: tuple[TaskFacts, ...] | None = None  # None: not asked for yet
+    checked_at_ms: int
+    end_mark: Mark | None = None  # of the Slurm record beside it, when that was last read
+    accounts: tuple[TaskFacts, ...] | None = None  # None: not read yet
 
     @property
     def ended(self) -> bool:
@@ -51,77 +51,77 @@ class _Seen:
 
 @dataclass(slots=True)
 class RunFiles:
-    """The databases of a run folder, or one of them alone (``only``).
+    """The databases of a run folder, or a single one of them (``only``).
 
-    ``confined``: of the run folder, no link is followed that leads out of it.
+    ``confined``: links that leave the run folder are not followed.
     """
 
     folder: RunFolder
     only: Path | None
     clock: Clock
     confined: bool = False
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _seen: dict[str, _FileState] = field(default_factory=dict)
     _troubles: dict[str, str] = field(default_factory=dict)
-    _records: set[str] = field(default_factory=set)  # names of files that say how a task ended
+    _records: set[str] = field(default_factory=set)  # names of Slurm's records beside the databases
 
     @property
     def tasks(self) -> list[TaskFacts]:
-        """Every attempt that any file has."""
+        """All attempts in all files."""
         return [task for seen in self._seen.values() for task in seen.tasks]
 
     @property
     def troubles(self) -> list[str]:
         """Why some files could not be read."""
-        outside = [f"tasks {_NOT_FOLLOWED}"] if self.only is None and self.strays(self.folder.tasks) else []
+        outside = [f"tasks {_NOT_FOLLOWED}"] if self.only is None and self.is_outside(self.folder.tasks) else []
         return outside + [self._troubles[name] for name in sorted(self._troubles)]
 
     def accounts(self) -> list[TaskFacts]:
-        """Return every attempt with what its devices have done, used and cost; a file is read once for each change."""
+        """Return every attempt with the accounts of its devices; a file is read once for each change."""
         for seen in self._seen.values():
             if seen.accounts is None:
-                with suppress(OSError, BadcjobsError):  # the look has a remark on it
+                with suppress(OSError, BadcjobsError):  # the snapshot has a remark about it
                     self.check_inside(seen.path)
                     seen.accounts = read_accounts(seen.path, seen.tasks)
         return [task for seen in self._seen.values() for task in seen.accounts or ()]
 
     def read_changes(self, now_ms: int, until_s: float) -> int:
-        """Read what has changed, as far as there is time; return how many files were never read yet.
+        """Read what has changed, as far as time allows; return the number of files that were never read.
 
-        Raise DatabaseProblem where the run is gone or closed.
+        Raise DatabaseProblem if the run folder is gone or not readable.
         """
         try:
             found = dict(self._find())
         except OSError as error:
             line = shlex.join(["ls", "-ld", str(error.filename)])
-            what = f"{error.filename} cannot be looked into: {error.strerror}"  # all that a remark or an answer shows
-            raise DatabaseProblem(what, why="how the tasks are is written there", fix=line) from error
+            what = f"{error.filename} cannot be read: {error.strerror}"  # remarks and HTTP errors show only this line
+            raise DatabaseProblem(what, why="the task databases are in it", fix=line) from error
         self._seen = {name: seen for name, seen in self._seen.items() if name in found}
         self._troubles = {name: words for name, words in self._troubles.items() if name in found}
-        order = sorted(found, key=lambda name: self._seen[name].looked_at_ms if name in self._seen else 0)
-        for number, name in enumerate(order):  # so that each has its turn
+        order = sorted(found, key=lambda name: self._seen[name].checked_at_ms if name in self._seen else 0)
+        for number, name in enumerate(order):  # the one read longest ago first
             if number and self.clock.monotonic_s() >= until_s:
                 break
             seen = self._seen.get(name)
-            if seen and seen.ended and now_ms - seen.looked_at_ms < _ENDED_IS_LOOKED_AT_EVERY_MS:
+            if seen and seen.ended and now_ms - seen.checked_at_ms < _CHECK_ENDED_EVERY_MS:
                 continue
             try:
                 self._read(name, found[name], now_ms, found)
             except FileNotFoundError:
-                continue  # gone since the folder was listed: the next look knows
+                continue  # removed since the folder was listed
             except (OSError, BadcjobsError) as error:
                 self._troubles[name] = error.what if isinstance(error, BadcjobsError) else f"{name}: {error}"
         return len(found.keys() - self._seen.keys() - self._troubles.keys())
 
     def _find(self) -> Iterator[tuple[str, Path]]:
-        """Yield the databases that there are now."""
-        whole = self.only or self.folder.path
-        if not whole.exists():
-            raise DatabaseProblem(f"{whole} is gone", why="it was there before, and was moved or removed")
+        """Yield the databases that exist now."""
+        root = self.only or self.folder.path
+        if not root.exists():
+            raise DatabaseProblem(f"{root} is gone", why="it was moved or removed")
         if self.only is not None:
             yield self.only.name, self.only
             return
-        if not self.strays(self.folder.tasks):
-            with suppress(FileNotFoundError), os.scandir(self.folder.tasks) as entries:  # no task has begun
+        if not self.is_outside(self.folder.tasks):
+            with suppress(FileNotFoundError), os.scandir(self.folder.tasks) as entries:  # no task has started
                 for entry in entries:
                     if entry.name.endswith(".slurm.json"):
                         self._records.add(entry.name)
@@ -132,36 +132,36 @@ class RunFiles:
         if self.folder.job_database.exists():
             yield self.folder.job_database.name, self.folder.job_database
 
-    def strays(self, path: Path) -> bool:
-        """Whether something in the run folder is a link that may not be followed."""
-        return self.confined and path.is_symlink() and leads_out(path, self.folder.path)
+    def is_outside(self, path: Path) -> bool:
+        """Return whether a path in the run folder is a link that must not be followed."""
+        return self.confined and path.is_symlink() and resolves_outside(path, self.folder.path)
 
     def check_inside(self, *paths: Path) -> None:
-        """Raise DatabaseProblem for a link that may not be followed; a file that was asked for by name is read."""
+        """Raise DatabaseProblem for a link that must not be followed; a file named by the user is always read."""
         for path in paths:
-            if path != self.only and self.strays(path):
+            if path != self.only and self.is_outside(path):
                 raise DatabaseProblem(f"{path.name} {_NOT_FOLLOWED}")
 
-    def _names_known(self, path: Path, found: Iterable[str]) -> set[str]:
-        """Return the tasks that need not be read from a job database: they have a file of their own."""
+    def _with_own_file(self, path: Path, found: Iterable[str]) -> set[str]:
+        """Return the tasks that have their own file and need not be read from the job database."""
         if self.only or path != self.folder.job_database:
             return set()
-        return {name.removesuffix(".sqlite") for name in found if not self.strays(self.folder.tasks / name)}
+        return {name.removesuffix(".sqlite") for name in found if not self.is_outside(self.folder.tasks / name)}
 
     def _read(self, name: str, path: Path, now_ms: int, found: Iterable[str]) -> None:
         self.check_inside(path)
         mark, seen = mark_of(path.stat()), self._seen.get(name)
         if seen is None or seen.mark != mark:
-            self._seen[name] = seen = _Seen(path, mark, read_tasks(path, self._names_known(path, found)), now_ms)
-        record = end_beside(path)  # how a task ended that could not say so itself
+            self._seen[name] = seen = _FileState(path, mark, read_tasks(path, self._with_own_file(path, found)), now_ms)
+        record = end_beside(path)  # how a task ended, for tasks that were killed
         if not seen.ended and (record.name in self._records or path == self.only):
             end_mark = mark_at(record)
-            if end_mark not in (None, seen.end_mark) and not self.strays(record):
+            if end_mark not in (None, seen.end_mark) and not self.is_outside(record):
                 seen.end_mark = end_mark
                 if tells_of_a_kill(read_end_beside(path)):
                     seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
                     seen.accounts = None
-        seen.looked_at_ms = now_ms
+        seen.checked_at_ms = now_ms
         self._troubles.pop(name, None)
 
 
@@ -170,18 +170,18 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOfRun:
-    """Which array tasks there should be, and how many chunks they have together; None: not known."""
+    """The array tasks that are expected, and the number of their chunks; None: unknown."""
 
     job_id: str = ""
     indices: Sequence[int] = ()
     submitted_at_ms: int | None = None
     chunks: int | None = None
-    count: int = 0  # tasks of the array, also of those that were not submitted again; 0: there is none
+    count: int = 0  # tasks of the array, including those not submitted again; 0: no array
     trouble: str | None = None
     cut_short: CutShort | None = None
 
     def as_submitted(self, tasks: Sequence[TaskFacts]) -> Iterator[TaskFacts]:
-        """Yield the tasks; one that has ended and was submitted again since waits."""
+        """Yield the tasks; a task that has ended and was submitted again is waiting."""
         since_ms = self.submitted_at_ms or 0
         for task in tasks:
             again = task.job_id != self.job_id and task.array_index in self.indices and task.state != "done"
@@ -189,7 +189,7 @@ class ArrayOfRun:
             yield replace(task, state="waiting") if again and over else task
 
     def waiting(self, tasks: Sequence[TaskFacts], state: str) -> Iterator[TaskFacts]:
-        """Yield the array tasks of which nothing is known yet."""
+        """Yield the array tasks that have not published anything yet."""
         there = {task.array_index for task in tasks}
         job_id = self.job_id or next((task.job_id for task in tasks), "")
         for index in self.indices:
@@ -203,13 +203,13 @@ def files_of_array(folder: RunFolder) -> tuple[Path, ...]:
 
 
 def read_array(files: RunFiles) -> ArrayOfRun:
-    """Return what the files of a run folder say; what is wrong with them is its ``trouble``."""
+    """Return the array of a run folder; a problem with its files is stored in ``trouble``."""
     folder = files.folder
     try:
         files.check_inside(*files_of_array(folder))
         record, frozen = read_record(folder.path), FrozenRun.read(folder.run_toml)
         cut_short = find_cut_short(folder.path)
-    except BadcjobsError as error:  # a run is looked at even if its files were edited
+    except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)
     shape = frozen.array if frozen else None
     if record is not None:
@@ -221,23 +221,23 @@ def read_array(files: RunFiles) -> ArrayOfRun:
     return ArrayOfRun(indices=indices, count=shape.count, cut_short=cut_short)
 
 
-def is_given_up(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:
-    """Say whether an emulation was to start the tasks that have not begun, and is over; not while one is running."""
+def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:
+    """Return whether tasks have not started and the emulation that should start them has ended."""
     if not array.indices or any(task.state == "running" for task in tasks):
         return False
     begun_at_ms = max((task.started_at_ms for task in tasks), default=0)
     if (array.submitted_at_ms or 0) > begun_at_ms or array.cut_short is not None:
-        return False  # Slurm has them since, or may have
+        return False  # they were submitted to Slurm since, perhaps
     job_id, run = last_job_of(tasks), files.folder.path
     try:
         rows = rows_in(run, job_id)
         files.check_inside(rows.parent, rows, lock_in(run))
-    except (BadcjobsError, ValueError):  # the second: a number that is no name for a file
+    except (BadcjobsError, ValueError):  # ValueError: the job id is not a valid file name
         return False
     return is_emulation_over(run, job_id)
 
 
 def last_job_of(tasks: Sequence[TaskFacts]) -> str:
-    """Return the job of the task that began last; empty: none has begun."""
+    """Return the job id of the task that started last; empty: none has started."""
     begun = [task for task in tasks if task.started_at_ms]
     return max(begun, key=lambda task: task.started_at_ms).job_id if begun else ""

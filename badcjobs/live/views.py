@@ -1,7 +1,7 @@
-"""Looks at a run, or at this machine's devices, again and again: each look is one Snapshot.
+"""Take snapshots of a run, or of this machine's devices.
 
-A run is seen through its published databases alone (``run_files.py``), so this works on a login node while the tasks
-run elsewhere."""
+A run is read only from its published databases (``run_files.py``), so this works on a login node while the tasks run
+on other nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_given_up, last_job_of, read_array
+from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_abandoned, last_job_of, read_array
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
 from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
 from badcjobs.paths import RunFolder, is_there, mark_at
@@ -33,25 +33,25 @@ from badcjobs.store.submission_record import file_in, find_idle_emulation, find_
 from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.recorder import Followed
 
-_SIGNS_OF_A_RUN = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
-_MOST_READINGS = 240  # per device
-_WANTED = "give the run folder: what run or submit got as --out"
+_RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
+_MAX_READINGS = 240  # per device
+_TRY = "give the run folder (--out of run or submit)"
 
 
 def open_run_view(path: Path, clock: Clock, *, confined: bool = False) -> RunView:
-    """Look at a run folder, its tasks folder, a task database or a job database; raise DatabaseProblem for others.
+    """Open a run folder, its tasks folder, a task database or a job database; raise DatabaseProblem for anything else.
 
-    ``confined``: follow no link out of the folder.
+    ``confined``: do not follow links that leave the run folder.
     """
     if not is_there(path):
-        why = "a run folder is made by the first task that starts, or by badcjobs submit"
-        raise DatabaseProblem(f"{path} does not exist", why=why, fix=_WANTED)
+        why = "badcjobs submit, or the first task that starts, creates the run folder"
+        raise DatabaseProblem(f"{path} does not exist", why=why, fix=_TRY)
     if path.is_dir():
         return RunView(RunFiles(_folder_of(path), None, clock, confined), clock, title=str(path))
     try:
         read_tasks(path)
     except DatabaseProblem as error:
-        raise DatabaseProblem(error.what, why="a task database or a job database is wanted", fix=_WANTED) from error
+        raise DatabaseProblem(error.what, why="it is not a task database or a job database", fix=_TRY) from error
     return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, title=str(path))
 
 
@@ -60,12 +60,12 @@ def _folder_of(path: Path) -> RunFolder:
         names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
     except OSError as error:
         line = shlex.join(["ls", "-ld", str(path)])
-        raise DatabaseProblem(f"{path} cannot be looked into", why=error.strerror, fix=line) from error
+        raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
     if path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names):
         return RunFolder(path.absolute().parent)
-    if names and not names & set(_SIGNS_OF_A_RUN):
-        why = f"it holds none of {', '.join(_SIGNS_OF_A_RUN)}"
-        raise DatabaseProblem(f"{path} is no run folder", why=why, fix=_WANTED)
+    if names and not names & set(_RUN_FOLDER_ENTRIES):
+        why = f"it contains none of {', '.join(_RUN_FOLDER_ENTRIES)}"
+        raise DatabaseProblem(f"{path} is not a run folder", why=why, fix=_TRY)
     return RunFolder(path)
 
 
@@ -78,10 +78,10 @@ class RunView:
     title: str
     _array: ArrayOfRun = field(default_factory=ArrayOfRun)
     _array_mark: object = None
-    _go_on: tuple[object, tuple[str, ...]] = (None, ())  # for which standstill, and the commands
+    _go_on: tuple[object, tuple[str, ...]] = (None, ())  # (state that they are for, commands)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
-        """Read what has changed and return what is known now; raise DatabaseProblem where the run is gone."""
+        """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone."""
         files, now_ms = self.files, self.clock.now_ms()
         until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s
         unread = files.read_changes(now_ms, until_s)
@@ -93,7 +93,7 @@ class RunView:
         lines = sorted((task.at(now_ms) for task in newest), key=_in_order)
         tasks = list(array.as_submitted(lines))
         if not unread:
-            state = "unbegun" if is_given_up(array, files, lines) else "waiting"
+            state = "unbegun" if is_abandoned(array, files, lines) else "waiting"
             tasks = sorted([*tasks, *array.waiting(lines, state)], key=_in_order)
         devices = tuple(device for task in lines for device in task.its_devices)
         total = add_up(
@@ -117,7 +117,7 @@ class RunView:
             tasks=tuple(tasks),
             devices=devices,
             alerts=tuple(a for task in lines if task.state == "running" for a in task.alerts if a.is_open),
-            total=total if unread else self._with_way_on(total, tasks, every),
+            total=total if unread else self._with_resume_commands(total, tasks, every),
             remarks=tuple(remark for remark in remarks if remark),
             unread=unread,
         )
@@ -125,24 +125,24 @@ class RunView:
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
-    def _with_way_on(self, total: Total, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> Total:
-        """Say where no task is at work though some is left, and how to go on with it."""
-        said, run, cut_short = standstill(total), self.files.folder.path, self._array.cut_short
+    def _with_resume_commands(self, total: Total, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> Total:
+        """Add why no task is running, and the commands that resume the run, if chunks are left."""
+        reason, run, cut_short = standstill(total), self.files.folder.path, self._array.cut_short
         if cut_short is not None and not total.states.get("running") and not is_done(total):
-            return replace(total, standstill=said or "no task is running", go_on=(cut_short.command,))
+            return replace(total, standstill=reason or "no task is running", go_on=(cut_short.command,))
         lock = lock_in(run)
-        readable = self.files.only is None and not any(map(self.files.strays, (lock.parent, lock, file_in(run))))
+        readable = self.files.only is None and not any(map(self.files.is_outside, (lock.parent, lock, file_in(run))))
         if not tasks and self.files.only is None:
             over = find_idle_emulation(run.absolute()) if readable else None
             return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
-        if said is None or (not total.states.get("silent") and readable and is_emulated_now(run)):
-            return total  # nor between two tasks of an emulation: it starts the next one
-        if self._go_on[0] != (said, self._array_mark):
-            self._go_on = (said, self._array_mark), self._commands(tasks, every)
-        return replace(total, standstill=said, go_on=self._go_on[1])
+        if reason is None or (not total.states.get("silent") and readable and is_emulated_now(run)):
+            return total  # a running emulation starts the next task
+        if self._go_on[0] != (reason, self._array_mark):
+            self._go_on = (reason, self._array_mark), self._resume_commands(tasks, every)
+        return replace(total, standstill=reason, go_on=self._go_on[1])
 
-    def _commands(self, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
-        """Return lines to paste that go on with the run, the last one without Slurm; none without a run.toml."""
+    def _resume_commands(self, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
+        """Return commands that resume the run, the last one without Slurm; empty without a run.toml."""
         run = RunFolder(self.files.folder.path.absolute())
         logs = run.path / "logs"
         try:
@@ -160,19 +160,19 @@ class RunView:
 
 
 def _in_order(line: TaskFacts) -> tuple[int, str, int, int]:
-    return len(line.job_id), line.job_id, line.array_index, line.procid or 0  # 999 before 1000
+    return len(line.job_id), line.job_id, line.array_index, line.procid or 0  # job 999 before job 1000
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------
 
 
 def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
-    """Return the summary of a run at the moment of a snapshot; it has no findings, which need the merged job."""
+    """Return the summary of a run at the time of a snapshot; without findings, which need the merged job."""
     tasks, total = files.accounts(), snapshot.total
     newest = {task.name for task in snapshot.tasks}
     latest = [task for task in tasks if task.name in newest]
     left = max(0, (total.chunks or 0) - total.settled)
-    pending = min(left, sum(task.pending for task in latest))  # the others are in no task yet
+    pending = min(left, sum(task.pending for task in latest))  # the others are not in a task yet
     about_left = pending if total.chunks_known else max(pending, (total.source_chunks or 0) - total.settled)
     alerts = grouped((alert.kind, alert) for task in tasks for alert in task.alerts)
     facts = JobFacts(
@@ -187,10 +187,10 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
         gaps=(),
         file_remarks=(),
         audio_left_s=sum(task.audio_left_s for task in latest),
-        # Also those that no task has listed yet, while it is not known how many these are.
+        # Includes chunks that no task has listed yet, while their number is unknown.
         left_of_unknown_length=max(0, about_left - sum(task.pending - task.left_of_unknown_length for task in latest)),
         alerts=tuple(
-            # As severe as the worst of its kind, as in a merged job; critical comes before warning.
+            # As in a merged job, a kind is as severe as its worst alert; "critical" sorts before "warning".
             AlertFacts(
                 kind, min(a.severity for a in found), len(found), 0, 0.0, None, None, "", sum(a.is_open for a in found)
             )
@@ -200,7 +200,7 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     known = total.chunks_known and total.chunks is not None
     completeness = Completeness(
         expected=total.chunks if known else None,
-        why_unknown=None if known else "not every task has listed its chunks yet",
+        why_unknown=None if known else "some tasks have not listed their chunks yet",
         listed=total.done + total.failed + pending,
         done=total.done,
         failed=total.failed,
@@ -219,38 +219,38 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
 def open_machine_view(
     environ: Mapping[str, str], clock: Clock, stand_in: StandIn | None = None, *, hostname: str
 ) -> MachineView:
-    """Look at every device of this machine, granted or not; raise NotHere where there is none. To be closed."""
+    """Open every device of this machine, granted or not; raise NotHere without a GPU. The caller closes it."""
     with ExitStack() as stack:
-        sight = stack.enter_context(open_devices(environ, clock, stand_in or StandIn()))
-        if not sight.inventory:
+        opened = stack.enter_context(open_devices(environ, clock, stand_in or StandIn()))
+        if not opened.inventory:
             raise NotHere(
-                "there is no GPU to look at",
-                why=sight.trouble or sight.grant.why,
-                fix="give a run folder, or --simulate 4 to see how it looks",
+                "this machine has no GPU",
+                why=opened.trouble or opened.grant.why,
+                fix="give a run folder, or try --simulate 4",
             )
-        return MachineView(sight, clock, hostname, stack.pop_all())
+        return MachineView(opened, clock, hostname, stack.pop_all())
 
 
 class MachineView:
     """The devices of this machine, and their readings since it was opened."""
 
-    def __init__(self, sight: OpenedDevices, clock: Clock, hostname: str, held: ExitStack) -> None:
-        self._sight = sight
-        self._held = held
+    def __init__(self, opened: OpenedDevices, clock: Clock, hostname: str, resources: ExitStack) -> None:
+        self._opened = opened
+        self._resources = resources
         self._clock = clock
         self._hostname = hostname
-        self._readings: list[deque[tuple[int, Reading]]] = [deque(maxlen=_MOST_READINGS) for _ in sight.inventory]
-        self._processes: dict[int, tuple[ProcessFacts, ...]] = {}  # when they were last given
+        self._readings: list[deque[tuple[int, Reading]]] = [deque(maxlen=_MAX_READINGS) for _ in opened.inventory]
+        self._processes: dict[int, tuple[ProcessFacts, ...]] = {}  # as last reported
         followed = [
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
-            for n, d in enumerate(sight.inventory)
+            for n, d in enumerate(opened.inventory)
         ]
         self._book = AlertBook(None, followed, AlertLimits())
 
     def look(self, patience_s: float | None = None) -> Snapshot:
-        """Read every device and return what is known now."""
+        """Read every device and return a snapshot."""
         now_ms, node = self._clock.now_ms(), self._hostname
-        devices = [self._read(number, device, now_ms) for number, device in enumerate(self._sight.inventory)]
+        devices = [self._read(number, device, now_ms) for number, device in enumerate(self._opened.inventory)]
         good = [(number, device.reading) for number, device in enumerate(devices) if device.trouble is None]
         bad = {number: device.trouble for number, device in enumerate(devices) if device.trouble is not None}
         self._book.write(now_ms, good, bad)
@@ -273,13 +273,13 @@ class MachineView:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give the reader back."""
-        self._held.close()
+        """Close the device reader."""
+        self._resources.close()
 
     def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
         reading, trouble = Reading(), None
         try:
-            reading = self._sight.reader.read(device.uuid)
+            reading = self._opened.reader.read(device.uuid)
         except DeviceUnreadable as error:
             trouble = str(error)
         if reading.processes is not None:

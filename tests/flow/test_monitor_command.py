@@ -108,7 +108,7 @@ def test_this_machine_is_shown_without_an_argument(site: Site) -> None:
     )
     assert "3 GPUs" in simulated.stdout
     assert simulated.stdout.count("Simulated GPU") == 3
-    assert_refused(none, 3, "there is no GPU to look at")
+    assert_refused(none, 3, "this machine has no GPU")
 
 
 def test_letters_are_ascii_where_the_locale_has_no_others(site: Site, run: Path) -> None:
@@ -130,7 +130,7 @@ def test_at_eighty_by_twenty_four_everything_has_its_place(terminal: Open, run: 
     assert "16 running" in shown[0]
     assert "chunks" in shown[1]
     assert "ETA" in shown[1]
-    assert shown[-1].startswith("by task   q quit  s sort  r turn  / filter  enter open")
+    assert shown[-1].startswith("by task   q quit  s sort  r reverse  / filter  enter open")
     assert screen.screen.cursor.hidden
     screen.type("q")
     assert screen.end() == 0

@@ -92,8 +92,8 @@ def test_wrong_wishes_are_refused_with_the_fix(site: Site) -> None:
     assert re.search(told, refused[0].stderr)  # whole, and nothing that ps would show
     assert_refused(refused[1], 2, "--host :: without --token")
     assert_refused(refused[2], 2, f"port {port} is in use", "try: badcjobs serve --simulate=1 --port 0")
-    assert_refused(refused[3], 2, "--host 192.0.2.1 cannot be listened on")
-    assert_refused(refused[4], 2, "is no address of this machine", "badcjobs serve --simulate=1 --port 8765")
+    assert_refused(refused[3], 2, "cannot listen on --host 192.0.2.1")
+    assert_refused(refused[4], 2, "is not an address of this machine", "badcjobs serve --simulate=1 --port 8765")
     assert_refused(refused[5], 2, "--token must be")
     assert "my secret" not in refused[5].stderr
     told = r"=[0-9a-f]{32} badcjobs serve --simulate=1 --interval=0\.5 --host=0\.0\.0\.0 --port=0 --json\n"

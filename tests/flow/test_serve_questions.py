@@ -20,7 +20,7 @@ from support.live_server import LiveServer
 from support.task_files import TaskFile
 from support.waiting import wait_for
 
-from badcjobs.live.app import QUESTIONS, Question
+from badcjobs.live.app import ENDPOINTS, Endpoint
 from badcjobs.report.prometheus import METRIC_BY_NAME
 
 SECRET = "this line is none of your business"
@@ -291,9 +291,9 @@ STRANGE = (
 )
 
 
-@pytest.mark.parametrize("question", [one for one in QUESTIONS if one.name != "events"], ids=lambda one: one.name)
+@pytest.mark.parametrize("question", [one for one in ENDPOINTS if one.name != "events"], ids=lambda one: one.name)
 def test_whatever_is_asked_the_answer_is_a_result_or_says_what_would_be_right(
-    server: LiveServer, question: Question
+    server: LiveServer, question: Endpoint
 ) -> None:
     asked = [(question.path.replace("{name}", value or "x"), {}) for value in STRANGE if "{name}" in question.path]
     names = ["nothing", *(parameter.name for parameter in question.parameters)]

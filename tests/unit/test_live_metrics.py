@@ -167,7 +167,7 @@ def test_no_link_is_followed_out_of_a_run_that_others_may_see(run: Path, tmp_pat
     assert "666_7" not in source.prometheus(look)
     named = ("666_7.r0.gpu1.sqlite", "job.sqlite", "submitted.json")
     assert look.snapshot.remarks == tuple(
-        f"{n} is a link that leads out of the run folder: it is not followed" for n in named
+        f"{n} is a link to a place outside the run folder: not followed" for n in named
     )
     assert "666_7" in [task.label for task in open_run_view(run, SystemClock()).look().tasks]  # in one's own terminal
 
@@ -179,7 +179,7 @@ def test_a_tasks_folder_that_is_a_link_out_of_the_run_is_not_looked_into(run: Pa
     source = open_run(run, SystemClock())
     look = source.look()
     assert {item.document["state"] for item in look.tasks.values()} == {"waiting"}
-    assert look.snapshot.remarks == ("tasks is a link that leads out of the run folder: it is not followed",)
+    assert look.snapshot.remarks == ("tasks is a link to a place outside the run folder: not followed",)
     assert source.log_end("4821_2.r0.gpu1", 9) is None
     (tmp_path / "june").symlink_to(run)
     (run / "tasks").unlink()

@@ -6,11 +6,11 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from badcjobs.live.serve import bind, reachable_as
+from badcjobs.live.serve import bind, reachable_hosts
 
 
 def test_others_are_given_a_name_or_an_address_of_theirs_to_use() -> None:
-    for host in reachable_as(also_ipv6=True):
+    for host in reachable_hosts(also_ipv6=True):
         try:
             address = ipaddress.ip_address(host)
             assert not address.is_loopback

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from badcjobs import paths as resources
-from badcjobs.live.answers import Documents
-from badcjobs.live.app import QUESTIONS, Guard, Parameter, parse_query
+from badcjobs.live.answers import DocumentCache
+from badcjobs.live.app import ENDPOINTS, Guard, Parameter, parse_query
 from badcjobs.live.draw import STYLES
 from badcjobs.live.hub import Journal, change_text, snapshot_text
 from badcjobs.live.snapshot import STATES, Snapshot, Total
@@ -28,8 +28,8 @@ FRAME = Snapshot(1000, "july", True, (TASK,), (DEVICE,), (), Total({"running": 1
 
 
 def looks(*frames: Snapshot) -> list[Any]:
-    documents = Documents()
-    return [documents.look(frame) for frame in frames]
+    documents = DocumentCache()
+    return [documents.convert(frame) for frame in frames]
 
 
 # --- what listeners are told ------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ SECRET = Guard("a-long-secret-token", False, 8765)
     "header", ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]"]
 )
 def test_on_loopback_the_names_of_this_machine_are_known(header: str) -> None:
-    assert LOOPBACK.knows_host(header)
+    assert LOOPBACK.is_allowed_host(header)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ def test_on_loopback_the_names_of_this_machine_are_known(header: str) -> None:
     ["evil.example", "evil.example:8765", "localhost.evil.example", "", None, "127.0.0.1.evil.example", "10.0.0.1"],
 )
 def test_on_loopback_another_name_is_somebody_who_made_it_point_here(header: str | None) -> None:
-    assert not LOOPBACK.knows_host(header)
+    assert not LOOPBACK.is_allowed_host(header)
 
 
 def test_elsewhere_the_token_decides_and_not_the_name() -> None:
-    assert SECRET.knows_host("gpu1.cluster.example")
+    assert SECRET.is_allowed_host("gpu1.cluster.example")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_elsewhere_the_token_decides_and_not_the_name() -> None:
     ],
 )
 def test_only_the_token_or_its_cookie_opens_the_door(headers: dict[str, str], let_in: bool) -> None:
-    assert SECRET.lets_in(headers) is let_in
+    assert SECRET.is_authorized(headers) is let_in
 
 
 def test_the_cookie_is_not_the_token_and_no_script_or_other_site_gets_it() -> None:
@@ -188,7 +188,7 @@ def test_the_cookie_is_not_the_token_and_no_script_or_other_site_gets_it() -> No
 
 @given(st.text())
 def test_any_host_header_is_answered(text: str) -> None:
-    assert LOOPBACK.knows_host(text) in (True, False)
+    assert LOOPBACK.is_allowed_host(text) in (True, False)
 
 
 # --- what may be asked ------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_what_is_not_given_is_the_default() -> None:
         (("limit", "9" * 5000), "a whole number"),
         (("alive", "yes"), "true or false"),
         (("state", "asleep"), "one of done, failed"),
-        (("lmit", "1"), "unknown parameter 'lmit': there is limit, alive, state"),
+        (("lmit", "1"), r"unknown parameter 'lmit' \(known: limit, alive, state\)"),
     ],
 )
 def test_a_wrong_parameter_is_refused_with_what_would_be_right(pair: tuple[str, str], words: str) -> None:
@@ -233,7 +233,7 @@ def test_a_parameter_given_twice_is_refused() -> None:
 
 def test_the_guide_names_every_address_and_every_parameter() -> None:
     guide = (resources.folder("guide") / "serve.md").read_text(encoding="utf-8")
-    for question in QUESTIONS:
+    for question in ENDPOINTS:
         assert question.path in guide, question.path
         for parameter in question.parameters:
             assert f"{parameter.name}=" in guide, f"{question.path}: {parameter.name}"

@@ -17,24 +17,24 @@ from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.live.answers import Item, Look, json_text
+from badcjobs.live.answers import Documents, Item, json_text
 from badcjobs.live.app import Connection, Guard, Server, make_app
 from badcjobs.live.hub import Hub
 from badcjobs.live.snapshot import Snapshot
 
-EMPTY = Look(Snapshot(1000, "july", True))
+EMPTY = Documents(Snapshot(1000, "july", True))
 
 
 class Source:
     """Something to look at that does what a test wants."""
 
     def __init__(self) -> None:
-        self.look: Callable[[], Look] = lambda: EMPTY
+        self.look: Callable[[], Documents] = lambda: EMPTY
 
-    def prometheus(self, look: Look) -> str:
+    def prometheus(self, look: Documents) -> str:
         return ""
 
-    def processes(self, look: Look) -> dict[str, Any]:
+    def processes(self, look: Documents) -> dict[str, Any]:
         return {}
 
     def log_end(self, task: str, lines: int) -> None:
@@ -105,10 +105,10 @@ def read_until(line: socket.socket, word: bytes) -> bytes:
 def test_who_does_not_read_is_cut_off_and_nobody_else_notices(source: Source, running: Running) -> None:
     started = time.monotonic()
 
-    def growing() -> Look:
+    def growing() -> Documents:
         moment = round(1000 * (time.monotonic() - started))
         document = {"name": "t", "moment": moment, "weight": "x" * 200_000}
-        return Look(Snapshot(moment, "july", True), tasks={"t": Item(document, json_text(document))})
+        return Documents(Snapshot(moment, "july", True), tasks={"t": Item(document, json_text(document))})
 
     source.look = growing
     with running.listen(buffer=4096) as lazy, running.listen() as keen:
@@ -128,7 +128,7 @@ def test_a_disk_that_hangs_stops_answers_but_not_the_server(source: Source, runn
     assert running.client.get("/api/tasks").status_code == 200
     go_on = threading.Event()
 
-    def hanging() -> Look:
+    def hanging() -> Documents:
         go_on.wait(20)
         return EMPTY
 
@@ -151,7 +151,7 @@ def test_a_disk_that_hangs_stops_answers_but_not_the_server(source: Source, runn
 def test_who_listens_from_the_beginning_gets_all_when_the_first_look_is_done(source: Source, running: Running) -> None:
     go_on = threading.Event()
 
-    def slow() -> Look:
+    def slow() -> Documents:
         go_on.wait(20)
         return EMPTY
 
@@ -167,7 +167,7 @@ def test_listeners_hear_why_nothing_is_new_and_that_it_goes_on(source: Source, r
     with running.listen() as line:
         read_until(line, b"event: snapshot")
 
-        def failing() -> Look:
+        def failing() -> Documents:
             raise DatabaseProblem("the folder is gone")
 
         source.look = failing
@@ -178,7 +178,7 @@ def test_listeners_hear_why_nothing_is_new_and_that_it_goes_on(source: Source, r
 
 
 def test_a_bug_of_ours_is_a_500_in_json_that_tells_nothing(source: Source, running: Running) -> None:
-    def wrong() -> Look:
+    def wrong() -> Documents:
         raise ZeroDivisionError("the secret of the universe")
 
     source.look = wrong
@@ -191,6 +191,6 @@ def test_a_bug_of_ours_is_a_500_in_json_that_tells_nothing(source: Source, runni
 def test_more_listeners_than_anybody_needs_are_refused(source: Source, running: Running) -> None:
     lines = [running.hub.join(None) for _ in range(256)]
     answer = running.client.get("/api/events")
-    assert (answer.status_code, json.loads(answer.text)["error"]) == (503, "256 listen already")
+    assert (answer.status_code, json.loads(answer.text)["error"]) == (503, "too many listeners (256)")
     for line in lines:
         running.hub.listeners.discard(line)
