@@ -15,7 +15,7 @@ from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.settings import Config, refuse, stand_in
 
 if TYPE_CHECKING:
-    from badcjobs.devices.free import DeviceWish
+    from badcjobs.devices.free import DeviceRequest
 
 
 @with_settings(*DEVICES)
@@ -37,14 +37,14 @@ def gpus(
     from badcjobs.devices.listing import list_granted
     from badcjobs.devices.locks import DeviceLocks, lock_folder
 
-    wish = _wish(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
+    request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
         simulated, clock, variables = stand_in(Path.cwd(), **devices), SystemClock(), environ()
-        if wish is None:
+        if request is None:
             found = list_granted(variables, clock, stand_in=simulated, everything=everything)
         else:
             locks = DeviceLocks(lock_folder(variables), clock, None)
-            found = list_free(variables, simulated, wish, locks, Waiting(clock, remark))
+            found = list_free(variables, simulated, request, locks, Waiting(clock, remark))
     except NotHere as error:
         if not json_wanted:
             raise
@@ -59,12 +59,12 @@ def gpus(
         raise NotHere(
             "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (to see how it looks), or ask Slurm for one"
         )
-    say(_devices_text(found.to_dict(), processes=everything, to_take=wish is not None))
+    say(_devices_text(found.to_dict(), processes=everything, to_take=request is not None))
     return 0
 
 
-def _wish(free: int | None, everything: bool, **limits: Any) -> DeviceWish | None:
-    from badcjobs.devices.free import DeviceWish, check_wish
+def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest | None:
+    from badcjobs.devices.free import DeviceRequest, check_request
 
     if free is None:
         given = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
@@ -77,9 +77,9 @@ def _wish(free: int | None, everything: bool, **limits: Any) -> DeviceWish | Non
             why="one shows every card, the other the best ones of ours",
             fix=f"badcjobs gpus --free {free}   (or: badcjobs gpus --all)",
         )
-    wish = DeviceWish(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
-    check_wish(wish)
-    return wish
+    request = DeviceRequest(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
+    check_request(request)
+    return request
 
 
 @with_settings(*DEVICES)

@@ -20,7 +20,7 @@ from badcjobs.cluster.local_watch import MARK, Watcher
 from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
 from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
+from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
 from badcjobs.store.submission_record import PENDING, RUNNING
@@ -107,7 +107,9 @@ class DevicePool:
         if count == 0 or len(fit) < count:
             return None if count else ()
         chosen: list[Device] = []
-        with nullcontext() if self._new_locks is None else self._new_locks().alone():  # else two would each get some
+        with (
+            nullcontext() if self._new_locks is None else self._new_locks().exclusive()
+        ):  # else two would each get some
             for device in fit:
                 if len(chosen) < count and self._lock(device):
                     self._users[device] += 1
@@ -146,7 +148,7 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
     if is_in_slurm(world.environ):  # other jobs are kept off its devices by the scheduler that granted them
         private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
         folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
-    new_locks = partial(DeviceLocks, folder, world.clock, holder_words(world.pid, run))
+    new_locks = partial(DeviceLocks, folder, world.clock, describe_holder(world.pid, run))
     pool = DevicePool(devices, new_locks if lock else None, share=share)
     pool.check(count, why)
     return pool

@@ -1,1 +1,1 @@
-"""Which GPUs are ours, and how they are read: NVML, nvidia-smi, AMD, simulated, replayed."""
+"""Find the GPUs of this task and read them: NVML, nvidia-smi, AMD, simulated, replayed."""

@@ -1,7 +1,4 @@
-"""Read AMD GPUs through ``amdsmi``, AMD's own Python package (extra ``amd``; ROCm 6 and later, 5.7 as far as it goes).
-
-First what is asked of a device, then the reader: it starts and ends the library, lists devices and finds them again.
-"""
+"""Read AMD GPUs through ``amdsmi``, AMD's Python package (extra ``amd``; ROCm 6 and later, 5.7 with fewer metrics)."""
 
 from __future__ import annotations
 
@@ -23,30 +20,30 @@ log = logging.getLogger(__name__)
 
 _REST_S = 5.0
 _NOT_SUPPORTED = (2, 3)  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_YET_IMPLEMENTED
-_NOT_AVAILABLE = (0xFFFF, 2**32 - 1, 2**64 - 1)  # how the library writes "no value" into a number
-_AMD = "0x1002"  # PCI vendor
-_WATTS_END = 10_000  # a power limit above this is in microwatts
+_NOT_AVAILABLE = (0xFFFF, 2**32 - 1, 2**64 - 1)  # the library's numbers for "no value"
+_AMD = "0x1002"  # PCI vendor id
+_MOST_WATTS = 10_000  # a power limit above this is in microwatts
 
 
 def number_of(answer: Any, *keys: str) -> float:
-    """Return the number under the first key that has one; raise NoAnswer with what stands there instead."""
+    """Return the number under the first key that has one; raise NoAnswer with the value found instead."""
     said = [answer[key] for key in keys if key in answer] if isinstance(answer, Mapping) else [answer]
     for value in said:
-        value = getattr(value, "value", value)  # some versions hand out ctypes numbers
+        value = getattr(value, "value", value)  # some versions return ctypes numbers
         if isinstance(value, int | float) and math.isfinite(value) and value not in _NOT_AVAILABLE:
             return value
-    raise NoAnswer(f"amdsmi says {said[0]!r}" if said else f"amdsmi's answer has no {keys[0]!r}")
+    raise NoAnswer(f"amdsmi returns {said[0]!r}" if said else f"amdsmi's answer has no {keys[0]!r}")
 
 
 def temperature_c(smi: Any, handle: Any, metric: str) -> float:
-    """Return a temperature of the hottest spot; the edge has a sensor only on older cards."""
+    """Return a temperature of the hot spot, else of the edge, which only older cards have."""
     kind, which = smi.AmdSmiTemperatureType, getattr(smi.AmdSmiTemperatureMetric, metric)
     sensor = getattr(kind, "HOTSPOT", None) or kind.JUNCTION
     try:
         value = number_of(smi.amdsmi_get_temp_metric(handle, sensor, which))
-    except Exception:  # broad: whatever is wrong with this sensor, there is another one
+    except Exception:  # broad: for any error of this sensor, try the other one
         value = number_of(smi.amdsmi_get_temp_metric(handle, kind.EDGE, which))
-    return value / 1000 if value >= 1000 else value  # ROCm 5 spoke of thousandths
+    return value / 1000 if value >= 1000 else value  # ROCm 5 returns millidegrees
 
 
 def _energy_j(smi: Any, handle: Any) -> float:
@@ -68,7 +65,7 @@ def _clock_mhz(smi: Any, handle: Any, name: str) -> int:
 
 
 def _number(function: str, *keys: str, unit: float = 1) -> Call:
-    """Return a call for one number of an answer; a ``unit`` with a decimal point keeps its decimals."""
+    """Return a call that reads one number, in multiples of ``unit``; it is rounded if the unit is an int."""
 
     def call(smi: Any, handle: Any) -> float:
         number = number_of(getattr(smi, function)(handle), *keys) * unit
@@ -77,8 +74,8 @@ def _number(function: str, *keys: str, unit: float = 1) -> Call:
     return call
 
 
-# Metric, the call that returns it, and the minimum seconds between two calls.
 _POWER_KEYS = ("socket_power", "current_socket_power", "average_socket_power")
+# Metric, the call that returns it, and the minimum seconds between two calls.
 _QUESTIONS: tuple[tuple[str, Call, float], ...] = (
     ("utilization_percent", _number("amdsmi_get_gpu_activity", "gfx_activity"), 0),
     ("memory_utilization_percent", _number("amdsmi_get_gpu_activity", "umc_activity"), 0),
@@ -99,7 +96,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 class AmdDevice:
-    """What a reader has learned about one device, and how it reads it."""
+    """Reads one device; remembers which calls it does not support."""
 
     def __init__(self) -> None:
         self.handle: Any = None
@@ -111,14 +108,14 @@ class AmdDevice:
         self._lists_processes = True
 
     def read(self, smi: Any, now_s: float) -> Reading:
-        """Ask what is due; raise DeviceUnreadable when no question was answered."""
+        """Ask the questions that are due; raise DeviceUnreadable if none has an answer."""
         builder = self._builder
         builder.begin()
         due = [question for question, rest_s in self._questions if self._is_due(question.metrics[0], rest_s, now_s)]
         builder.ask(due, smi, self.handle)
         builder.raise_if_empty()
         builder.use_utilization()
-        builder.add_missing(["throttle_reasons"], "amdsmi has no mask of reasons like NVML's")
+        builder.add_missing(["throttle_reasons"], "amdsmi does not report throttle reasons as NVML does")
         builder.processes = self._processes(smi, now_s)
         return builder.finish()
 
@@ -143,8 +140,8 @@ class AmdDevice:
                     used = None
                 if or_none("pid", int(facts["pid"])) is not None:
                     found.append(ProcessReading(int(facts["pid"]), or_none("memory_used_bytes", used)))
-        except Exception:  # broad, as above
-            self._lists_processes = False  # there is no metric whose gap could hold the reason
+        except Exception:  # broad: errors differ between versions of the package
+            self._lists_processes = False  # no gap records the reason: processes are not a metric
             return None
         return tuple(found)
 
@@ -153,11 +150,11 @@ class AmdDevice:
 
 
 class AmdReader(GpuReader):
-    """Reads every AMD GPU that this process may see; ``machine`` is where /sys lies."""
+    """Reads every AMD GPU that this process may see; ``machine`` is the folder that contains /sys."""
 
     backend = "amd"
 
-    def __init__(self, clock: Clock, *, machine: Path = Path("/"), why: str = "asked for") -> None:
+    def __init__(self, clock: Clock, *, machine: Path = Path("/"), why: str = "requested") -> None:
         self.why = why
         self._clock = clock
         self._machine = machine
@@ -165,12 +162,12 @@ class AmdReader(GpuReader):
         self._devices: dict[str, AmdDevice] = {}
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List the devices by HIP's numbers, or in the library's order where it does not tell them."""
+        """List the devices by HIP's numbers, or in the library's order if it does not have these numbers."""
         smi = self._open()
         try:
             handles = list(smi.amdsmi_get_processor_handles())
         except Exception as error:  # broad: errors differ between versions of the package
-            raise ReaderUnavailable(f"amdsmi does not list its devices: {reason_of(error)}") from error
+            raise ReaderUnavailable(f"amdsmi cannot list the devices: {reason_of(error)}") from error
         if not handles:
             raise ReaderUnavailable("amdsmi lists no device")
         described = [_describe(smi, handle, position) for position, handle in enumerate(handles)]
@@ -179,7 +176,7 @@ class AmdReader(GpuReader):
         return sorted(described, key=lambda device: device.index)
 
     def read(self, uuid: str) -> Reading:
-        """Ask the device what is due; energy, fan, errors and processes rest 5 s between two answers."""
+        """Read the metrics that are due; energy, fan, errors and processes are read every 5 s."""
         try:
             if uuid not in self._devices:
                 self.inventory()
@@ -188,7 +185,7 @@ class AmdReader(GpuReader):
             return self._devices[uuid].read(self._open(), self._clock.monotonic_s())
         except DeviceUnreadable:
             raise
-        except Exception as error:  # broad: the recorder relies on no other exception coming out of here
+        except Exception as error:  # broad: the recorder expects no other exception
             raise DeviceUnreadable(reason_of(error)) from error
 
     def close(self) -> None:
@@ -198,36 +195,36 @@ class AmdReader(GpuReader):
             return
         try:
             smi.amdsmi_shut_down()
-        except Exception as error:  # broad, as above
+        except Exception as error:  # broad: errors differ between versions of the package
             log.debug("amdsmi did not shut down: %s", reason_of(error))
 
     def _open(self) -> Any:
-        """Return the package, with its library started."""
+        """Import the package, start its library, and return it."""
         if self._smi is not None:
             return self._smi
         if importlib.util.find_spec("amdsmi") is None:
             raise ReaderUnavailable(
                 "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
                 if has_amd_gpu(self._machine)
-                else "no AMD GPU either"
+                else "no AMD GPU"
             )
         try:
             smi = importlib.import_module("amdsmi")
             smi.amdsmi_init()
-        except Exception as error:  # broad: without ROCm's library even the import fails, in several ways
+        except Exception as error:  # broad: without ROCm's library the import fails with various errors
             raise ReaderUnavailable(f"amdsmi does not start: {reason_of(error)}") from error
         self._smi = smi
         return smi
 
 
 def has_amd_gpu(machine: Path) -> bool:
-    """Say whether the kernel knows an AMD GPU."""
+    """Return whether the kernel lists an AMD GPU."""
     for file in machine.glob("sys/class/drm/card*/device/vendor"):
         try:
             if file.read_text(encoding="ascii").strip() == _AMD:
                 return True
         except (OSError, ValueError):
-            pass  # a card that vanished while we looked
+            pass  # the card disappeared
     return False
 
 
@@ -239,7 +236,7 @@ def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
     vram_mib = try_call(lambda: number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total"))
     slowdown = try_call(lambda: temperature_c(smi, handle, "CRITICAL"))
     limit = try_call(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
-    limit_w = limit / 1e6 if limit and limit > _WATTS_END else limit
+    limit_w = limit / 1e6 if limit and limit > _MOST_WATTS else limit
     hip_id = numbers.get("hip_id")
     return InventoryDevice(
         index=hip_id if isinstance(hip_id, int) and or_none("index", hip_id) is not None else position,
@@ -256,7 +253,7 @@ def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
 
 
 def _uuid(smi: Any, handle: Any, asic: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
-    """Return the name that ROCR_VISIBLE_DEVICES takes (GPU- and the serial), else the library's own UUID."""
+    """Return the name for ROCR_VISIBLE_DEVICES (GPU- and the serial number), else the library's UUID."""
     hip = _text(numbers.get("hip_uuid"))
     if hip and hip.startswith("GPU-"):
         return hip

@@ -1,8 +1,8 @@
-"""Pick the reader: a recording or simulated devices where someone asked for them, else the first that works here.
+"""Choose the reader: a recording or simulated devices if requested, else the first reader that works on this machine.
 
-NVML comes first. Where its library cannot be used, ``nvidia-smi``; where there is no NVIDIA driver at all, AMD's
-``amdsmi``. Intel GPUs are not read: no detector we start runs on them. Opening never fails for want of a GPU; that
-answer comes from ``inventory``."""
+The order is NVML, then ``nvidia-smi`` if NVML's library cannot be used, then AMD's ``amdsmi``. Intel GPUs are not
+supported: no detector that we start runs on them. A machine without a GPU is not an error here: ``inventory`` fails.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
-class NothingReader(GpuReader):
-    """Reads nothing; ``why`` tells what was tried."""
+class NoReader(GpuReader):
+    """Used where no reader works; ``why`` lists what was tried."""
 
     backend = "none"
 
@@ -31,22 +31,22 @@ class NothingReader(GpuReader):
         raise DeviceUnreadable(self.why)
 
 
-# Readers are imported where they are chosen: the recorder lives beside other people's work and shall be small.
+# Each reader is imported only when it is chosen, to keep the memory of the recorder's process small.
 
 
 def open_reader(
     stand_in: StandIn, clock: Clock, started_at_ms: int, search_path: str | None, *, machine: Path = Path("/")
 ) -> GpuReader:
-    """Return the reader for this run; its ``why`` tells why it is this one.
+    """Return the reader for this run; its ``why`` is the reason for the choice.
 
-    ``search_path`` is where programs such as nvidia-smi are looked for, ``machine`` where /sys lies. Raises only
-    BadInput, for a stand-in that cannot be used; NVML is started at most once.
+    ``search_path`` is the PATH for programs such as nvidia-smi, ``machine`` the folder that contains /sys. Raises only
+    BadInput, for a stand-in that cannot be used; starts NVML at most once.
     """
     if stand_in.replay is not None:
         if stand_in.simulate is not None:
             raise BadInput(
-                "both a recording to replay and simulated devices were asked for",
-                why="either takes the place of this machine's devices",
+                "--replay and --simulate cannot be used together",
+                why="each of them replaces the devices of this machine",
                 fix=f"--replay {stand_in.replay}   (without --simulate)",
             )
         from badcjobs.devices.replay import ReplayReader
@@ -58,8 +58,8 @@ def open_reader(
         return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
     if stand_in.script is not None:
         raise BadInput(
-            "a simulation script was given, but no number of simulated devices",
-            why="the script describes devices; how many there are is said by --simulate",
+            "--simulate-script needs --simulate",
+            why="the script describes devices; --simulate sets their number",
             fix=f"--simulate {max((device.index for device in script), default=0) + 1}",
         )
     return _first_that_works(clock, search_path, machine)
@@ -80,7 +80,7 @@ def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> G
     else:
         from badcjobs.devices.nvidia_smi import NvidiaSmiReader
 
-        smi = NvidiaSmiReader(program, clock, why=f"nvidia-smi works here and NVML does not: {no_nvml}")
+        smi = NvidiaSmiReader(program, clock, why=f"nvidia-smi works and NVML does not: {no_nvml}")
         if (no_smi := _why_not(smi)) is None:
             return smi
         tried.append(no_smi)
@@ -89,17 +89,17 @@ def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> G
     amd = AmdReader(clock, machine=machine, why="; ".join([*tried, "amdsmi works"]))
     if (no_amd := _why_not(amd)) is None:
         return amd
-    return NothingReader("; ".join([*tried, no_amd]))
+    return NoReader("; ".join([*tried, no_amd]))
 
 
 def _why_not(reader: GpuReader) -> str | None:
-    """Return why this reader does not work here, and close it; None: it does, and is open."""
+    """Return why this reader does not work, and close it; None: it works, and stays open."""
     try:
         reader.inventory()
     except ReaderUnavailable as error:
         reader.close()
         return str(error)
-    except Exception as error:  # broad: a driver gone mad must not keep a task from its work
+    except Exception as error:  # broad: a broken driver must not stop a task
         reader.close()
         return f"{reader.backend} does not work: {error!r}"
     return None

@@ -1,4 +1,4 @@
-"""Looks at devices: which are ours, who reads them, and how each fares now. What ``badcjobs gpus`` shows."""
+"""List devices with their current state, as ``badcjobs gpus`` shows them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
 def name_processes(readings: Sequence[ProcessReading]) -> tuple[ProcessFacts, ...]:
-    """Return the processes with their names; pids are the host's, so a container may not know them."""
-    import psutil  # only here: most callers do not list processes
+    """Return the processes with user and program name, both None for a pid that is not visible in this container."""
+    import psutil  # imported here: most callers do not list processes
 
     found = []
     for reading in readings:
@@ -24,14 +24,14 @@ def name_processes(readings: Sequence[ProcessReading]) -> tuple[ProcessFacts, ..
             process = psutil.Process(reading.pid)
             user, program = process.username(), process.name()
         except (psutil.Error, OSError, ValueError):
-            pass  # gone, in another namespace, or no pid at all
+            pass  # ended, in another namespace, or an invalid pid
         found.append(ProcessFacts(reading.pid, program, user, reading.memory_used_bytes))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNow:
-    """A device and its state at this moment; None where nobody knows."""
+    """A device and its current state; None: not available."""
 
     index: int | None
     uuid: str | None
@@ -46,17 +46,17 @@ class DeviceNow:
     backend: str
     granted: bool
     why: str
-    pin: str | None = None  # what shows it alone to a program; None: it is not ours
+    pin: str | None = None  # its name for CUDA_VISIBLE_DEVICES (AMD: ROCR_…); None: not granted
     vendor: str = "nvidia"
-    parent_uuid: str | None = None  # of a MIG slice: its card
-    trouble: str | None = None  # why it gives no reading at all
-    missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
-    processes: tuple[ProcessFacts, ...] | None = None  # None: not asked for, or not told
+    parent_uuid: str | None = None  # the card of a MIG slice
+    trouble: str | None = None  # why it cannot be read
+    missing: Mapping[str, str] = field(default_factory=dict)  # metric → why it has no value
+    processes: tuple[ProcessFacts, ...] | None = None  # None: not requested, or not available
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Devices, why these, and who reads them."""
+    """Devices, why these, and the reader."""
 
     devices: tuple[DeviceNow, ...]
     why: str
@@ -70,25 +70,25 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class OpenedDevices:
-    """A reader at work, what it found on this machine, and what of it is ours."""
+    """An open reader, the devices of this machine, and those granted to this process."""
 
     reader: GpuReader
     inventory: tuple[InventoryDevice, ...]
     grant: Grant
-    trouble: str | None  # why nothing can be read here
+    trouble: str | None  # why no device can be read
 
     @property
     def backend(self) -> str:
-        """What reads the devices."""
+        """The name of the reader."""
         return "none" if self.trouble else self.reader.backend
 
     @property
     def backend_why(self) -> str:
-        """Why this reader, or why none."""
+        """Why this reader was chosen, or why none works."""
         return self.trouble or self.reader.why
 
     def now(self) -> list[DeviceNow]:
-        """Read the devices that are ours."""
+        """Read the granted devices."""
         return [_now(device, self.reader) for device in self.grant.devices]
 
 
@@ -96,7 +96,7 @@ class OpenedDevices:
 def open_devices(
     environ: Mapping[str, str], clock: Clock, stand_in: StandIn, *, started_at_ms: int | None = None
 ) -> Iterator[OpenedDevices]:
-    """Find a reader and our devices; simulated ones live since ``started_at_ms``, or from now on."""
+    """Open a reader and find the granted devices; a simulation starts at ``started_at_ms``, by default now."""
     start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
     reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"))
     inventory: tuple[InventoryDevice, ...] | None = None
@@ -115,13 +115,13 @@ def open_devices(
 def list_granted(
     environ: Mapping[str, str], clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
 ) -> Listing:
-    """Return the devices that this process may use, or (``everything``) all there are, with their processes."""
+    """Return the devices granted to this process, or (``everything``) all devices, with their processes."""
     with open_devices(environ, clock, stand_in or StandIn()) as opened:
         devices = [_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
         mine = {device.uuid for device in opened.grant.devices}
-        cut = {device.parent_uuid for device in opened.inventory}
+        in_mig_mode = {device.parent_uuid for device in opened.inventory}
         for found in opened.inventory if everything else ():
-            why = "in MIG mode: its slices are the devices" if found.uuid in cut else "not granted to this task"
+            why = "in MIG mode: its slices are the devices" if found.uuid in in_mig_mode else "not granted to this task"
             if found.uuid not in mine:
                 devices.append(_now(as_device("", found, why), opened.reader, granted=False, processes=True))
         why = opened.grant.why + (f"; {opened.trouble}" if opened.trouble else "")
@@ -132,7 +132,7 @@ def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: 
     reading, trouble = Reading(), None
     try:
         if device.uuid is None:
-            raise DeviceUnreadable("nothing here can read it")
+            raise DeviceUnreadable("no reader for this device")
         reading = reader.read(device.uuid)
     except DeviceUnreadable as error:
         trouble = str(error)
@@ -162,7 +162,7 @@ def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: 
 
 
 def score_of(free_bytes: int | None, total_bytes: int | None, utilization_percent: int | None) -> float | None:
-    """Return how good a device is to take: 0.6 · free memory + 0.4 · idleness, 0 to 1; None when unknown."""
+    """Return how free a device is, from 0 to 1: 0.6 · free memory + 0.4 · idle share; None: unknown."""
     if free_bytes is None or not total_bytes or utilization_percent is None:
         return None
     return round(0.6 * free_bytes / total_bytes + 0.4 * (1 - utilization_percent / 100), 4)

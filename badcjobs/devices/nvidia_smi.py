@@ -1,7 +1,8 @@
-"""Read NVIDIA GPUs by listening to ``nvidia-smi``, where its library cannot be used directly.
+"""Read NVIDIA GPUs with ``nvidia-smi``, where its library cannot be used directly.
 
-One process streams a line per device and round; a reading is the newest line, so it costs nothing to ask and may be
-half a second old. MIG slices are not in its lines: their card is."""
+One process prints a line per device twice a second. A reading is the newest line, so it is cheap and up to half a
+second old. nvidia-smi does not list MIG slices, only their cards.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
+from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
 from badcjobs.devices.reading_builder import NoAnswer, check_range, no_metric
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _UUID = re.compile(r"GPU-[0-9a-f-]+")
-_NO_VALUE = ("ERR!", "N/A", "Not Supported", "Unknown Error")  # besides [N/A], [Not Supported] and their like
+_NO_VALUE = ("ERR!", "N/A", "Not Supported", "Unknown Error")  # and everything in brackets, such as [Not Supported]
 
 
 def _whole(text: str) -> int:
@@ -27,7 +28,7 @@ def _mib(text: str) -> int:
     return _whole(text) * 2**20
 
 
-# Metric, its columns (the first one that this nvidia-smi knows is asked for), and how a text is read.
+# Metric, the names of its field (the first one that this nvidia-smi has is used), and the parser of its text.
 Field = tuple[str, tuple[str, ...], Callable[[str], int | float | str]]
 SAMPLE_FIELDS: tuple[Field, ...] = (
     ("utilization_percent", ("utilization.gpu",), _whole),
@@ -37,7 +38,7 @@ SAMPLE_FIELDS: tuple[Field, ...] = (
     ("power_w", ("power.draw",), float),
     ("sm_clock_mhz", ("clocks.sm",), _whole),
     ("memory_clock_mhz", ("clocks.mem",), _whole),
-    # Called throttle before driver 535.
+    # The second name is for drivers before 535.
     ("throttle_reasons", ("clocks_event_reasons.active", "clocks_throttle_reasons.active"), lambda t: int(t, 16)),
     ("fan_percent", ("fan.speed",), _whole),
     ("ecc_errors", ("ecc.errors.uncorrected.volatile.total",), _whole),
@@ -55,60 +56,60 @@ _INVENTORY: tuple[Field, ...] = (
 
 
 class Query:
-    """A list of fields, which shrinks as a version of nvidia-smi says which of them it does not know."""
+    """The fields of a query, without those that this version of nvidia-smi does not have."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._fields = fields
         self._unknown: set[str] = set()
-        self._absurd: dict[tuple[str, str], str] = {}  # (uuid, metric) → the reason for its first value of that kind
+        self._implausible: dict[tuple[str, str], str] = {}  # (uuid, metric) → the first reason
 
     def arguments(self) -> list[str]:
-        """Return the words for the command line; the UUID comes first."""
-        names = [name for *_, name in self._asked() if name is not None]
+        """Return the command-line arguments; the UUID is the first field."""
+        names = [name for *_, name in self._fields_in_use() if name is not None]
         return [f"--query-gpu={','.join(['uuid', *names])}", "--format=csv,noheader,nounits"]
 
-    def leave_out_unknown(self, words: str) -> bool:
-        """Leave out the fields that nvidia-smi has just complained about; return whether there were any."""
-        asked = {name for *_, name in self._asked()}
-        news = asked.intersection(_UNKNOWN_FIELD.findall(words))
-        self._unknown |= {name for name in news if name is not None}
-        return bool(news)
+    def drop_unknown(self, message: str) -> bool:
+        """Drop the fields that an error message of nvidia-smi names; return whether there are any."""
+        asked = {name for *_, name in self._fields_in_use()}
+        unknown = asked.intersection(_UNKNOWN_FIELD.findall(message))
+        self._unknown |= {name for name in unknown if name is not None}
+        return bool(unknown)
 
     def parse(self, line: str) -> tuple[str, dict[str, Any], dict[str, str]] | None:
-        """Return (uuid, values, reasons for those without one); None: this is no line of ours."""
-        fields = self._asked()
+        """Return (uuid, values, metric → reason for no value); None if this is not a line of the query."""
+        fields = self._fields_in_use()
         known = sum(name is not None for *_, name in fields)
         uuid, *texts = (text.strip() for text in line.split(",", known))
         if len(texts) != known or not _UUID.fullmatch(uuid):
             return None
         values: dict[str, Any] = {}
         missing: dict[str, str] = {}
-        for metric, names, understand, name in fields:
+        for metric, names, parse_text, name in fields:
             if name is None:
-                missing[metric] = f"this nvidia-smi does not know {' or '.join(names)}"
+                missing[metric] = f"this version of nvidia-smi does not have {' or '.join(names)}"
                 continue
             text = texts.pop(0)
             try:
                 if not text or text.startswith("[") or text in _NO_VALUE:
                     raise ValueError(text)
-                values[metric] = check_range(metric, understand(text), text)
-            except NoAnswer as reason:  # each new text would be a gap of its own
-                missing[metric] = self._absurd.setdefault((uuid, metric), str(reason))
+                values[metric] = check_range(metric, parse_text(text), text)
+            except NoAnswer as reason:  # each new text would be a new gap
+                missing[metric] = self._implausible.setdefault((uuid, metric), str(reason))
             except (ValueError, OverflowError):
-                missing[metric] = in_short(text.strip("[]")) or "nothing said"
+                missing[metric] = one_line(text.strip("[]")) or "no value"
         return uuid, values, missing
 
-    def _asked(self) -> list[tuple[str, tuple[str, ...], Callable[[str], int | float | str], str | None]]:
-        """Return the fields, each with the name that is asked for; None: this nvidia-smi knows none of its names."""
+    def _fields_in_use(self) -> list[tuple[str, tuple[str, ...], Callable[[str], int | float | str], str | None]]:
+        """Return the fields, each with the name to query; None: this version of nvidia-smi has none of its names."""
         unknown = self._unknown
         return [(*field, next((name for name in field[1] if name not in unknown), None)) for field in self._fields]
 
 
 def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Reading:
-    """Make a reading of a line; raise DeviceUnreadable when it holds no value at all."""
+    """Return the reading of a line; raise DeviceUnreadable if it has no value."""
     if not values:
         raise no_metric(missing)
-    reasons = {**missing, "energy_j": "nvidia-smi gives no energy counter"}
+    reasons = {**missing, "energy_j": "nvidia-smi has no energy counter"}
     if "utilization_percent" not in values:
         return Reading(**values, missing={**reasons, "busy_percent": missing["utilization_percent"]})
     busy = float(values["utilization_percent"])
@@ -119,13 +120,13 @@ def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Readi
 
 _RESTART_S = 10.0
 _LONGEST_QUOTE = 80
-_PATIENCE_S = 5.0  # without persistence mode the driver wakes every card first
+_TIMEOUT_S = 5.0  # without persistence mode the driver first initializes every card
 
 
 class NvidiaSmiReader(GpuReader):
-    """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is where it lies.
+    """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is its path.
 
-    The list of devices is waited for once, and the first lines of all of them together once.
+    The first call waits for the list of devices, and the first reading for a line of each device.
     """
 
     backend = "nvidia-smi"
@@ -136,26 +137,26 @@ class NvidiaSmiReader(GpuReader):
         clock: Clock,
         *,
         interval_s: float = 0.5,
-        why: str = "asked for",
-        patience_s: float = _PATIENCE_S,
+        why: str = "requested",
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self.why = why
         self._program = program
         self._clock = clock
         self._interval_s = interval_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._silence_s = max(3 * interval_s, 5.0)
         self._inventory: list[InventoryDevice] | ReaderUnavailable | None = None
         self._query = Query(SAMPLE_FIELDS)
         self._stream: Stream | None = None
         self._may_start_s = 0.0
-        self._trouble = ""  # what an earlier process said before it ended
-        self._has_waited = False  # for the first lines
-        self._lines: dict[str, tuple[float, dict[str, Any], dict[str, str]]] = {}  # heard at, values, reasons
-        self._round_is_over = False  # a device has spoken twice, so every one that speaks has spoken
+        self._trouble = ""  # the last message of an earlier process
+        self._has_waited = False  # for the first lines of all devices
+        self._lines: dict[str, tuple[float, dict[str, Any], dict[str, str]]] = {}  # received at, values, reasons
+        self._round_is_over = False  # one device has two lines, so each device that can be read has one
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List the devices; nvidia-smi is asked once, and the answer remembered, or that there was none."""
+        """List the devices; nvidia-smi runs once, and its answer or its error is kept."""
         if self._inventory is None:
             self._inventory = self._list_devices()
         if isinstance(self._inventory, ReaderUnavailable):
@@ -163,29 +164,29 @@ class NvidiaSmiReader(GpuReader):
         return list(self._inventory)
 
     def read(self, uuid: str) -> Reading:
-        """Return what the newest line says of this device."""
+        """Return the reading of the newest line of this device."""
         try:
             known = any(device.uuid == uuid for device in self.inventory())
         except ReaderUnavailable as error:
             raise DeviceUnreadable(str(error)) from error
         if not known:
             raise DeviceUnreadable(f"nvidia-smi lists no device {uuid!r}")
-        self._keep_listening()
+        self._keep_running()
         if not self._has_waited:
             self._wait_for_a_round()
         line = self._lines.get(uuid)
         if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
             return make_reading(line[1], line[2])
-        words = (self._stream.last_words if self._stream else "") or self._trouble
-        if words:
-            raise DeviceUnreadable(f"nvidia-smi: {words}")
+        message = (self._stream.last_message if self._stream else "") or self._trouble
+        if message:
+            raise DeviceUnreadable(f"nvidia-smi: {message}")
         if line is None and self._round_is_over:
-            raise DeviceUnreadable("nvidia-smi says nothing of this device")
-        # No running number of seconds in the reason: each new text would be a gap of its own.
-        raise DeviceUnreadable(f"nvidia-smi has said nothing for {self._silence_s:g} s")
+            raise DeviceUnreadable("nvidia-smi prints no line for this device")
+        # The reason has a constant number of seconds: each new text would be a new gap.
+        raise DeviceUnreadable(f"nvidia-smi has printed nothing for {self._silence_s:g} s")
 
     def close(self) -> None:
-        """End the process; a later reading would start another one."""
+        """Kill the process; a later reading starts a new one."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -193,31 +194,31 @@ class NvidiaSmiReader(GpuReader):
         self._round_is_over = self._has_waited = False
 
     def _wait_for_a_round(self) -> None:
-        """Wait once until every device has spoken that speaks at all."""
+        """Wait once until each device that can be read has a line."""
         self._has_waited = True
-        until_s = self._clock.monotonic_s() + self._patience_s
+        until_s = self._clock.monotonic_s() + self._timeout_s
         stream = None
         while self._stream is not stream and not self._round_is_over:
             stream = self._stream
             if stream is not None:
                 stream.wait(lambda: self._round_is_over, max(0.0, until_s - self._clock.monotonic_s()))
-            self._keep_listening()  # at once again without a field that is not known
+            self._keep_running()  # restarts immediately without an unknown field
 
-    def _keep_listening(self) -> None:
-        """Start nvidia-smi where it does not run: at once without a field it does not know, else every 10 s."""
+    def _keep_running(self) -> None:
+        """Start nvidia-smi if it does not run: immediately without an unknown field, else at most every 10 s."""
         stream, now_s = self._stream, self._clock.monotonic_s()
         if stream is not None and not stream.ended:
             return
-        fewer = stream is not None and self._query.leave_out_unknown(stream.last_words)
+        fewer = stream is not None and self._query.drop_unknown(stream.last_message)
         if stream is not None and not fewer and now_s < self._may_start_s:
             return
         self._may_start_s = now_s + _RESTART_S
-        self._trouble = "" if stream is None or fewer else stream.last_words
+        self._trouble = "" if stream is None or fewer else stream.last_message
         every_ms = max(1, round(self._interval_s * 1000))
         command = [self._program, *self._query.arguments(), "-lms", str(every_ms)]
-        self._stream = Stream(lambda: command, self._hear)
+        self._stream = Stream(lambda: command, self._on_line)
 
-    def _hear(self, text: str) -> bool:
+    def _on_line(self, text: str) -> bool:
         line = self._query.parse(text)
         if line is None:
             return False
@@ -229,22 +230,22 @@ class NvidiaSmiReader(GpuReader):
 
     def _list_devices(self) -> list[InventoryDevice] | ReaderUnavailable:
         query = Query(_INVENTORY)
-        end_s = self._clock.monotonic_s() + self._patience_s
+        end_s = self._clock.monotonic_s() + self._timeout_s
         while True:
             try:
-                text = ask([self._program, *query.arguments()], max(0.1, end_s - self._clock.monotonic_s()))
+                text = run_program([self._program, *query.arguments()], max(0.1, end_s - self._clock.monotonic_s()))
                 break
             except ProgramFailed as error:
-                if not query.leave_out_unknown(str(error)):
-                    return ReaderUnavailable(f"nvidia-smi does not list the devices: {error}")
+                if not query.drop_unknown(str(error)):
+                    return ReaderUnavailable(f"nvidia-smi cannot list the devices: {error}")
         lines = [line for line in map(query.parse, text.splitlines()) if line is not None]
-        if not lines:  # it may end with 0 all the same
-            said = in_short(text)[:_LONGEST_QUOTE]
-            what = f"it says {said!r}" if said else "it says nothing"
-            what = "what it says is no text" if "\N{REPLACEMENT CHARACTER}" in said else what
+        if not lines:  # its exit code may still be 0
+            said = one_line(text)[:_LONGEST_QUOTE]
+            what = f"it prints {said!r}" if said else "it prints nothing"
+            what = "its output is not text" if "\N{REPLACEMENT CHARACTER}" in said else what
             return ReaderUnavailable(f"nvidia-smi lists no device: {what}")
-        usual = {"name": "NVIDIA GPU", "backend": self.backend}
+        default = {"name": "NVIDIA GPU", "backend": self.backend}
         return [
-            InventoryDevice(uuid=uuid, **{**usual, "index": position, **values})
+            InventoryDevice(uuid=uuid, **{**default, "index": position, **values})
             for position, (uuid, values, _) in enumerate(lines)
         ]

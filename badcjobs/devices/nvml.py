@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, code_of
-from badcjobs.devices.programs import ProgramFailed, Stream, ask, in_short
+from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
 from badcjobs.devices.reading_builder import NoAnswer, check_range, or_none, reason_of, try_call
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _WHY_NOT = {  # by NVML error code
     9: "the NVIDIA driver is not loaded on this machine",
     12: "no NVIDIA driver on this machine: libnvidia-ml.so.1 was not found",
-    18: "the NVIDIA driver and its library are of different versions; the machine needs a restart",
+    18: "the NVIDIA driver and its library have different versions; restart the machine",
 }
 
 
@@ -34,25 +34,25 @@ class NvmlReader:
     backend = "nvml"
 
     def __init__(self, clock: Clock, dcgm: DcgmActivity | None = None) -> None:
-        self.why = "NVML is asked first"
+        self.why = "NVML is tried first"
         self._clock = clock
         self._dcgm = dcgm
         self._nvml: Any = None
         self._faults = FaultWatch()
         self._devices: dict[str, NvmlDevice] = {}
-        self._in_mig_mode: dict[str, bool] = {}  # remembered, since asking costs more than a whole reading
+        self._in_mig_mode: dict[str, bool] = {}  # kept, because the call costs more than a reading
         self._warned: set[str] = set()
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List the cards in NVML's order, each followed by its slices.
 
-        One that does not answer is left out, and the others keep their index.
+        A card that does not answer is left out; the others keep their index.
         """
         nvml = self._open()
         try:
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
-            raise ReaderUnavailable(f"NVML does not list its devices: {error}") from error
+            raise ReaderUnavailable(f"NVML cannot list the devices: {error}") from error
         found: list[InventoryDevice] = []
         for index in range(count):
             try:
@@ -65,7 +65,7 @@ class NvmlReader:
         return found
 
     def read(self, uuid: str) -> Reading:
-        """Ask the device what is due: some metrics every time, the others every 5 s."""
+        """Read the metrics that are due: some at each reading, the others every 5 s."""
         device = self._devices.get(uuid)
         if device is None:
             device = self._devices[uuid] = NvmlDevice(uuid)
@@ -75,32 +75,32 @@ class NvmlReader:
             self._faults.poll(nvml, now_s)
             if device.handle is None:
                 device.handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-                self._faults.listen(nvml, uuid, device.handle, is_slice=device.is_slice)
+                self._faults.watch(nvml, uuid, device.handle, is_slice=device.is_slice)
             reading = device.read(nvml, now_s)
-        except Exception as error:  # broad: the recorder relies on no other exception coming out of here
+        except Exception as error:  # broad: the recorder expects no other exception
             if self._nvml is not None:
-                self._faults.poll(self._nvml, self._clock.monotonic_s(), at_once=True)
+                self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
             faults = self._faults.pending[uuid]
             reason = reason_of(error) + (f" ({', '.join(faults)})" if faults else "")
-            self._let_go(device, error)
+            self._forget(device, error)
             raise DeviceUnreadable(reason) from error
         if faults := self._faults.pending.pop(uuid, []):
             reading = replace(reading, faults=tuple(faults))
         return reading if self._dcgm is None else self._dcgm.complete(uuid, reading)
 
     def force_full_read(self) -> None:
-        """Let the next reading of every device be a whole one."""
+        """Read all metrics of each device at the next reading."""
         self._faults.force_full_read()
         for device in self._devices.values():
             device.force_full_read(self._clock.monotonic_s())
 
     def close(self) -> None:
-        """Give everything back; a reader that is used again starts NVML again."""
+        """Release everything and stop NVML; a later call starts it again."""
         nvml, self._nvml = self._nvml, None
         if self._dcgm is not None:
             self._dcgm.close()
         for device in self._devices.values():
-            device.let_go(nvml)
+            device.forget(nvml)
         self._devices.clear()
         self._faults.close(nvml)
         if nvml is None:
@@ -111,7 +111,7 @@ class NvmlReader:
             log.debug("NVML did not shut down: %s", error)
 
     def _open(self) -> Any:
-        """Return the binding, with NVML started."""
+        """Start NVML and return its Python module."""
         if self._nvml is not None:
             return self._nvml
         try:
@@ -123,16 +123,16 @@ class NvmlReader:
         except pynvml.NVMLError as error:
             raise ReaderUnavailable(_WHY_NOT.get(error.value, f"NVML does not start: {error}")) from error
         self._nvml = pynvml
-        self.why = f"NVML answers: driver {try_call(pynvml.nvmlSystemGetDriverVersion) or 'of unknown version'}"
+        self.why = f"NVML works: driver {try_call(pynvml.nvmlSystemGetDriverVersion) or 'of unknown version'}"
         return pynvml
 
-    def _let_go(self, device: NvmlDevice, error: Exception) -> None:
-        """Look for the device anew next time; start NVML again if other code in this process has ended it."""
+    def _forget(self, device: NvmlDevice, error: Exception) -> None:
+        """Look up the device again next time; restart NVML if other code in this process has stopped it."""
         if code_of(error) != UNINITIALIZED:
-            device.let_go(self._nvml)
+            device.forget(self._nvml)
             return
-        for one in self._devices.values():
-            one.let_go(None)
+        for other in self._devices.values():
+            other.forget(None)
         self._faults.close(None)
         self._nvml = None
 
@@ -146,19 +146,19 @@ class NvmlReader:
         for place in range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
             slice_ = try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
             if slice_ is None:
-                continue  # slices are made and taken away in any order
+                continue  # the numbers of slices may have gaps
             has_slices = True
             try:
                 found.append(_describe_slice(nvml, slice_, card))
             except nvml.NVMLError as error:
                 self._warn(f"slice {place} of GPU {card.index} is left out: {error}")
-        if not has_slices:  # CUDA sees no device in it, so it must not be given to a worker
-            self._warn(f"GPU {card.index} is in MIG mode and has no slices: nothing can run on it")
+        if not has_slices:  # CUDA shows no device for it, so no worker can use it
+            self._warn(f"GPU {card.index} is in MIG mode and has no slices: no program can use it")
             return []
         return found
 
     def _warn(self, text: str) -> None:
-        """Log a warning once, however often the devices are listed."""
+        """Log a warning once, even if the devices are listed again."""
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
@@ -190,7 +190,7 @@ def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryD
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=try_call(nvml.nvmlDeviceGetName, handle) or f"{card.name} MIG",
         memory_total_bytes=total_bytes,
-        power_limit_w=None,  # the board's
+        power_limit_w=None,  # only the card has one
         slowdown_c=None,
         memory_reserved_bytes=reserved_bytes,
         parent_uuid=card.uuid,
@@ -199,7 +199,7 @@ def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryD
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
-    """Return the total, and what the driver reserves (0 where it counts that as used)."""
+    """Return the total memory and the memory reserved by the driver (0 if the driver counts it as used)."""
     memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle)
     total = None if memory is None else or_none("memory_total_bytes", int(memory.total))
     try:
@@ -211,77 +211,77 @@ def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
 
 # --- faults ----------------------------------------------------------------------------------------------------------
 
-_REST_S = 4.5  # reports wait in the set until they are fetched; asking costs as much as two readings
-_MOST_AT_ONCE = 16  # a storm of errors waits its turn
+_REST_S = 4.5  # events stay in the set until they are fetched; a call costs as much as two readings
+_MOST_EVENTS = 16  # per poll; the rest stays in the set
 _ANY_INSTANCE = 2**32 - 1
 
 
 class FaultWatch:
-    """Collects the faults of every device that is listened to; ``pending`` has those that were not fetched, by UUID."""
+    """Collects the faults of the watched devices; ``pending`` has those that no reading contains yet, by UUID."""
 
     def __init__(self) -> None:
         self.pending: defaultdict[str, list[str]] = defaultdict(list)
-        self._events: Any = None  # None: not made, or listening is not possible
-        # UUID → address of its card, and the GPU instance of a slice (None: the whole card)
-        self._listeners: dict[str, tuple[int | None, int | None]] = {}
+        self._events: Any = None  # None: not created, or events are not supported
+        # UUID → address of its card, and the GPU instance of a slice (None: a card)
+        self._watched: dict[str, tuple[int | None, int | None]] = {}
         self._due_s = float("-inf")
 
-    def listen(self, nvml: Any, uuid: str, handle: Any, *, is_slice: bool) -> None:
+    def watch(self, nvml: Any, uuid: str, handle: Any, *, is_slice: bool) -> None:
         """Collect the faults of this device from now on."""
-        self._listeners.pop(uuid, None)
+        self._watched.pop(uuid, None)
         try:
             card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_slice else handle
             gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle) if is_slice else None
-            if all(_address(card) != other for other, _ in self._listeners.values()):  # slices share its events
+            if all(_address(card) != other for other, _ in self._watched.values()):  # slices share events
                 kinds = nvml.nvmlDeviceGetSupportedEventTypes(card) & nvml.nvmlEventTypeXidCriticalError
                 if not kinds:
                     raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
                 if self._events is None:
                     self._events = nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(card, kinds, self._events)
-        except Exception as error:  # broad: a device without events is still read
+        except Exception as error:  # broad: a device without events can still be read
             log.debug("no fault events of %s: %s", uuid, error)
         else:
-            self._listeners[uuid] = _address(card), gpu_instance
+            self._watched[uuid] = _address(card), gpu_instance
 
-    def poll(self, nvml: Any, now_s: float, *, at_once: bool = False) -> None:
-        """Collect what was reported, once for all devices; ``at_once``: one of them is in trouble just now."""
-        if self._events is None or (now_s < self._due_s and not at_once):
+    def poll(self, nvml: Any, now_s: float, *, force: bool = False) -> None:
+        """Collect the events of all devices if it is time; ``force``: now, because a device has failed."""
+        if self._events is None or (now_s < self._due_s and not force):
             return
         self._due_s = now_s + _REST_S
         try:
-            for _ in range(_MOST_AT_ONCE):
+            for _ in range(_MOST_EVENTS):
                 event = nvml.nvmlEventSetWait(self._events, 0)
-                for uuid, (card, gpu_instance) in self._listeners.items():
-                    # A slice gets its own errors and those of the whole card.
-                    meant = gpu_instance is None or event.gpuInstanceId in (gpu_instance, _ANY_INSTANCE)
-                    if meant and card == _address(event.device):
+                for uuid, (card, gpu_instance) in self._watched.items():
+                    # A slice gets its own errors and those of its card.
+                    concerns_it = gpu_instance is None or event.gpuInstanceId in (gpu_instance, _ANY_INSTANCE)
+                    if concerns_it and card == _address(event.device):
                         self.pending[uuid].append(f"Xid {event.eventData}")
         except nvml.NVMLError_Timeout:
             pass
-        except Exception as error:  # broad: readings matter more than events
-            log.debug("fault events cannot be read: %s", error)
+        except Exception as error:  # broad: readings are more important than events
+            log.debug("cannot read fault events: %s", error)
 
     def force_full_read(self) -> None:
-        """Collect at the next reading, which is the last."""
+        """Collect the events at the next reading, which is the last one."""
         self._due_s = float("-inf")
 
     def close(self, nvml: Any | None) -> None:
-        """Give the event set back; without ``nvml`` it is gone already."""
+        """Free the event set; without ``nvml`` it no longer exists."""
         events, self._events = self._events, None
-        self._listeners.clear()
+        self._watched.clear()
         self.pending.clear()
         if events is None or nvml is None:
             return
         try:
             nvml.nvmlEventSetFree(events)
-        except Exception as error:  # broad: on the way out
-            log.debug("the event set was not given back: %s", error)
+        except Exception as error:  # broad: the reader is closing
+            log.debug("cannot free the event set: %s", error)
 
 
 def _address(handle: Any) -> int | None:
-    """Return where the driver keeps a card: handles of one card are equal in nothing else."""
-    import ctypes  # the binding has loaded it; a machine without NVIDIA devices need not
+    """Return the address of a card in the driver: handles of the same card have nothing else in common."""
+    import ctypes  # imported here: a machine without NVIDIA devices does not need it
 
     return ctypes.cast(handle, ctypes.c_void_p).value
 
@@ -310,7 +310,7 @@ def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
         except NoAnswer as reason:
             shares[metric] = str(reason)
         except ValueError:  # N/A
-            shares[metric] = in_short(said)
+            shares[metric] = one_line(said)
     return int(row[1]), shares
 
 
@@ -371,7 +371,7 @@ class DcgmActivity:
             self._stream = Stream(self._prepare, self._receive)
         at_s, shares = self._latest.get(uuid, (self._started_s, None))
         if self._clock.monotonic_s() - at_s > _TOO_OLD_S or (shares is None and self._stream.ended):
-            return dict.fromkeys(_FROM_DCGM, f"dcgmi: {self._stream.last_words or 'no data for this device'}")
+            return dict.fromkeys(_FROM_DCGM, f"dcgmi: {self._stream.last_message or 'no data for this device'}")
         return {  # the first reason is kept: each new text would be a new gap
             metric: self._first_reasons.setdefault((uuid, metric), f"dcgmi: {share}")
             if isinstance(share, str)
@@ -382,7 +382,7 @@ class DcgmActivity:
     def _prepare(self) -> list[str]:
         """Map DCGM's numbers to UUIDs and return the command to stream from; runs in the stream's thread."""
         assert self._program is not None
-        self._uuid_of = parse_discovery(ask([self._program, "discovery", "-l"]))
+        self._uuid_of = parse_discovery(run_program([self._program, "discovery", "-l"]))
         if not self._uuid_of:
             raise ProgramFailed("discovery lists no GPU")
         return [self._program, "dmon", "-e", _DCGM_FIELDS, "-d", "1000"]

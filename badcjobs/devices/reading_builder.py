@@ -191,7 +191,7 @@ class ReadingBuilder:
             self._failed.update(dict.fromkeys(metrics, reason))
 
     def use_utilization(self) -> None:
-        """Use the plain utilization as busy time; without one, its reason."""
+        """Use the utilization as busy time; if it is missing, use its reason."""
         utilization = self.values.get("utilization_percent")
         if utilization is not None:
             self.add("busy_percent", float(utilization), "utilization")

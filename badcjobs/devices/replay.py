@@ -1,7 +1,8 @@
-"""Devices of another day: a recorded task database, played back as if it happened now.
+"""Replay the devices of a recorded task database as if they were read now.
 
-For rehearsals with real numbers, and to see again what a recorder saw: its readings, its gaps and their reasons. The
-recording begins when the run begins, and begins again at its end."""
+For tests with real numbers, and to see again what a recorder saw: readings, gaps and their reasons. The recording
+starts with the run, and starts again at its end.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ from badcjobs.errors import BadInput
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
-_TABLES = ("device", "sample", "gap")  # a file without them is no recording
+_TABLES = ("device", "sample", "gap")  # every recording has them
 _DEVICE = ("name", "memory_total_bytes", "power_limit_w", "pci_bus_id", "driver", "slowdown_c", "vendor", "parent_uuid")
 _OLD_SLICE = re.compile(r"MIG-GPU-[^/]+/([0-9]{1,6})/([0-9]{1,6})")
-_MAKE_ONE = "badcjobs record --out recording.sqlite --duration 60   (makes one)"
+_MAKE_ONE = "badcjobs record --out recording.sqlite --duration 60   (makes a recording)"
 
-# The tables of a recording have no index of their moments, and the file is not ours to change.
+# The tables of a recording have no index on the time, and the file must not be changed.
 _INDEX = """
 PRAGMA temp_store = MEMORY;
 CREATE TEMP TABLE sample_at AS SELECT device_id, at_ms, rowid AS row FROM sample;
-CREATE INDEX temp.sample_at_moment ON sample_at (device_id, at_ms);
+CREATE INDEX temp.sample_at_time ON sample_at (device_id, at_ms);
 CREATE TEMP TABLE process_at AS SELECT device_id, at_ms, rowid AS row FROM process_sample;
-CREATE INDEX temp.process_at_moment ON process_at (device_id, at_ms);
+CREATE INDEX temp.process_at_time ON process_at (device_id, at_ms);
 """
 _SAMPLE = f"""
 SELECT at.at_ms, {", ".join(METRICS)} FROM sample_at AS at JOIN sample ON sample.rowid = at.row
@@ -39,7 +40,7 @@ _PROCESSES = """
 SELECT pid, memory_used_bytes, sm_percent FROM process_at AS at JOIN process_sample AS p ON p.rowid = at.row
 WHERE at.device_id = ? AND at.at_ms = ? ORDER BY at.row
 """
-# Without a device it is a gap of the recorder, and so of them all.
+# A gap without a device is a gap of the recorder, and so of all devices.
 _GAPS = """
 SELECT metric, from_ms, to_ms, reason FROM gap
 WHERE (device_id = ? OR device_id IS NULL) AND from_ms <= ? ORDER BY from_ms
@@ -48,7 +49,7 @@ _SOURCES = "SELECT metric, source FROM metric_source WHERE device_id = ? AND fro
 
 
 class ReplayReader(GpuReader):
-    """Reads the devices of a recording; raises BadInput for a file that is none."""
+    """Reads the devices of a recording; raises BadInput for any other file."""
 
     backend = "replay"
 
@@ -68,16 +69,16 @@ class ReplayReader(GpuReader):
             raise BadInput(f"the recording {path} cannot be read", why=str(error)) from error
         self._begin_ms = begin_ms
         self._length_ms = end_ms - begin_ms + self._step_ms
-        self.why = f"replay of {path}, {self._length_ms / 1000:g} s long and from the beginning again at its end"
+        self.why = f"replay of {path}, {self._length_ms / 1000:.1f} s long, repeated at its end"
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List the devices that were recorded."""
+        """List the recorded devices."""
         return list(self._inventory)
 
     def read(self, uuid: str) -> Reading:
-        """Return the sample of this moment of the recording; raise what was a gap then."""
+        """Return the sample at the current time of the recording; raise DeviceUnreadable for a recorded gap."""
         if uuid not in self._ids:
-            raise DeviceUnreadable(f"no device {uuid!r} was recorded")
+            raise DeviceUnreadable(f"the recording has no device {uuid!r}")
         elapsed_ms = max(0, self._clock.now_ms() - self._started_at_ms)
         try:
             return self._reading_at(self._ids[uuid], self._begin_ms + elapsed_ms % self._length_ms)
@@ -85,38 +86,38 @@ class ReplayReader(GpuReader):
             raise DeviceUnreadable(f"the recording cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Close the recording; its devices are still listed, but no longer read."""
+        """Close the recording; its devices can still be listed, but no longer read."""
         self._db.close()
 
     def _reading_at(self, device_id: int, at_ms: int) -> Reading:
         sample_ms, *numbers = self._db.execute(_SAMPLE, (device_id, at_ms)).fetchone() or (None,)
         gaps = self._db.execute(_GAPS, (device_id, at_ms)).fetchall()
         for metric, from_ms, _, reason in reversed(gaps):
-            if metric is None:  # the last one that began by now, ended or not
+            if metric is None:  # the last gap that has begun, over or not
                 if sample_ms != at_ms and (sample_ms is None or from_ms >= sample_ms):
                     raise DeviceUnreadable(reason)
                 break
         if sample_ms is None or at_ms - sample_ms > max(3 * self._step_ms, 5000):
-            raise DeviceUnreadable("the recording has no sample of this moment")
+            raise DeviceUnreadable("the recording has no sample at this time")
         values = dict(zip(METRICS, numbers, strict=True))
         last = {metric: (to_ms, why) for metric, from_ms, to_ms, why in gaps if from_ms <= sample_ms}
         missing = {m: why for m, (to_ms, why) in last.items() if values.get(m, 0) is None and to_ms >= sample_ms}
         known = self._db.execute(_SOURCES, (device_id, sample_ms))
         sources = {metric: source for metric, source in known if metric in values}
         listed = self._db.execute(_PROCESSES, (device_id, sample_ms)).fetchall()
-        processes = tuple(ProcessReading(*one) for one in listed) or None  # None: they were not listed then
+        processes = tuple(ProcessReading(*one) for one in listed) or None  # None: the processes were not listed
         return Reading(**values, missing=missing, sources=sources, processes=processes)
 
     def _load_devices(self) -> tuple[dict[str, int], list[InventoryDevice]]:
-        """Return the devices: cards by index, and the slices of a card as the recorded list of devices names them.
+        """Return the devices: cards by index, and the slices of a card in the order of the recorded device list.
 
-        Without a list each slice has its old name as its token, whose numbers tell the order.
+        Without a list the token of a slice is its old name, and the numbers in it give the order.
         """
         row = self._db.execute("SELECT value FROM meta WHERE key = 'environment'").fetchone()
         try:
             visible = str(json.loads(row[0]).get("CUDA_VISIBLE_DEVICES", "")) if row else ""
         except (AttributeError, TypeError, ValueError):
-            visible = ""  # not of our making
+            visible = ""  # a file that another program has changed
         places = {name.strip(): place for place, name in enumerate(visible.split(","))}
         found = []
         ask = f"SELECT device_id, uuid, device_index, token, {', '.join(_DEVICE)} FROM device WHERE uuid NOT NULL"
@@ -134,7 +135,7 @@ class ReplayReader(GpuReader):
         return {uuid: device_id for _, device_id, uuid, *_ in found}, devices
 
     def _load_extent(self, path: Path) -> tuple[int, int, int]:
-        """Return the first moment, the last one, and the usual time between two samples."""
+        """Return the first time, the last time, and the usual interval of the samples."""
         times = self._db.execute(
             "SELECT count(*), min(at_ms), max(at_ms) FROM sample_at JOIN device USING (device_id)"
             " WHERE uuid NOT NULL GROUP BY device_id"
@@ -142,7 +143,7 @@ class ReplayReader(GpuReader):
         if not times:
             raise BadInput(
                 f"the recording {path} has no sample of any device",
-                why="it was made without a GPU, or its telemetry was switched off",
+                why="it was recorded without a GPU, or with telemetry off",
                 fix=_MAKE_ONE,
             )
         gaps = self._db.execute("SELECT from_ms, to_ms FROM gap WHERE metric IS NULL").fetchall()
@@ -153,7 +154,7 @@ class ReplayReader(GpuReader):
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Open a file that does not change, without a lock."""
+    """Open a file read-only, without a lock."""
     try:
         path.stat()
         uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
@@ -171,8 +172,8 @@ def _check_tables(db: sqlite3.Connection, path: Path) -> None:
     if "source_file" in tables:
         raise BadInput(
             f"{path} is a job database, which cannot be replayed",
-            why="its devices are those of many tasks, at different times",
-            fix=f"--replay {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
+            why="it has the devices of many tasks, recorded at different times",
+            fix=f"--replay {path.parent / 'tasks'}/…   (one of its task databases)",
         )
     if absent := [table for table in _TABLES if table not in tables]:
         why = f"it has no table {' and no table '.join(absent)}"

@@ -1,8 +1,9 @@
-"""Devices that do not exist, for demos, tests and rehearsals on a laptop.
+"""Simulate devices, for demos and tests on a machine without a GPU.
 
-Everything is a pure function of the device's index and the seconds since the start, so that two processes that
-agree on the start see the same devices, and a second run shows the same numbers as the first. A reader remembers
-only when it last read a device, so as to report each fault once."""
+All values depend only on the index of the device and the seconds since the start. So two processes with the same start
+see the same devices, and a second run shows the same numbers. A reader remembers only the time of its last reading of a
+device, to report each fault once.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """One device of the simulation; the fields are the keys of the script."""
+    """One simulated device; its fields are the keys of the script."""
 
     index: int
-    load: tuple[tuple[float, float], ...] | None = None  # (from_s, percent), in order; None: the wave
+    load: tuple[tuple[float, float], ...] | None = None  # (from_s, percent), in order; None: a sine wave
     lost_at_s: float | None = None
     back_at_s: float | None = None
     unsupported: tuple[str, ...] = ()
     name: str = "Simulated GPU"
     memory_total_mib: int = 16 * 1024
     slowdown_c: int | None = None
-    processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: it does not list them
-    fault: tuple[tuple[float, str], ...] = ()  # (at_s, what it reports)
+    processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: not listed
+    fault: tuple[tuple[float, str], ...] = ()  # (at_s, text of the fault)
 
 
 def load_script(path: Path) -> tuple[SimulatedDevice, ...]:
-    """Read a simulation script from a TOML file: the devices that differ from the default."""
+    """Read a simulation script, a TOML file with the devices that differ from the default."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -51,9 +52,9 @@ def load_script(path: Path) -> tuple[SimulatedDevice, ...]:
 
 
 def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> tuple[SimulatedDevice, ...]:
-    """Return the devices of a script; raise BadInput that names every mistake at once."""
+    """Return the devices of a script; raise one BadInput with all mistakes."""
     tables = document.get("device", [])
-    mistakes = [f"unknown key {key!r}; only [[device]] tables are known" for key in document if key != "device"]
+    mistakes = [f"unknown key {key!r}; only [[device]] tables are allowed" for key in document if key != "device"]
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         mistakes.append("'device' is not a list of tables: write [[device]] above each device")
         tables = []
@@ -62,12 +63,13 @@ def parse_script(document: Mapping[str, Any], source: str = "the simulation scri
     indices = [table["index"] for table in tables if _is_count(table.get("index"))]
     mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
     if mistakes:
-        raise BadInput(f"{source} has {len(mistakes)} mistake(s)", why="\n".join(mistakes))
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise BadInput(f"{source} has {count}", why="\n".join(mistakes))
     return tuple(SimulatedDevice(**_frozen(table)) for table in tables)
 
 
 def _frozen(value: Any) -> Any:
-    """Return the lists of a table, and the lists in them, as tuples."""
+    """Return the table with tuples instead of lists, at all levels."""
     if isinstance(value, Mapping):
         return {key: _frozen(one) for key, one in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
@@ -78,7 +80,7 @@ def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         yield "'index' is missing"
     for key, value in table.items():
         if key not in _EXPECTED:
-            yield f"unknown key {key!r}; known are {', '.join(_EXPECTED)}"
+            yield f"unknown key {key!r}; allowed are {', '.join(_EXPECTED)}"
         elif not _EXPECTED[key][0](value):
             yield f"{key} = {value!r} is not {_EXPECTED[key][1]}"
     lost_at_s: Any = table.get("lost_at_s")
@@ -112,7 +114,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "back_at_s": (_is_number, "a number of seconds"),
     "unsupported": (
         lambda value: isinstance(value, list) and all(name in METRICS for name in value),
-        f"a list of metrics out of {', '.join(METRICS)}",
+        f"a list of metrics; allowed are {', '.join(METRICS)}",
     ),
     "name": (lambda value: isinstance(value, str), "a text"),
     "memory_total_mib": (lambda value: _is_count(value, 1), "a whole number of MiB"),
@@ -120,17 +122,17 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "processes": (lambda value: _are_pairs(value, lambda pid: _is_count(pid, 1), _is_count), "a list of [pid, MiB]"),
     "fault": (
         lambda value: _are_pairs(value, _is_number, lambda text: isinstance(text, str) and bool(text)),
-        'a list of [at_s, "what it reports"]',
+        'a list of [at_s, "text of the fault"]',
     ),
 }
 
 
-# --- the memory that programs pretend to use --------------------------------------------------------------------------
+# --- simulated memory -------------------------------------------------------------------------------------------------
 
 
-def pretended_bytes(folder: Path, uuid: str, *, besides: int | None = None) -> int:
-    """Return what living processes have of a device, as their files ``<uuid>.<pid>`` say; ``besides``: but this one."""
-    held = 0
+def simulated_memory_bytes(folder: Path, uuid: str, *, without_pid: int | None = None) -> int:
+    """Return the memory that running processes use of a device, the sum of their files ``<uuid>.<pid>``."""
+    used = 0
     for file in folder.glob(f"{uuid}.*"):
         pid = file.name.rpartition(".")[2]
         try:
@@ -138,25 +140,25 @@ def pretended_bytes(folder: Path, uuid: str, *, besides: int | None = None) -> i
             text = file.read_text(encoding="ascii", errors="replace")
         except OSError:
             continue
-        # What it had is free when it ends, also where its parent has not waited for it yet.
-        lives = status.rpartition(")")[2].split()[0] not in "ZX"
-        if lives and text.isdecimal() and pid != str(besides):
-            held += int(text)
-    return held
+        # A zombie no longer uses memory.
+        is_running = status.rpartition(")")[2].split()[0] not in "ZX"
+        if is_running and text.isdecimal() and pid != str(without_pid):
+            used += int(text)
+    return used
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------
 
-IDLE_W, FULL_W, LIMIT_W = 50.0, 280.0, 300.0  # full load stays below 95 % of the limit, where alerts begin
+IDLE_W, FULL_W, LIMIT_W = 50.0, 280.0, 300.0  # full load is below 95 % of the limit, where alerts start
 
 _WAVE_MEAN, _WAVE_SWING = 80.0, 15.0  # percent
 _WAVE_RAD_PER_S = 2 * pi / 60
-_PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of that
-_GPU_IDLE = 0x1  # NVML's clock event reason of a device with nothing to do
+_PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of it
+_GPU_IDLE = 0x1  # NVML's throttle reason of an idle device
 
 
 class SimulatedReader(GpuReader):
-    """Reads ``count`` simulated devices; ``script`` tells which of them behave in their own way."""
+    """Reads ``count`` simulated devices; ``script`` has those that differ from the default."""
 
     backend = "simulated"
 
@@ -170,11 +172,11 @@ class SimulatedReader(GpuReader):
         ledger: Path | None = None,
     ) -> None:
         scripted = {device.index: device for device in script}
-        strangers = [str(index) for index in scripted if index >= count]
-        if strangers:
+        unknown = [str(index) for index in scripted if index >= count]
+        if unknown:
             raise BadInput(
-                f"the simulation script speaks of device {', '.join(strangers)}",
-                why=f"{count} devices are simulated, counted from 0",
+                f"the simulation script has settings for device {', '.join(unknown)}",
+                why=f"--simulate {count}: the last device is {count - 1}",
                 fix=f"--simulate {max(scripted) + 1}",
             )
         self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
@@ -182,10 +184,11 @@ class SimulatedReader(GpuReader):
         self._started_at_ms = started_at_ms
         self._ledger = ledger  # a folder; None: memory follows the load
         self._read_at_s = dict.fromkeys(self._devices, self._now_s())
-        self.why = f"{count} simulated devices were asked for" + (", with a script" if script else "")
+        plural = "" if count == 1 else "s"
+        self.why = f"{count} simulated device{plural} requested" + (", with a script" if script else "")
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List all devices, lost ones too: the simulation knows them without asking."""
+        """List all devices, also lost ones."""
         return [
             InventoryDevice(
                 index=device.index,
@@ -211,19 +214,19 @@ class SimulatedReader(GpuReader):
         reading = replace(reading_at(device, at_s), faults=faults)
         if self._ledger is None or reading.memory_used_bytes is None:
             return reading
-        return replace(reading, memory_used_bytes=pretended_bytes(self._ledger, uuid))
+        return replace(reading, memory_used_bytes=simulated_memory_bytes(self._ledger, uuid))
 
     def _now_s(self) -> float:
         return max(0, self._clock.now_ms() - self._started_at_ms) / 1000
 
 
 def simulated_uuid(index: int) -> str:
-    """Return the UUID that the device of this index has on every machine."""
+    """Return the UUID of the device with this index, the same on each machine."""
     return f"GPU-51a0d000-0000-4000-8000-{index:012d}"
 
 
 def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
-    """Derive every metric from the load; the ones that the script calls unsupported are None."""
+    """Return a reading with all metrics derived from the load; unsupported ones are None."""
     load = load_at(device, at_s)
     listed = device.processes
     processes = None if listed is None else tuple(ProcessReading(pid, mib * 2**20) for pid, mib in listed)
@@ -251,14 +254,14 @@ def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
 
 
 def load_at(device: SimulatedDevice, at_s: float) -> float:
-    """Return the load in percent: the script's step, or else the wave."""
+    """Return the load in percent: a step of the script, or the sine wave."""
     if device.load is None:
         return _WAVE_MEAN + _WAVE_SWING * sin(_WAVE_RAD_PER_S * at_s + device.index)
     return next((percent for from_s, percent in reversed(device.load) if from_s <= at_s), 0.0)
 
 
 def load_integral(device: SimulatedDevice, at_s: float) -> float:
-    """Return the integral of ``load_at`` from 0 to now, in percent·seconds, without summing up samples."""
+    """Return the integral of ``load_at`` from 0 to ``at_s``, in percent·seconds, without summing samples."""
     if device.load is None:
         swing = (cos(device.index) - cos(_WAVE_RAD_PER_S * at_s + device.index)) / _WAVE_RAD_PER_S
         return _WAVE_MEAN * at_s + _WAVE_SWING * swing

@@ -1,4 +1,4 @@
-"""Which devices are ours: CUDA_VISIBLE_DEVICES and its relatives, read as CUDA and ROCm read them."""
+"""Find the devices granted to this task: parse CUDA_VISIBLE_DEVICES, ROCR_… and HIP_… as CUDA and ROCm do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from badcjobs.model import Device, InventoryDevice
 
 CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-_SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the nearer one first
-_NONE = ("", "-1", "NoDevFiles")  # ways to write: no device
+_SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the step's list first
+_NONE = ("", "-1", "NoDevFiles")  # values that mean: no device
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The devices of this task, in the order of their tokens, and the reason in words."""
+    """The devices of this task, in the order of their tokens, and the reason."""
 
     devices: tuple[Device, ...]
     why: str
 
 
 def as_device(token: str, found: InventoryDevice, why: str) -> Device:
-    """Return a device of the inventory as one that is ours, or (without a token) as one that is not."""
+    """Return a device of the inventory as a granted one, or (with an empty token) as one that is not granted."""
     facts = asdict(found)
     del facts["slice"]
     return Device(token, why, **facts)
@@ -31,8 +31,8 @@ def as_device(token: str, found: InventoryDevice, why: str) -> Device:
 def resolve_devices(
     environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool
 ) -> Grant:
-    """Map the visible tokens to devices; ``inventory`` is None when no reader works here."""
-    # Where Slurm was told nothing about its cards, it sets the lists of all vendors: CUDA's is the likelier truth.
+    """Map the visible tokens to devices; ``inventory`` is None if no reader works."""
+    # If Slurm does not know the vendor of its GPUs, it sets the lists of all vendors: CUDA is the most likely one.
     only_rocm = CUDA not in environ and (ROCR in environ or HIP in environ)
     amd = inventory[0].vendor == "amd" if inventory else only_rocm
     variable = ROCR if amd else CUDA
@@ -44,15 +44,15 @@ def resolve_devices(
     many, why = len(grant.devices), [grant.why]
     name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
     if name is not None and not many:
-        why.append(f"{name} says {environ[name]}, but nothing was granted to this step")
+        why.append(f"{name} is {environ[name]}, but this step has no GPU")
     elif name is not None and environ[name] != environ.get(variable):
-        why.append(f"Slurm's own list ({name}={environ[name]}) is physical numbering")
+        why.append(f"{name}={environ[name]} has the physical numbers of the node")
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
-    if on_node and on_node != str(many):  # never a number for certain: typed GPUs are counted as a100:1
-        why.append(f"SLURM_GPUS_ON_NODE={on_node} counts the whole step on this node")
+    if on_node and on_node != str(many):  # not always a number: typed GPUs are counted as a100:1
+        why.append(f"SLURM_GPUS_ON_NODE={on_node} counts all tasks of the step on this node")
     shown = environ.get("NVIDIA_VISIBLE_DEVICES")
-    if shown is not None and not (many and shown == "all"):  # the images of CUDA set it to all
-        why.append(f"NVIDIA_VISIBLE_DEVICES={shown} speaks to container runtimes and grants nothing")
+    if shown is not None and not (many and shown == "all"):  # CUDA's container images set it to all
+        why.append(f"NVIDIA_VISIBLE_DEVICES={shown} is for container runtimes and is ignored")
     return Grant(grant.devices, "; ".join(why))
 
 
@@ -61,27 +61,27 @@ def _without_list(variable: str, inventory: Sequence[InventoryDevice] | None, *,
         return Grant((), f"inside a Slurm job and {variable} is not set: Slurm granted no GPU")
     if not inventory:
         return Grant((), "no GPU was found on this machine")
-    cut = {device.parent_uuid for device in inventory}
+    in_mig_mode = {device.parent_uuid for device in inventory}
     found = []
     for device in inventory:
-        if device.uuid in cut:
-            continue  # programs work on the slices of a card in MIG mode
+        if device.uuid in in_mig_mode:
+            continue  # programs use the slices of a card in MIG mode
         token, where = str(device.index), f"index {device.index} → {device.uuid}"
         if device.parent_uuid is not None:
             token = device.uuid if device.slice is None else f"MIG-{device.parent_uuid}/{device.slice}"
             where = f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
         found.append(as_device(token, device, f"{where}; {variable} is not set, outside Slurm: all devices"))
-    return Grant(tuple(found), f"{variable} is not set and this is no Slurm job: all devices of the machine")
+    return Grant(tuple(found), f"{variable} is not set and this is not a Slurm job: all devices of the machine")
 
 
 # --- CUDA's list ------------------------------------------------------------------------------------------------------
 
-# Seen on a real driver (580): 00, +0 and 0abc are index 0; GPU-D9CE finds GPU-d9ce…, but gpu-d9ce and GPU- do not.
+# Measured with driver 580: 00, +0 and 0abc are index 0; GPU-D9CE matches GPU-d9ce…, but gpu-d9ce and GPU- do not.
 _INDEX = re.compile(r"\+?[0-9]+")
 _UUID = re.compile(r"(GPU|MIG)-.")
-_OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")  # drivers before 470 know slices by these names alone
+_OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")  # the only names of slices before driver 470
 
-_BLIND_TO_SLICES = "nvidia-smi"  # this backend lists cards only
+_WITHOUT_SLICES = "nvidia-smi"  # this backend lists only cards
 
 
 def _read_cuda_list(value: str, inventory: Sequence[InventoryDevice] | None) -> Grant:
@@ -92,27 +92,27 @@ def _read_cuda_list(value: str, inventory: Sequence[InventoryDevice] | None) -> 
     for token in tokens:
         device = None
         if _same_kind(token, tokens[0]):
-            unread = f"token {token}, from {CUDA}={value}; no driver library to look it up"
+            unread = f"token {token}, from {CUDA}={value}; not looked up: no driver library"
             device = Device(token, unread) if inventory is None else _look_up(token, inventory)
         if device is None and inventory is not None:
-            rest = f"stops at {token!r}, which is no device here (CUDA stops there too)"
+            rest = f"stops at {token!r}, which is not a device here (CUDA stops there too)"
             return Grant(tuple(found), f"{CUDA}={value} {rest}")
         if device is None:
             break
         if any(_identity(device) == _identity(other) for other in found):
-            return Grant((), f"{CUDA}={value} names {token} twice: CUDA then shows no device at all")
+            return Grant((), f"{CUDA}={value} contains {token} twice: CUDA then shows no device")
         found.append(device)
-    unread = "; the devices cannot be read here, so tokens are used as they are" if inventory is None else ""
+    unread = "; the devices cannot be read here, so the tokens are used unchanged" if inventory is None else ""
     return Grant(tuple(found), f"{CUDA}={value}{unread}")
 
 
 def _look_up(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
     found = _find(token, inventory)
     if found is None:
-        # A slice that the reader cannot know is granted all the same, and pinned by its token.
-        blind = bool(inventory) and all(device.backend == _BLIND_TO_SLICES for device in inventory)
-        why = f"token {token}, from {CUDA}; {_BLIND_TO_SLICES} lists cards, not their slices"
-        return Device(token, why) if blind and token.startswith("MIG-") else None
+        # The reader does not list slices: grant the slice anyway, and select it by its token.
+        no_slices = bool(inventory) and all(device.backend == _WITHOUT_SLICES for device in inventory)
+        why = f"token {token}, from {CUDA}; {_WITHOUT_SLICES} lists cards, not their slices"
+        return Device(token, why) if no_slices and token.startswith("MIG-") else None
     way = f"token {token} → index {found.index} → {found.uuid}"
     first_slice = next((device for device in inventory if device.parent_uuid == found.uuid), None)
     if first_slice is None:
@@ -122,7 +122,7 @@ def _look_up(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
 
 def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice | None:
     if number := _INDEX.match(token):
-        # A card stands before its slices, which have its index too.
+        # A card comes before its slices, which have the same index.
         return next((device for device in inventory if device.index == int(number[0])), None)
     if old := _OLD_SLICE.fullmatch(token):
         cards, cut = old[1].lower(), f"{old[2]}/{old[3]}"
@@ -136,14 +136,14 @@ def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice |
 
 
 def _same_kind(token: str, first: str) -> bool:
-    """Say whether a token can stand in this list: the first one decides between indices and UUIDs."""
+    """Return whether a token is of the same kind, index or UUID, as the first token of the list."""
     if _INDEX.match(first):
         return _INDEX.match(token) is not None
     return _UUID.match(first) is not None and _UUID.match(token) is not None
 
 
 def _identity(device: Device) -> str:
-    """Return what tells devices apart: the UUID, else the token in its simplest form, 1 for +01."""
+    """Return the identity of a device: its UUID, else the normalized token, 1 for +01."""
     number = _INDEX.match(device.token)
     return device.uuid or (str(int(number[0])) if number else device.token.lower())
 
@@ -152,7 +152,7 @@ def _identity(device: Device) -> str:
 
 
 def _read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> Grant | None:
-    """Return what the variables grant, None when none of them is set; ``inventory`` is None without a reader."""
+    """Return the devices of ROCm's lists; None if no list is set. ``inventory`` is None without a reader."""
     hip = HIP if HIP in environ else CUDA
     grant: Grant | None = None
     pool = None if inventory is None else [as_device(str(d.index), d, "") for d in inventory]
@@ -161,35 +161,35 @@ def _read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDe
         pool = list(grant.devices)
     if hip in environ:
         before = "" if grant is None else f"{grant.why}; "
-        inner = _narrow(hip, environ[hip], pool, counts_places=grant is not None)
+        inner = _narrow(hip, environ[hip], pool, by_position=grant is not None)
         grant = Grant(inner.devices, before + inner.why)
     return grant
 
 
-def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, counts_places: bool = False) -> Grant:
-    """Return the devices of the pool that a list names; ``counts_places``: its numbers are places in the pool."""
+def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, by_position: bool = False) -> Grant:
+    """Return the devices of the pool in a list; ``by_position``: its numbers are positions in the pool."""
     if value.strip() in _NONE:
         return Grant((), f"{variable}={value!r} grants no device")
     found: dict[str, Device] = {}
     for token in (token.strip() for token in value.split(",")):
-        device = _find_in_pool(token, variable, pool, counts_places=counts_places)
+        device = _find_in_pool(token, variable, pool, by_position=by_position)
         name = "" if device is None else (device.uuid or device.token).upper()
         if name in found and variable != ROCR:
             continue
         if device is None or name in found:
-            what = "is no device here" if device is None else "was named before"
+            what = "is not a device here" if device is None else "is in the list twice"
             return Grant(tuple(found.values()), f"{variable}={value} stops at {token!r}, which {what}")
         found[name] = device
     return Grant(tuple(found.values()), f"{variable}={value}")
 
 
-def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, counts_places: bool) -> Device | None:
+def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, by_position: bool) -> Device | None:
     number = int(token) if token.isascii() and token.isdecimal() else None
     is_uuid = len(token) > 4 and token.upper().startswith("GPU-")
     if pool is None:
-        way = f"token {token}, from {variable}; nothing here can look it up"
+        way = f"token {token}, from {variable}; not looked up: no reader works"
         return Device(token, way, vendor="amd") if number is not None or is_uuid else None
-    if number is not None and counts_places:
+    if number is not None and by_position:
         chosen = list(pool[number : number + 1])
     elif number is not None:
         chosen = [device for device in pool if device.index == number]
@@ -198,6 +198,6 @@ def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, c
     if len(chosen) != 1:
         return None
     device = chosen[0]
-    if device.why:  # ROCR has said where it is
+    if device.why:  # set by the list of ROCR
         return replace(device, why=f"token {token} of {variable} → {device.why}")
     return replace(device, token=token, why=f"token {token} → index {device.index} → {device.uuid}, from {variable}")

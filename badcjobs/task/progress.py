@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from badcjobs.devices.allocation import END_VARIABLE, EndTime, parse_end, squeue_question
+from badcjobs.devices.allocation import END_VARIABLE, EndTime, end_time_command, parse_end
 from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
 from badcjobs.seams import Clock
 from badcjobs.store.task_writer import TaskWriter
@@ -127,7 +127,7 @@ def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[st
 
 def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
     """Ask squeue once; an empty text where it is missing, slow or refuses."""
-    question = squeue_question(allocation)
+    question = end_time_command(allocation)
     program = shutil.which(question[0], path=environ.get("PATH"))
     if program is None:
         return ""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.devices.allocation import EndTime, ShardPlace, array_shape, find_place, parse_allocation
-from badcjobs.devices.free import DeviceWish, Waiting, pick_free
+from badcjobs.devices.free import DeviceRequest, Waiting, pick_free
 from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
+from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
 from badcjobs.devices.visibility import Grant
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
@@ -205,12 +205,12 @@ def find_devices(world: World, stand_in: StandIn) -> Grant:
 
 def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[Grant, DeviceLocks]:
     """Return the freest devices, locked for this run; wait for them as long as the settings say."""
-    locks = DeviceLocks(lock_folder(world.environ), world.clock, holder_words(world.pid, settings.out.absolute()))
-    wish = DeviceWish(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
-    how = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
+    locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
+    request = DeviceRequest(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
+    waiting = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
     with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
         ours = {device.uuid: device for device in sight.grant.devices}
-        picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(wish, sight, locks, how)]
+        picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(request, sight, locks, waiting)]
         why = f"{sight.grant.why}; --free {count} picked the best of {len(ours)}"
         why += f"\nread through {sight.reader.backend}: {sight.backend_why}"
         return Grant(tuple(picked), why), locks

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from badcjobs.devices.simulated import pretended_bytes
+from badcjobs.devices.simulated import simulated_memory_bytes
 from badcjobs.errors import BadInput
 from badcjobs.sources.audio_formats import read_wav_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
@@ -173,7 +173,7 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
         return None
     wanted = round((audio_s if options.lean else 2 * audio_s) * per_s * _MIB)
     with nullcontext() if folder is None else alone_in(folder):
-        others = 0 if folder is None else pretended_bytes(folder, options.device, besides=os.getpid())
+        others = 0 if folder is None else simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
         if device_bytes is not None and wanted + others > device_bytes:
             total, free = device_bytes / _MIB, max(0, device_bytes - others) / _MIB
             tried = f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB."

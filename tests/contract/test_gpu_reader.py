@@ -159,7 +159,7 @@ class AmdBench:
     """A stand-in package, with ROCm 7's answers."""
 
     gives = EVERYBODY_GIVES | {"energy_j", "busy_percent", "fan_percent", "ecc_errors"}
-    cannot: Mapping[str, str] = {"throttle_reasons": "no mask of reasons"}
+    cannot: Mapping[str, str] = {"throttle_reasons": "does not report throttle reasons"}
     refusable: Mapping[str, Sequence[str]] = {
         "utilization_percent": ["activity"],
         "busy_percent": ["activity"],

@@ -85,7 +85,7 @@ def test_the_freest_devices_come_with_the_best_first(answers: dict[str, Outcome]
     assert uuids(found) == [SIMULATED.format(1), SIMULATED.format(2)]
     scores = [device["score"] for device in found.json["devices"]]
     assert scores == sorted(scores, reverse=True)
-    assert all("picked by --free 2" in device["why"] for device in found.json["devices"])
+    assert all("chosen by --free 2" in device["why"] for device in found.json["devices"])
 
 
 def test_people_get_the_line_that_takes_them(answers: dict[str, Outcome]) -> None:
@@ -100,15 +100,15 @@ def test_only_devices_that_this_process_may_use_are_free(answers: dict[str, Outc
 def test_too_few_free_devices_are_an_answer_for_scripts_and_for_people(answers: dict[str, Outcome]) -> None:
     scripts = answers["within limits"]
     assert (scripts.exit_code, scripts.json["devices"]) == (3, [])
-    assert "GPU 0 95 % busy" in scripts.json["why"]
+    assert "GPU 0 is 95 % busy" in scripts.json["why"]
     assert_refused(
-        answers["for people"], 3, "3 free GPUs wanted, not found",
-        "GPU 0 95 % busy and 7,", "GPU 3 60 % busy", "--wait",
+        answers["for people"], 3, "3 free GPUs requested, not found",
+        "GPU 0 is 95 % busy and has 7,", "GPU 3 is 60 % busy", "--wait",
     )  # fmt: skip
 
 
 def test_more_devices_than_there_are_end_at_once(answers: dict[str, Outcome]) -> None:
-    assert_refused(answers["more than there are"], 3, "5 free GPUs wanted, but this process may use 4", "--free 4")
+    assert_refused(answers["more than there are"], 3, "5 free GPUs requested, but this process may use 4", "--free 4")
 
 
 def test_gpus_waits_for_a_device_that_becomes_free_and_says_so(site: Site) -> None:
@@ -118,7 +118,7 @@ def test_gpus_waits_for_a_device_that_becomes_free_and_says_so(site: Site) -> No
         "--json", env=locks(site),
     )  # fmt: skip
     assert (found.exit_code, uuids(found)) == (0, [SIMULATED.format(0)]), found.stderr
-    assert "waiting for 1 free GPU: GPU 0 95 % busy; " in found.stderr
+    assert "waiting for 1 free GPU: GPU 0 is 95 % busy; " in found.stderr
     assert " s left" in found.stderr
     assert not (site.folder / "locks").exists(), "looking locks nothing"
 
@@ -152,7 +152,7 @@ def test_a_run_takes_the_freest_devices_and_writes_down_how_they_were_chosen(sit
     assert (done.json["devices"], done.json["workers"]) == (2, 2)
     found = site.rows("SELECT device_index, uuid, why FROM device ORDER BY device_index")
     assert [row[:2] for row in found] == [(1, SIMULATED.format(1)), (3, SIMULATED.format(3))]
-    assert all("picked by --free 2: score 0." in why for *_, why in found)
+    assert all("chosen by --free 2: score 0." in why for *_, why in found)
     after = site.badcjobs("gpus", "--simulate", 4, "--free", 4, "--json", env=locks(site))
     assert after.exit_code == 0, "a run that has ended still holds its devices"
 
@@ -185,7 +185,7 @@ def test_a_run_that_finds_no_free_device_leaves_nothing(site: Site) -> None:
         "run.max_utilization=50",
     )
     refused = site.run(site.manifest(3), *args, env=locks(site))
-    assert_refused(refused, 3, "1 free GPU wanted", "GPU 0 95 % busy", "GPU 1 95 % busy")
+    assert_refused(refused, 3, "1 free GPU requested", "GPU 0 is 95 % busy", "GPU 1 is 95 % busy")
     assert not site.out.exists()
 
 
@@ -254,7 +254,7 @@ def test_a_device_of_a_run_is_nobody_elses_until_that_run_is_killed(site: Site) 
         assert other.exit_code == 0, other.stderr
         assert uuids(other) != [mine]
         both = site.badcjobs("gpus", "--simulate", 2, "--free", 2, env=env)
-        assert_refused(both, 3, "locked by run of ", f"pid {program.pid}, {site.out}")
+        assert_refused(both, 3, "is locked by run of ", f"pid {program.pid}, {site.out}")
     after = site.badcjobs("gpus", "--simulate", 2, "--free", 2, "--json", env=env)
     assert (after.exit_code, len(after.json["devices"])) == (0, 2), "the recorder lives on, but holds no lock"
 

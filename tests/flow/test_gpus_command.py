@@ -142,7 +142,7 @@ def test_people_get_a_table_with_the_reasons(answers: dict[str, Outcome]) -> Non
         assert SIMULATED.format(index) in found.stdout
     assert "outside Slurm: all devices" in found.stdout
     assert "16.0 GiB" in found.stdout
-    assert "read through simulated: 2 simulated devices were asked for" in found.stdout
+    assert "read through simulated: 2 simulated devices requested" in found.stdout
 
 
 def test_all_shows_the_processes_of_every_card_and_names_those_it_can_see(answers: dict[str, Outcome]) -> None:
@@ -172,8 +172,8 @@ def test_which_reader_is_used_and_why_is_part_of_the_answer(answers: dict[str, O
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("more than there are", "9 free GPUs wanted, but this process may use 2"),
-        ("bigger than there are", "1 free GPU with 999,999 MiB wanted, but none is that big"),
+        ("more than there are", "9 free GPUs requested, but this process may use 2"),
+        ("bigger than there are", "1 free GPU with 999,999 MiB requested, but 0 of 2 GPUs are large enough"),
     ],
 )
 def test_a_wish_that_no_card_can_meet_is_answered_at_once_and_with_the_reader(
@@ -188,11 +188,11 @@ def test_a_wish_that_no_card_can_meet_is_answered_at_once_and_with_the_reader(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("free 0", "--free 0 asks for no device"),
+        ("free 0", "--free 0 requests no device"),
         ("all and free", "--all and --free together"),
-        ("wait for ever", "--wait inf is no number of seconds"),
-        ("wait for no number", "--wait nan is no number of seconds"),
-        ("busier than busy", "--max-utilization 101 is no share"),
+        ("wait for ever", "--wait inf is not a number of seconds"),
+        ("wait for no number", "--wait nan is not a number of seconds"),
+        ("busier than busy", "--max-utilization 101 is not a percentage"),
     ],
 )
 def test_a_wish_that_makes_no_sense_is_refused_with_why_and_a_line_to_paste(

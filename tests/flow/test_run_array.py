@@ -65,7 +65,7 @@ def test_an_index_outside_the_frozen_array_is_refused_with_a_line_to_paste(resub
 
 def test_an_irregular_first_list_of_indices_is_refused_with_a_line_to_paste(site: Site) -> None:
     refused = site.run(site.manifest(3), *ON_CPU, env=array_task(5, (1, 2, 5)))
-    assert_refused(refused, 2, "a list, whose spacing Slurm hides from its tasks", "sbatch --array=0-2")
+    assert_refused(refused, 2, "does not report the indices of a list to its tasks", "sbatch --array=0-2")
     assert not site.out.exists(), "a task that never began leaves nothing"
 
 
@@ -74,7 +74,7 @@ def test_an_array_over_a_run_that_began_without_one_is_refused_for_that_reason(s
     assert site.run(manifest, *ON_CPU).exit_code == 0
     refused = site.run(manifest, *ON_CPU, env=array_task(0, (0, 1)))
     assert_refused(refused, 2, "without an array")
-    assert "spacing" not in refused.stderr
+    assert "indices of a list" not in refused.stderr
 
 
 def test_the_tasks_of_a_step_share_the_part_of_their_array_task(site: Site) -> None:

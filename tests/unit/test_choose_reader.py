@@ -78,7 +78,7 @@ def test_nvidia_smi_is_used_where_nvml_does_not_start_and_why_tells_both(tmp_pat
     FakeNvidiaSmi(tmp_path)
     reader = opened(StandIn(), tmp_path)
     assert reader.backend == "nvidia-smi"
-    assert reader.why == f"nvidia-smi works here and NVML does not: {NO_DRIVER}"
+    assert reader.why == f"nvidia-smi works and NVML does not: {NO_DRIVER}"
     assert {device.backend for device in reader.inventory()} == {"nvidia-smi"}
 
 
@@ -114,7 +114,7 @@ def test_where_nothing_works_the_reasons_are_given_with_nvml_s_first(empty: Path
     assert reader.backend == "none"
     with pytest.raises(ReaderUnavailable) as unavailable:
         reader.inventory()
-    assert str(unavailable.value) == f"{NO_DRIVER}; no nvidia-smi on PATH; no AMD GPU either" == reader.why
+    assert str(unavailable.value) == f"{NO_DRIVER}; no nvidia-smi on PATH; no AMD GPU" == reader.why
     with pytest.raises(DeviceUnreadable, match=NO_DRIVER):
         reader.read("GPU-x")
     reader.close()
@@ -184,7 +184,7 @@ def test_a_lost_card_is_told_once_by_opening_and_listing(
 def test_stand_ins_are_used_when_they_are_asked_for_and_say_so(tmp_path: Path) -> None:
     simulated = opened(StandIn(simulate=3), None)
     assert (simulated.backend, len(simulated.inventory())) == ("simulated", 3)
-    assert simulated.why == "3 simulated devices were asked for"
+    assert simulated.why == "3 simulated devices requested"
     recording = TaskFile(tmp_path, devices=2, samples=5).write()
     replay = opened(StandIn(replay=str(recording)), None)
     assert (replay.backend, len(replay.inventory())) == ("replay", 2)

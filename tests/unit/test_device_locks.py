@@ -16,7 +16,7 @@ from support.hand_clock import HandClock
 from support.powerless import powerless_folder
 
 from badcjobs.clock import SystemClock
-from badcjobs.devices.locks import DeviceLocks, holder_words, lock_folder
+from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
 from badcjobs.errors import NotHere
 
 CARD, OTHER = "GPU-aaaa", "GPU-bbbb"
@@ -41,18 +41,18 @@ def view_of(folder: Path) -> DeviceLocks:
 def test_a_device_has_one_holder_and_others_learn_who_it_is(folder: Path) -> None:
     with locks_of(folder) as alice, locks_of(folder, "run of bob, pid 5, /home/bob") as bob:
         assert alice.claim(CARD) is None
-        assert bob.claim(CARD) == "locked by run of alice, pid 1234, /home/alice/runs/july"
+        assert bob.claim(CARD) == "is locked by run of alice, pid 1234, /home/alice/runs/july"
         assert bob.claim(OTHER) is None
-        assert alice.claim(OTHER) == "locked by run of bob, pid 5, /home/bob"
+        assert alice.claim(OTHER) == "is locked by run of bob, pid 5, /home/bob"
 
 
 def test_looking_takes_nothing_and_leaves_nothing(folder: Path) -> None:
     assert view_of(folder).claim(CARD) is None
-    with view_of(folder).alone():
+    with view_of(folder).exclusive():
         assert not folder.exists()
     with locks_of(folder) as alice:
         assert alice.claim(CARD) is None
-        assert view_of(folder).claim(CARD) == "locked by run of alice, pid 1234, /home/alice/runs/july"
+        assert view_of(folder).claim(CARD) == "is locked by run of alice, pid 1234, /home/alice/runs/july"
         assert view_of(folder).claim(OTHER) is None
         assert alice.claim(OTHER) is None, "a look holds nobody off"
 
@@ -73,7 +73,7 @@ def test_whoever_was_handed_the_open_file_keeps_the_device_when_its_holder_is_go
     (file,) = alice.files
     handed = os.dup(file)
     os.close(file)  # what the end of a process does
-    assert (view_of(folder).claim(CARD) or "").startswith("locked by run of alice")
+    assert (view_of(folder).claim(CARD) or "").startswith("is locked by run of alice")
     os.close(handed)
     assert view_of(folder).claim(CARD) is None
 
@@ -91,7 +91,7 @@ def test_a_device_that_was_given_back_is_free_at_once_though_another_has_the_ope
 def test_a_slice_with_a_slash_in_its_name_has_a_lock_like_any_other(folder: Path) -> None:
     with locks_of(folder) as alice:
         assert alice.claim("MIG-GPU-aaaa/1/0") is None
-        assert (view_of(folder).claim("MIG-GPU-aaaa/1/0") or "").startswith("locked by run of alice")
+        assert (view_of(folder).claim("MIG-GPU-aaaa/1/0") or "").startswith("is locked by run of alice")
         assert view_of(folder).claim("MIG-GPU-aaaa/2/0") is None
 
 
@@ -126,7 +126,7 @@ def another_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]
 
 def test_the_kernel_gives_back_the_lock_of_a_killed_run_though_its_child_lives_on(folder: Path) -> None:
     with another_process(folder) as (process, child):
-        assert view_of(folder).claim(CARD) == "locked by run of carol, pid 9, /tmp"
+        assert view_of(folder).claim(CARD) == "is locked by run of carol, pid 9, /tmp"
         process.kill()
         process.wait()
         try:
@@ -143,7 +143,7 @@ def test_the_kernel_gives_back_the_lock_of_a_killed_run_though_its_child_lives_o
 def test_everybody_may_lock_and_nobody_may_remove_the_locks_of_others(folder: Path) -> None:
     before = os.umask(0o077)
     try:
-        with locks_of(folder) as alice, alice.alone():
+        with locks_of(folder) as alice, alice.exclusive():
             assert alice.claim(CARD) is None
     finally:
         os.umask(before)
@@ -160,7 +160,7 @@ def test_what_one_user_has_locked_before_another_may_lock_now() -> None:
         os.seteuid(other)
         with locks_of(place / "locks", "run of nobody") as nobody:
             assert nobody.claim(CARD) is None
-            assert view_of(place / "locks").claim(CARD) == "locked by run of nobody"
+            assert view_of(place / "locks").claim(CARD) == "is locked by run of nobody"
 
 
 def test_a_folder_that_was_there_keeps_its_mode(folder: Path) -> None:
@@ -176,15 +176,15 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(folder: Path, tmp_path: P
     folder.mkdir()
     (folder / f"{CARD}.lock").symlink_to(victim)
     with locks_of(folder) as alice:
-        assert (alice.claim(CARD) or "").startswith("its lock cannot be taken")
-        assert (view_of(folder).claim(CARD) or "").startswith("its lock cannot be read")
+        assert (alice.claim(CARD) or "").startswith("cannot be locked")
+        assert (view_of(folder).claim(CARD) or "").startswith("cannot be checked for a lock")
     assert victim.read_text() == "precious"
 
 
 def test_a_link_in_the_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotHere, match="cannot be kept") as refused:
+    with pytest.raises(NotHere, match="cannot create the device locks in") as refused:
         locks_of(folder).claim(CARD)
     assert "BADCJOBS_LOCK_DIR" in (refused.value.fix or "")
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -194,8 +194,8 @@ def test_a_pipe_in_the_place_of_a_lock_does_not_hang_anybody(folder: Path) -> No
     folder.mkdir()
     os.mkfifo(folder / f"{CARD}.lock")
     with locks_of(folder) as alice:
-        assert alice.claim(CARD) == "its lock cannot be taken: it is no plain file"
-        assert view_of(folder).claim(CARD) == "its lock cannot be read: it is no plain file"
+        assert alice.claim(CARD) == "cannot be locked: not a regular file"
+        assert view_of(folder).claim(CARD) == "cannot be checked for a lock: not a regular file"
 
 
 def test_a_folder_that_cannot_be_made_is_an_answer_with_a_line_to_paste(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_lock_whose_file_was_cleaned_away_is_taken_anew(folder: Path) -> None:
         (folder / f"{CARD}.lock").unlink()
         with locks_of(folder) as bob:
             assert bob.claim(CARD) is None  # nothing can be done about that
-            assert (view_of(folder).claim(CARD) or "").startswith("locked by")
+            assert (view_of(folder).claim(CARD) or "").startswith("is locked by")
 
 
 # --- one at a time ----------------------------------------------------------------------------------------------------
@@ -228,14 +228,14 @@ def test_a_lock_whose_file_was_cleaned_away_is_taken_anew(folder: Path) -> None:
 
 def test_one_who_stands_still_at_the_gate_does_not_stop_the_others(folder: Path) -> None:
     clock = HandClock()
-    with locks_of(folder).alone():
+    with locks_of(folder).exclusive():
         began_s = clock.monotonic_s()
-        with DeviceLocks(folder, clock, "bob").alone():
+        with DeviceLocks(folder, clock, "bob").exclusive():
             assert clock.monotonic_s() - began_s == pytest.approx(2.0, abs=0.1)
 
 
 def test_the_gate_lets_one_in_after_the_other(folder: Path) -> None:
-    with locks_of(folder).alone():
+    with locks_of(folder).exclusive():
         gate = os.open(folder / "picking.lock", os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +243,7 @@ def test_the_gate_lets_one_in_after_the_other(folder: Path) -> None:
     os.close(gate)
     clock = HandClock()
     began_s = clock.monotonic_s()
-    with DeviceLocks(folder, clock, None).alone():
+    with DeviceLocks(folder, clock, None).exclusive():
         assert clock.monotonic_s() == began_s
 
 
@@ -259,5 +259,5 @@ def test_the_folder_is_the_machines_own_unless_the_environment_names_another(tmp
 
 
 def test_a_holder_says_who_and_where(tmp_path: Path) -> None:
-    words = holder_words(77, tmp_path)
+    words = describe_holder(77, tmp_path)
     assert words.startswith("run of ") and words.endswith(f", pid 77, {tmp_path}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from badcjobs.devices.allocation import EndTime, parse_end, squeue_question
+from badcjobs.devices.allocation import EndTime, end_time_command, parse_end
 from badcjobs.model import Allocation, parse_stop_after
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
@@ -71,5 +71,5 @@ def test_of_several_lines_the_earliest_end_counts_and_a_banner_does_not() -> Non
 
 
 def test_squeue_is_asked_for_this_array_task_alone() -> None:
-    assert squeue_question(Allocation(True, "4821", "gpu3")) == ["squeue", "-h", "-j", "4821", "-o", "%e"]
-    assert squeue_question(Allocation(True, "4821", "gpu3", array_index=0))[3] == "4821_0"
+    assert end_time_command(Allocation(True, "4821", "gpu3")) == ["squeue", "-h", "-j", "4821", "-o", "%e"]
+    assert end_time_command(Allocation(True, "4821", "gpu3", array_index=0))[3] == "4821_0"

@@ -39,9 +39,9 @@ def test_another_pool_of_the_machine_gets_what_is_left_and_hears_who_has_the_res
     one, other = make_pool(tmp_path / "locks", 3), make_pool(tmp_path / "locks", 3, who="two")
     held = one.take(2)
     assert other.take(2) is None
-    assert [refusal.partition(" locked by ") for refusal in other.refusals] == [
-        ("GPU 0", " locked by ", "one"),
-        ("GPU 1", " locked by ", "one"),
+    assert [refusal.partition(" is locked by ") for refusal in other.refusals] == [
+        ("GPU 0", " is locked by ", "one"),
+        ("GPU 1", " is locked by ", "one"),
     ]
     assert tokens(other.take(1)) == "2"
     assert held is not None

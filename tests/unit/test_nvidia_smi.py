@@ -86,7 +86,7 @@ def test_a_line_of_a_real_card_is_understood() -> None:
     assert uuid == "GPU-e90fd3dd-be93-5afb-b965-5ee0725cf7e5"
     assert (reading.utilization_percent, reading.temperature_c, reading.power_w) == (0, 33, 107.85)
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.throttle_reasons) == (375, 3201, 1)
-    assert reading.missing == {"fan_percent": "N/A", "energy_j": "nvidia-smi gives no energy counter"}
+    assert reading.missing == {"fan_percent": "N/A", "energy_j": "nvidia-smi has no energy counter"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_value_is_none_with_that_as_the_reason_and_never_zero(said: s
     assert line is not None
     reading = make_reading(line[1], line[2])
     assert reading.power_w is None
-    assert reading.missing["power_w"] == (said.strip("[]") or "nothing said")
+    assert reading.missing["power_w"] == (said.strip("[]") or "no value")
     assert reading.temperature_c == 33
 
 
@@ -193,8 +193,8 @@ def test_fields_that_this_version_does_not_know_are_left_out_with_their_reason(o
     unknown = ["utilization.encoder", "utilization.decoder", "clocks_event_reasons.active"]
     reader, program = open_smi(unknown_fields=unknown)
     reading = reader.read(fake_uuid(0))
-    assert reading.missing["encoder_percent"] == "this nvidia-smi does not know utilization.encoder"
-    assert reading.missing["decoder_percent"] == "this nvidia-smi does not know utilization.decoder"
+    assert reading.missing["encoder_percent"] == "this version of nvidia-smi does not have utilization.encoder"
+    assert reading.missing["decoder_percent"] == "this version of nvidia-smi does not have utilization.decoder"
     assert reading.throttle_reasons == 5  # by its older name
     assert (reading.temperature_c, reading.ecc_errors) == (40, 0)
     assert len(program.streams()) == 4  # one by one, at once
@@ -216,10 +216,10 @@ def test_a_program_that_fails_makes_the_reader_unavailable_in_its_words(open_smi
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("exit 0", "it says nothing"),
-        ("echo No devices were found", "it says 'No devices were found'"),
-        ("head -c 3000 /dev/urandom", "what it says is no text"),
-        ("echo GPU-5a1d,0,x", "it says 'GPU-5a1d,0,x'"),
+        ("exit 0", "it prints nothing"),
+        ("echo No devices were found", "it prints 'No devices were found'"),
+        ("head -c 3000 /dev/urandom", "its output is not text"),
+        ("echo GPU-5a1d,0,x", "it prints 'GPU-5a1d,0,x'"),
     ],
 )
 def test_a_program_that_lists_nothing_makes_the_reader_unavailable_even_if_it_ends_well(
@@ -232,7 +232,7 @@ def test_a_program_that_lists_nothing_makes_the_reader_unavailable_even_if_it_en
 
 
 def test_a_program_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
-    reader = NvidiaSmiReader(write_script(tmp_path, "exec sleep 1000"), SystemClock(), patience_s=1)
+    reader = NvidiaSmiReader(write_script(tmp_path, "exec sleep 1000"), SystemClock(), timeout_s=1)
     began_s = time.monotonic()
     reasons = set()
     for _ in range(5):
@@ -241,13 +241,13 @@ def test_a_program_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         reasons.add(str(caught.value))
         reason(reader)
     assert time.monotonic() - began_s < 4
-    assert reasons == {"nvidia-smi does not list the devices: no answer in 1 s"}
+    assert reasons == {"nvidia-smi cannot list the devices: no answer in 1 s"}
 
 
 def test_a_program_that_does_not_stop_talking_is_ended_before_it_fills_the_memory(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid\nexec yes GPU-5a1d,0,x"
     reader = NvidiaSmiReader(write_script(tmp_path, script), SystemClock())
-    with pytest.raises(ReaderUnavailable, match="it said more than 1 MiB"):
+    with pytest.raises(ReaderUnavailable, match="it printed more than 1 MiB"):
         reader.inventory()
     wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())), "it is gone")
 
@@ -264,7 +264,7 @@ def test_a_line_without_end_is_not_kept_and_the_next_one_is_heard(tmp_path: Path
     assert stream.wait(lambda: False, 60)
     assert [text[:4] for text in heard] == ["xxxx", "next"]
     assert len(heard[0]) <= 2**16
-    assert len(stream.last_words) < 1000
+    assert len(stream.last_message) < 1000
 
 
 def test_a_program_that_is_gone_makes_the_reader_unavailable(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_the_first_reading_waits_for_a_slow_start(open_smi: Open) -> None:
 
 def test_a_silent_program_is_waited_for_once_for_all_devices_and_heard_as_soon_as_it_speaks(tmp_path: Path) -> None:
     program = FakeNvidiaSmi(tmp_path / "bin", silent=True)
-    reader = NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03, patience_s=1)
+    reader = NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03, timeout_s=1)
     began_s = time.monotonic()
     for _ in range(5):
         assert [readable(reader, index) for index in range(4)] == [False] * 4
@@ -293,7 +293,7 @@ def test_a_silent_program_is_waited_for_once_for_all_devices_and_heard_as_soon_a
 def test_a_device_that_is_not_in_the_stream_holds_up_no_reading_of_the_others(open_smi: Open) -> None:
     reader, _ = open_smi(unlisted=[0, 2])
     assert [readable(reader, index) for index in range(4)] == [False, True, False, True]
-    assert reason(reader, 2) == "nvidia-smi says nothing of this device"
+    assert reason(reader, 2) == "nvidia-smi prints no line for this device"
     began_s = time.monotonic()
     for _ in range(20):
         assert [readable(reader, index) for index in range(4)] == [False, True, False, True]
@@ -337,7 +337,7 @@ def test_a_process_that_falls_silent_is_not_quoted_for_ever_and_the_reason_does_
     for _ in range(3):
         clock.sleep(2)
         reasons.add(reason(reader))
-    assert reasons == {"nvidia-smi has said nothing for 5 s"}
+    assert reasons == {"nvidia-smi has printed nothing for 5 s"}
 
 
 def test_a_device_that_is_no_longer_in_the_stream_is_unreadable_while_the_others_go_on(open_smi: Open) -> None:

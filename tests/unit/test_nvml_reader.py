@@ -112,9 +112,9 @@ def test_inventory_tells_bus_and_driver_and_where_the_device_slows_down(open_nvm
 
 def test_the_reader_says_why_it_is_used(open_nvml: Open) -> None:
     reader, _ = open_nvml()
-    assert reader.why == "NVML is asked first"
+    assert reader.why == "NVML is tried first"
     reader.inventory()
-    assert reader.why == "NVML answers: driver 580.00.00"
+    assert reader.why == "NVML works: driver 580.00.00"
 
 
 def test_a_card_that_keeps_facts_to_itself_is_still_listed(open_nvml: Open) -> None:

@@ -102,7 +102,7 @@ def test_slices_come_right_after_their_card(machine: Machine) -> None:
 
 
 def test_the_reader_says_which_driver_answers(machine: Machine) -> None:
-    assert machine.reader.why == f"NVML answers: driver {machine.cards[0].driver}"
+    assert machine.reader.why == f"NVML works: driver {machine.cards[0].driver}"
 
 
 def test_every_value_has_its_type_and_lies_in_a_sane_range(machine: Machine) -> None:

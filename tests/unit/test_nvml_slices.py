@@ -62,7 +62,7 @@ def test_a_card_in_mig_mode_without_slices_is_no_device_and_the_others_keep_thei
             (0, fake_uuid(0)),
             (2, fake_uuid(2)),
         ]
-    assert caplog.messages == ["GPU 1 is in MIG mode and has no slices: nothing can run on it"]
+    assert caplog.messages == ["GPU 1 is in MIG mode and has no slices: no program can use it"]
 
 
 def test_a_list_of_visible_devices_ends_at_a_card_in_mig_mode_without_slices(bench: OpenBench) -> None:

@@ -15,7 +15,7 @@ from support.databases import query
 from support.hand_clock import HandClock
 
 import badcjobs.telemetry.recorder_process as recording
-from badcjobs.devices.choose import NothingReader
+from badcjobs.devices.choose import NoReader
 from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader, simulated_uuid
 from badcjobs.model import HostReading, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader
@@ -426,7 +426,7 @@ def test_a_device_lost_twice_has_two_gaps(bench: Bench) -> None:
 
 def test_a_device_that_nothing_can_read_is_a_gap_with_its_reason(bench: Bench) -> None:
     known = [Followed(8, None), Followed(9, None)]
-    sampler = Sampler(NothingReader("libnvidia-ml.so.1 was not found"), known, Gaps(bench.writer, bench.start_ms))
+    sampler = Sampler(NoReader("libnvidia-ml.so.1 was not found"), known, Gaps(bench.writer, bench.start_ms))
     for _ in range(3):
         assert sampler.sample(bench.clock.now_ms()) == []
         bench.clock.sleep(1)

@@ -93,7 +93,7 @@ def test_at_its_end_the_recording_starts_again_and_why_says_so(recording: Path) 
     assert [read_at(recording, at_s).temperature_c for at_s in (9.999, 10, 13, 1005)] == [9, 0, 3, 5]
     reader = ReplayReader(recording, clock=HandClock(), started_at_ms=NOW_MS)
     assert str(recording) in reader.why
-    assert "10 s long and from the beginning again at its end" in reader.why
+    assert "10.0 s long, repeated at its end" in reader.why
 
 
 def test_a_gap_is_a_gap_again_with_its_reason(recording: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_metric_that_was_missing_is_none_with_its_reason_and_one_that_was_not_
 def test_a_stretch_that_nobody_explained_is_unreadable_too(recording: Path) -> None:
     edit(recording, lambda db: db.execute("DELETE FROM sample WHERE device_id = 100 AND at_ms > ?", (BEGIN_MS + 1000,)))
     assert read_at(recording, 3).temperature_c == 1
-    assert reason_at(recording, 9) == "the recording has no sample of this moment"
+    assert reason_at(recording, 9) == "the recording has no sample at this time"
 
 
 def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: Path) -> None:

@@ -386,21 +386,21 @@ def test_every_refusal_says_what_was_wrong() -> None:
         return resolve_devices(variables(value), NODE, in_slurm=True).why
 
     assert "stops at '9'" in why("0,9")
-    assert "names 1 twice" in why("1,1")
+    assert "contains 1 twice" in why("1,1")
     assert "Slurm granted no GPU" in why(None)
 
 
 # What explains and never grants: the environment, and what the reason adds.
 EXPLAINED = {
-    "cgroups renumber": (variables("0,1", SLURM_JOB_GPUS="2,3"), "Slurm's own list (SLURM_JOB_GPUS=2,3) is physical"),
+    "cgroups renumber": (variables("0,1", SLURM_JOB_GPUS="2,3"), "SLURM_JOB_GPUS=2,3 has the physical numbers"),
     "a step without any": (
-        variables(None, SLURM_JOB_GPUS="1,2"), "SLURM_JOB_GPUS says 1,2, but nothing was granted to this step",
+        variables(None, SLURM_JOB_GPUS="1,2"), "SLURM_JOB_GPUS is 1,2, but this step has no GPU",
     ),
-    "an empty list": (variables("", SLURM_STEP_GPUS="3"), "SLURM_STEP_GPUS says 3, but nothing was granted"),
+    "an empty list": (variables("", SLURM_STEP_GPUS="3"), "SLURM_STEP_GPUS is 3, but this step has no GPU"),
     "the step's list goes before the job's": (
-        variables("0,1", SLURM_JOB_GPUS="1,2", SLURM_STEP_GPUS="2,3"), "(SLURM_STEP_GPUS=2,3)",
+        variables("0,1", SLURM_JOB_GPUS="1,2", SLURM_STEP_GPUS="2,3"), "SLURM_STEP_GPUS=2,3 has the physical numbers",
     ),
-    "one GPU per task": (variables("1", SLURM_GPUS_ON_NODE="2"), "SLURM_GPUS_ON_NODE=2 counts the whole step"),
+    "one GPU per task": (variables("1", SLURM_GPUS_ON_NODE="2"), "SLURM_GPUS_ON_NODE=2 counts all tasks of the step"),
     "typed counts": (variables("1", SLURM_GPUS_ON_NODE="a100:1"), "SLURM_GPUS_ON_NODE=a100:1"),
     "a container without devices": (variables(None, NVIDIA_VISIBLE_DEVICES="none"), "NVIDIA_VISIBLE_DEVICES=none"),
     "a container with some": (variables("0", NVIDIA_VISIBLE_DEVICES="0,1"), "NVIDIA_VISIBLE_DEVICES=0,1"),
