@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent
 from badcjobs.report.words import moment
-from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, StateTime, TaskFacts, UnderWay
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
 
 RUNNING, SILENT, KILLED = "running", "silent", "killed"
 OUTDATED = "outdated"  # had not ended at the merge; its file has changed since, and it runs no more
@@ -81,7 +82,7 @@ def _running(tasks: Iterable[TaskFacts], silent: Collection[str]) -> set[str]:
 
 
 def _cut(device: DeviceFacts) -> DeviceFacts:
-    spent, nothing = device.under_way, StateTime(0.0, 0.0, None, None)
+    spent, nothing = device.under_way, StateTime()
     working, lost = device.states.get("working", nothing), device.states.get("lost", nothing)
     # For how long the power of a try was measured is not known: as far as that of all of them.
     measured_s = working.measured_s * spent.alone_s / working.total_s if working.total_s else 0.0
@@ -89,21 +90,10 @@ def _cut(device: DeviceFacts) -> DeviceFacts:
     alone = spent.alone_s / spent.total_s if spent.total_s else 0.0
     busy_s, energy_j = (None if value is None else value * alone for value in (spent.busy_s, spent.energy_j))
     moved = StateTime(spent.alone_s, measured_s, busy_s, energy_j)
-    states = {**device.states, "working": _plus(working, moved, -1), "lost": _plus(lost, moved, 1)}
+    states = {**device.states, "working": working.plus(moved, -1), "lost": lost.plus(moved)}
     states = {state: time for state, time in states.items() if time.total_s > _ROUNDING_S}
     work = replace(device.work, lost=device.work.lost + spent.tries)
     return replace(device, states=states, work=work, under_way=_NONE)
-
-
-def _plus(one: StateTime, other: StateTime, sign: int) -> StateTime:
-    """Return the one with the other added (1) or taken away (-1); no time is less than none."""
-
-    def total(value: float | None, more: float | None) -> float | None:
-        if value is None:
-            return more if sign > 0 else None
-        return max(0.0, value + sign * (more or 0.0))
-
-    return StateTime(*map(total, astuple(one), astuple(other)))  # type: ignore[arg-type]
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------

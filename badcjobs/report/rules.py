@@ -14,7 +14,8 @@ from typing import Any
 
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
-from badcjobs.store.read_model import DeviceFacts, JobFacts, StateTime
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import DeviceFacts, JobFacts
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)

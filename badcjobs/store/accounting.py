@@ -129,37 +129,45 @@ def _neighbours(points: Points, longest_ms: int) -> Iterator[tuple[int, float, i
     return ((*a, *b) for a, b in pairwise(known) if 0 < b[0] - a[0] <= longest_ms)
 
 
-@dataclass(slots=True)
-class Account:
-    """Seconds, and what was measured in them; None: nothing was."""
+@dataclass(frozen=True, slots=True)
+class StateTime:
+    """The time of a device in one state, or of one try, and what was measured in it; None: not measured."""
 
-    seconds: float = 0.0
-    measured_s: float = 0.0  # for so many of them the power is known
+    total_s: float = 0.0
+    measured_s: float = 0.0  # the part of it in which the power is known
     busy_s: float | None = None
     energy_j: float | None = None
 
-    def add(self, seconds: float, busy: tuple[float, float], energy: tuple[float, float], share: float = 1.0) -> None:
-        """Add a stretch: its length, (busy seconds, measured ms) and (joules, measured ms)."""
-        self.seconds += seconds * share
-        self.measured_s += energy[1] / 1000 * share
-        if busy[1] > 0:
-            self.busy_s = (self.busy_s or 0.0) + busy[0] * share
-        if energy[1] > 0:
-            self.energy_j = (self.energy_j or 0.0) + energy[0] * share
+    def plus(self, other: StateTime, share: float = 1.0) -> StateTime:
+        """Return this time with a share of another one added; a negative share subtracts, but never below 0."""
+
+        def total(value: float | None, more: float | None) -> float | None:
+            if more is None or (value is None and share < 0):
+                return value
+            return max(0.0, (value or 0.0) + share * more)
+
+        return StateTime(
+            max(0.0, self.total_s + share * other.total_s),
+            max(0.0, self.measured_s + share * other.measured_s),
+            total(self.busy_s, other.busy_s),
+            total(self.energy_j, other.energy_j),
+        )
 
 
 def keep_books(
     spans: Iterable[Span], busy: Cumulated, energy: Cumulated
-) -> tuple[dict[str, Account], dict[int, Account]]:
-    """Share time, busy seconds and joules of a device out, by state and by try; whatever is shared is shared once."""
-    states: dict[str, Account] = {}
-    tries: dict[int, Account] = {}
+) -> tuple[dict[str, StateTime], dict[int, StateTime]]:
+    """Return the time, busy seconds and joules of a device by state, and by try; tries at the same time share them."""
+    states: dict[str, StateTime] = {}
+    tries: dict[int, StateTime] = {}
     for span in spans:
-        added_busy, added_energy = busy.within(span), energy.within(span)
-        states.setdefault(span.state, Account()).add(span.seconds, added_busy, added_energy)
+        busy_s, busy_ms = busy.within(span)
+        energy_j, energy_ms = energy.within(span)
+        measured = (busy_s if busy_ms > 0 else None, energy_j if energy_ms > 0 else None)
+        spent = StateTime(span.seconds, energy_ms / 1000, *measured)
+        states[span.state] = states.get(span.state, StateTime()).plus(spent)
         for attempt_id in span.attempt_ids:
-            share = 1 / len(span.attempt_ids)
-            tries.setdefault(attempt_id, Account()).add(span.seconds, added_busy, added_energy, share)
+            tries[attempt_id] = tries.get(attempt_id, StateTime()).plus(spent, 1 / len(span.attempt_ids))
     return states, tries
 
 

@@ -54,12 +54,12 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
             by_state, by_try = keep_books(spans, busy, energy)
             states = {attempt_id: state for attempt_id, _, _, state in tries}
             times = [
-                (task_id, device_id, state, account.seconds, account.measured_s, account.busy_s, account.energy_j)
-                for state, account in sorted(by_state.items())
+                (task_id, device_id, state, time.total_s, time.measured_s, time.busy_s, time.energy_j)
+                for state, time in sorted(by_state.items())
             ]
             costs = [
-                (task_id, attempt_id, states[attempt_id], account.seconds, account.busy_s, account.energy_j)
-                for attempt_id, account in sorted(by_try.items())
+                (task_id, attempt_id, states[attempt_id], time.total_s, time.busy_s, time.energy_j)
+                for attempt_id, time in sorted(by_try.items())
             ]
             db.executemany(insert_sql("device_time"), times)
             db.executemany(insert_sql("attempt_cost"), costs)

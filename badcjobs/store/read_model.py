@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, NameGaps, ProcessFacts, Reading, is_silent
+from badcjobs.store.accounting import StateTime
 
 ALIVE = ("running", "silent")
 UNKNOWN_STATE = "unknown"  # of energy that cannot be shared out
@@ -67,16 +68,6 @@ class Trail:
             return None
         known = {metric: [value for value in getattr(self, metric) if value is not None] for metric in CHARTED}
         return Reading(**{metric: round(sum(values) / len(values)) for metric, values in known.items() if values})
-
-
-@dataclass(frozen=True, slots=True)
-class StateTime:
-    """What a device did in one state; the states are those of the table ``device_time``."""
-
-    total_s: float
-    measured_s: float  # for so many of them its power is known
-    busy_s: float | None
-    energy_j: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import groupby, pairwise
 from math import nan
 from operator import itemgetter
@@ -20,7 +20,7 @@ from sys import intern
 from typing import Any, TypeVar
 
 from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
-from badcjobs.store.accounting import STATES
+from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, describe
 from badcjobs.store.job_schema import DEVICE_SUMMARY
@@ -28,7 +28,6 @@ from badcjobs.store.read_model import (
     DeviceFacts,
     DeviceWork,
     MetricFacts,
-    StateTime,
     TaskAlert,
     TaskFacts,
     Trail,
@@ -284,10 +283,8 @@ def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
     """Yield the devices of all tasks with their accounts, task by task; they were added up at publication."""
     if not is_job_database(db):  # the same question as there, asked of one task
         db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
-    utilization = _by_device(db, "SELECT device_id, utilization_percent, samples FROM utilization_count", int)
-    throttled = _by_device(db, "SELECT device_id, reason, samples FROM throttle_count", int)
-    states = _by_device(db, f"SELECT device_id, state, {_names(StateTime)} FROM device_time", StateTime)
-    metrics = _by_device(db, f"SELECT device_id, metric, {_names(MetricFacts)} FROM metric_summary", MetricFacts)
+    utilization, throttled = _by_device(db, "utilization_count", int), _by_device(db, "throttle_count", int)
+    states, metrics = _by_device(db, "device_time", StateTime), _by_device(db, "metric_summary", MetricFacts)
     work, last, alone, under_way = _work(db), last_readings(db), read_alone(db), {}
     for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # in the accounts these count as working
         alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
@@ -310,22 +307,17 @@ def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
         )
 
 
-def _by_device(db: sqlite3.Connection, sql: str, kind: Callable[..., _Value]) -> dict[int, dict[Any, _Value]]:
-    """Return what is said of each device: for each key (the second column) a value made of the other columns."""
+def _by_device(db: sqlite3.Connection, table: str, kind: Callable[..., _Value]) -> dict[int, dict[Any, _Value]]:
+    """Return the rows of a table by device_id and by the column after it; the other columns make a value."""
     found: dict[int, dict[Any, _Value]] = defaultdict(dict)
-    for device_id, key, *values in db.execute(sql):
+    for _, device_id, key, *values in db.execute(f"SELECT * FROM {table}"):
         found[device_id][key] = kind(*values)
     return found
-
-
-def _names(kind: type) -> str:
-    return ", ".join(field.name for field in fields(kind))
 
 
 _DURATIONS = """
     SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
     WHERE outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
-_AUDIO_S = "SELECT device_id, total(audio_s) FROM chunk WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"
 _WORK = f"""
     SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
            sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
@@ -340,7 +332,8 @@ _UTILIZATION = """
 
 def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
     workers = dict(db.execute("SELECT device_id, count(*) FROM worker WHERE device_id IS NOT NULL GROUP BY 1"))
-    durations, audio_s = grouped(db.execute(_DURATIONS)), dict(db.execute(_AUDIO_S))
+    durations = grouped(db.execute(_DURATIONS))
+    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE)}
     found = {device_id: DeviceWork(many) for device_id, many in workers.items()}
     for device_id, done, failed, lost, *ends in db.execute(_WORK):
         p50_s = p95_s = longest_s = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from badcjobs.model import Reading
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.report.summary import Finding
+from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import (
     AlertFacts,
     Completeness,
@@ -16,7 +17,6 @@ from badcjobs.store.read_model import (
     GapFacts,
     JobFacts,
     MetricFacts,
-    StateTime,
     TaskFacts,
 )
 

@@ -79,10 +79,10 @@ def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy)
     spans = list(make_spans(0, to_ms, make_tries(tries), make_lives(lives)))
     by_state, by_try = keep_books(spans, Cumulated(used), Cumulated(power))
     states = by_state.values()
-    assert sum(account.seconds for account in states) == pytest.approx(to_ms / 1000)
+    assert sum(account.total_s for account in states) == pytest.approx(to_ms / 1000)
     assert sum(account.energy_j or 0.0 for account in states) == pytest.approx(sum(step[2] for step in power))
     assert sum(account.busy_s or 0.0 for account in states) == pytest.approx(sum(step[2] for step in used))
-    for what in ("seconds", "energy_j", "busy_s"):
+    for what in ("total_s", "energy_j", "busy_s"):
         in_chunks = sum(getattr(by_state[state], what) or 0.0 for state in OF_CHUNKS if state in by_state)
         assert sum(getattr(account, what) or 0.0 for account in by_try.values()) == pytest.approx(in_chunks)
 
@@ -115,7 +115,7 @@ def test_two_tries_at_once_share_the_device_and_a_third_pays_for_itself() -> Non
     tries = [Try(1, 0, 2000, "working"), Try(2, 0, 2000, "failed"), Try(3, 2000, 3000, "working")]
     power = Cumulated(power_steps([(0, 100.0), (3000, 100.0)], 15_000))
     by_state, by_try = keep_books(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
-    assert {key: (cost.seconds, round(cost.energy_j or 0)) for key, cost in by_try.items()} == {
+    assert {key: (cost.total_s, round(cost.energy_j or 0)) for key, cost in by_try.items()} == {
         1: (1.0, 100), 2: (1.0, 100), 3: (1.0, 100),
     }  # fmt: skip
     assert by_state.keys() == {"working"}

@@ -17,7 +17,8 @@ from badcjobs.planning.plan_speed import Speed, at_length, speed_of
 from badcjobs.planning.plan_survey import Lengths, Survey
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin, round_up, share_out, size_tasks
 from badcjobs.planning.site import Site
-from badcjobs.store.read_model import JobFacts, StateTime, TaskFacts
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import JobFacts, TaskFacts
 
 HOUR_S = 3600
 SPEED = Speed(400.0, "as --rate says")

@@ -33,7 +33,8 @@ from badcjobs.report.words import (
     spark,
     three,
 )
-from badcjobs.store.read_model import AlertFacts, Freshness, JobFacts, StateTime
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import AlertFacts, Freshness, JobFacts
 
 
 def whole(job: JobFacts = JOB) -> Summary:

@@ -18,8 +18,9 @@ from badcjobs.model import Reading
 from badcjobs.report.headlines import headlines
 from badcjobs.report.job import finish_job
 from badcjobs.report.summary import Summary, summarize
+from badcjobs.store.accounting import StateTime
 from badcjobs.store.merge import MergeOrder
-from badcjobs.store.read_model import Completeness, CostFacts, JobFacts, StateTime
+from badcjobs.store.read_model import Completeness, CostFacts, JobFacts
 
 STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
 
