@@ -20,7 +20,7 @@ from badcjobs.devices.listing import DeviceNow, list_granted
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.report.job import find_job_database, summarize_database
-from badcjobs.store.connect import open_job_database, read_only_uri, with_tool
+from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri
 from badcjobs.store.figures import describe
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
@@ -103,7 +103,7 @@ class Job:
     @cached_property
     def db(self) -> Database:
         """The sqlite-utils database: ``job.db["chunk"].rows_where("status = ?", ["failed"])``."""
-        return with_tool(open_job_database(self.path))
+        return as_sqlite_utils(open_job_database(self.path))
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     return FolderFacts(
         path=str(path),
         real=os.path.realpath(path),
-        filesystem=filesystem.words,
+        filesystem=filesystem.description,
         shared=filesystem.shared,
         refusal=refusal,
         missing=there != path,

@@ -1,13 +1,13 @@
-"""Where a device's time and energy went: every moment of a task has one state, every joule one owner. Pure.
+"""Splits the time and energy of a device by state and by try. Pure functions.
 
-At each moment the first of these that is true names the state of a device:
+A device has exactly one state at each moment of its task, the first of these that applies:
 
-    working   a chunk is being worked on that was done in the end, or, in a running task, has not ended yet
-    failed    only chunks that will fail are being worked on
-    lost      only chunks that nobody will ever hear of: their worker or their task was killed
-    start_up  the task prepares, or a worker is alive that has not begun its first chunk
-    waiting   workers are alive, and none has a chunk: it is being fetched, or there is none
-    idle      no worker is alive
+    working   it processes a chunk that succeeds in the end, or that a running task has not finished yet
+    failed    it processes only chunks that fail
+    lost      it processes only chunks without a result: their worker or their task was killed
+    start_up  the task prepares, or a worker runs that has not started its first chunk
+    waiting   workers run, but none of them has a chunk
+    idle      no worker runs
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
-OF_CHUNKS = STATES[:3]
+CHUNK_STATES = STATES[:3]
 
 _ALIVE, _STARTING = "alive", "starting"
 
 
-Try = tuple[int, int, int, str]  # of a chunk on the device: attempt_id, from and to (ms), one of OF_CHUNKS
-Life = tuple[int, int | None, int]  # of a worker: from, when it began its first chunk (None: never), to (ms)
+Try = tuple[int, int, int, str]  # one try of a chunk: attempt_id, start and end (ms), one of CHUNK_STATES
+Life = tuple[int, int | None, int]  # one worker: start, start of its first chunk (None: it had none), end (ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch in which nothing changes."""
+    """A period in which the state and the tries in progress do not change."""
 
     from_ms: int
     to_ms: int
     state: str
-    attempt_ids: tuple[int, ...] = ()  # the tries in flight, which share it equally
+    attempt_ids: tuple[int, ...] = ()  # the tries in progress, which share it equally
 
     @property
     def seconds(self) -> float:
@@ -43,44 +43,44 @@ class Span:
 
 
 def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[Life]) -> Iterator[Span]:
-    """Yield what the device did from one moment to another, without a hole and without an overlap."""
-    stretches: list[tuple[int, int, str, int | None]] = [(begin, end, state, one) for one, begin, end, state in tries]
+    """Yield what the device did between two moments, without holes or overlaps."""
+    stretches: list[tuple[int, int, str, int | None]] = [(a, b, state, attempt_id) for attempt_id, a, b, state in tries]
     for start_ms, began_ms, end_ms in lives:
         stretches.append((start_ms, end_ms, _ALIVE, None))
         stretches.append((start_ms, end_ms if began_ms is None else began_ms, _STARTING, None))
     if lives:
         stretches.append((from_ms, min(life[0] for life in lives), _STARTING, None))
-    events: list[tuple[int, int, str, int | None]] = []  # when, one more or one less, what, which try
+    events: list[tuple[int, int, str, int | None]] = []  # when, +1 or -1, what, attempt_id
     for begin_ms, end_ms, what, attempt_id in stretches:
         begin_ms, end_ms = max(begin_ms, from_ms), min(end_ms, to_ms)
         if begin_ms < end_ms:
             events += [(begin_ms, 1, what, attempt_id), (end_ms, -1, what, attempt_id)]
     present: Counter[str] = Counter()
-    flying: dict[int, None] = {}
+    in_progress: dict[int, None] = {}
     at_ms = from_ms
-    # In order of time; at one moment ends come first.
+    # In order of time; ends come before starts of the same moment.
     for when_ms, more, what, attempt_id in [*sorted(events, key=lambda event: event[:2]), (to_ms, 0, "", None)]:
         if when_ms > at_ms:
-            yield Span(at_ms, when_ms, _state(present), tuple(flying))
+            yield Span(at_ms, when_ms, _state(present), tuple(in_progress))
             at_ms = when_ms
         present[what] += more
         if attempt_id is not None and more > 0:
-            flying[attempt_id] = None
+            in_progress[attempt_id] = None
         elif attempt_id is not None:
-            flying.pop(attempt_id)
+            in_progress.pop(attempt_id)
 
 
 def _state(present: Counter[str]) -> str:
     names = {_STARTING: "start_up", _ALIVE: "waiting"}
-    found = next((what for what in (*OF_CHUNKS, *names) if present[what]), None)
+    found = next((what for what in (*CHUNK_STATES, *names) if present[what]), None)
     return "idle" if found is None else names.get(found, found)
 
 
 class Cumulated:
-    """A quantity that grew over time, and for how much of that time it was measured."""
+    """A quantity that grows over time, and how much of that time was measured."""
 
     def __init__(self, steps: Iterable[tuple[int, int, float]]) -> None:
-        """Take steps (from, to, how much was added) in order of time, none overlapping."""
+        """Take steps (from, to, amount added) in order of time; they do not overlap."""
         steps = list(steps)
         self._starts = [step[0] for step in steps]
         self._steps = steps
@@ -89,11 +89,11 @@ class Cumulated:
 
     @property
     def total(self) -> float | None:
-        """How much there was in the end; None: nothing was measured."""
+        """The amount at the end; None: nothing was measured."""
         return self._totals[-1] if self._steps else None
 
     def until(self, at_ms: int) -> tuple[float, float]:
-        """Return how much there was by then, and how many milliseconds were measured by then."""
+        """Return the amount at a moment, and how many milliseconds before it were measured."""
         place = bisect_right(self._starts, at_ms) - 1
         if place < 0:
             return 0.0, 0.0
@@ -103,23 +103,23 @@ class Cumulated:
         return self._totals[place] + added * share, self._measured_ms[place] + part_ms
 
     def within(self, span: Span) -> tuple[float, float]:
-        """Return how much was added in a span, and how many milliseconds of it were measured."""
+        """Return the amount added during a span, and how many milliseconds of it were measured."""
         after, before = self.until(span.to_ms), self.until(span.from_ms)
         return after[0] - before[0], after[1] - before[1]
 
 
 Points = Sequence[tuple[int, float | None]]
-Steps = Iterator[tuple[int, int, float]]  # from, to, how much was added
+Steps = Iterator[tuple[int, int, float]]  # from, to, amount added
 
 
 def power_steps(points: Points, longest_ms: int) -> Steps:
-    """Yield the joules between neighbouring readings of power; never across a hole."""
+    """Yield the joules between neighbouring readings of power; skip pairs more than ``longest_ms`` apart."""
     for a_ms, a_w, b_ms, b_w in _neighbours(points, longest_ms):
         yield a_ms, b_ms, (a_w + b_w) / 2 * (b_ms - a_ms) / 1000
 
 
 def busy_steps(points: Points, longest_ms: int) -> Steps:
-    """Yield the busy seconds between neighbouring readings; each says what share was busy since the one before."""
+    """Yield the busy seconds between neighbouring readings; a reading is the busy share since the one before it."""
     for a_ms, _, b_ms, percent in _neighbours(points, longest_ms):
         yield a_ms, b_ms, percent / 100 * (b_ms - a_ms) / 1000
 
@@ -154,7 +154,7 @@ class StateTime:
         )
 
 
-def keep_books(
+def sum_by_state(
     spans: Iterable[Span], busy: Cumulated, energy: Cumulated
 ) -> tuple[dict[str, StateTime], dict[int, StateTime]]:
     """Return the time, busy seconds and joules of a device by state, and by try; tries at the same time share them."""
@@ -172,7 +172,7 @@ def keep_books(
 
 
 def state_seconds(spans: Iterable[Span], from_ms: int, width_ms: int) -> dict[int, Counter[str]]:
-    """Return how many seconds of each state there are in each stretch of equal width, by its number from 0."""
+    """Return the seconds of each state in stretches of equal width, by the number of the stretch from 0."""
     found: dict[int, Counter[str]] = {}
     for span in spans:
         at_ms = span.from_ms

@@ -1,4 +1,4 @@
-"""Puts finished files where readers look: sealed, under a hidden name, then renamed; no reader sees half of one."""
+"""Writes files atomically: under a hidden name, sealed with a checksum, then renamed; readers see complete files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from badcjobs.store.schema import TABLES
 ROWS, SEAL = "rows", "seal"
 _DIGITS = 8
 _BLANK = b"-" * _DIGITS
-_MARK = b"sealcrc32:"  # key and value of a row lie side by side in its record
+_MARK = b"sealcrc32:"  # SQLite stores key and value of a row next to each other
 _BLOCK_BYTES = 1 << 20
 
 
@@ -33,13 +33,13 @@ def count_tables(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def prepare_seal(db: sqlite3.Connection) -> None:
-    """Write the row counts of a file that is complete, and leave room for its checksum."""
+    """Write the row counts of a complete file and a placeholder for its checksum."""
     values = {ROWS: json.dumps(count_tables(db)), SEAL: f"crc32:{_BLANK.decode()}"}
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
 
 def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
-    """Return the row counts that a file was published with; empty: it does not say."""
+    """Return the row counts that a file was published with; empty: it has none."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
     try:
         return {str(table): int(many) for table, many in json.loads(row[0]).items()} if row else {}
@@ -48,7 +48,7 @@ def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def checksum(blocks: Iterable[bytes]) -> tuple[int | None, str | None, str]:
-    """Return where the digits of a file's seal are, what they are, and the checksum of all blocks with none there."""
+    """Return the position of a file's seal, its digits, and the checksum of all blocks with the seal left blank."""
     crc, held, position, seal_at, stated = 0, b"", 0, None, None
     for block in blocks:
         held += block
@@ -56,11 +56,11 @@ def checksum(blocks: Iterable[bytes]) -> tuple[int | None, str | None, str]:
         if stated is None and start >= len(_MARK) and len(held) >= start + _DIGITS:
             seal_at, stated = position + start, held[start : start + _DIGITS]
             held = held[:start] + _BLANK + held[start + _DIGITS :]
-        keep = 0 if stated is not None else len(_MARK) + _DIGITS - 1  # a seal may begin in it
+        keep = 0 if stated is not None else len(_MARK) + _DIGITS - 1  # a seal may start there
         count = max(0, len(held) - keep)
         crc, held, position = zlib.crc32(held[:count], crc), held[count:], position + count
-    said = None if stated is None or stated == _BLANK else stated.decode(errors="replace")
-    return seal_at, said, f"{zlib.crc32(held, crc):08x}"
+    digits = None if stated is None or stated == _BLANK else stated.decode(errors="replace")
+    return seal_at, digits, f"{zlib.crc32(held, crc):08x}"
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -68,14 +68,14 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def read_checksum(path: Path) -> tuple[str | None, str]:
-    """Return the checksum that a file states (None: it has no seal), and the one of its bytes."""
+    """Return the checksum in a file's seal (None: it has no seal), and the checksum of its bytes."""
     with path.open("rb") as file:
         _, stated, computed = checksum(_blocks(file))
     return stated, computed
 
 
 def read_stated(path: Path) -> str | None:
-    """Return the checksum that a file states, without a look at its bytes; None: it has no seal, or is no database."""
+    """Return the checksum in a file's seal without reading the file; None: it has no seal, or is not a database."""
     try:
         with closing(open_sealed(path)) as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone()
@@ -86,10 +86,7 @@ def read_stated(path: Path) -> str | None:
 
 @contextmanager
 def replacing(target: Path, temporary: Path, *, lasting: bool = True) -> Iterator[None]:
-    """Put what is written under a temporary name in the place of ``target``, when all went well; else remove it.
-
-    Not ``lasting``: not worth an fsync.
-    """
+    """Rename the temporary file to ``target`` when the block succeeds, else remove it; ``lasting``: with fsync."""
     try:
         yield
         if lasting:
@@ -99,13 +96,13 @@ def replacing(target: Path, temporary: Path, *, lasting: bool = True) -> Iterato
         temporary.unlink(missing_ok=True)
     if lasting:
         folder = os.open(target.parent, os.O_RDONLY)
-        with suppress(OSError):  # some shared filesystems refuse to sync a folder; the rename itself is still atomic
+        with suppress(OSError):  # some shared filesystems cannot sync a folder; the rename itself is still atomic
             os.fsync(folder)
         os.close(folder)
 
 
 def move_into_place(local: Path, target: Path) -> None:
-    """Copy a finished local file to where readers look, and seal it, so that they never see half of it."""
+    """Copy a finished local file to its target and seal it; readers see the complete file or the old one."""
     temporary = unfinished_name(target)
     with replacing(target, temporary), local.open("rb") as source, temporary.open("wb") as copy:
 
@@ -115,28 +112,28 @@ def move_into_place(local: Path, target: Path) -> None:
                 yield block
 
         seal_at, _, digits = checksum(copied())
-        if seal_at is not None:  # None: samples as text
+        if seal_at is not None:  # None: not a database, but samples as text
             copy.seek(seal_at)
             copy.write(digits.encode())
 
 
 def unfinished_name(target: Path) -> Path:
-    """Return the name of a file that this process is still writing."""
+    """Return the temporary name under which this process writes a file."""
     return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
 
 
 def try_to_write(target: Path) -> None:
-    """Raise OSError where a file cannot be made; a pipe or a device is left alone."""
+    """Raise OSError if a file cannot be created; a pipe or a device is not touched."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, f"{target.name} is a folder")
     if not target.exists() or target.is_file():
-        attempt = unfinished_name(target.absolute())  # what a publication creates first
+        attempt = unfinished_name(target.absolute())  # the first file that a publication creates
         attempt.touch()
         attempt.unlink()
 
 
 def remove_unfinished(target: Path) -> None:
-    """Remove what killed publishers of this file have left half done."""
+    """Remove the temporary copies of this file that killed processes left behind."""
     for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         if copy.is_dir():
             shutil.rmtree(copy, ignore_errors=True)
@@ -145,7 +142,7 @@ def remove_unfinished(target: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file last."""
+    """Write a file's content to disk with fsync."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -158,7 +155,7 @@ def fresh_file(target: Path) -> Iterator[BinaryIO]:
             with target.open("wb") as out:
                 yield out
             return
-        # Of one length, however long the target's name is; the host, because others may share this folder.
+        # A short name even for a target with a long one; with the host name because hosts may share this folder.
         number = zlib.crc32(os.fsencode(target.name))
         temporary = target.with_name(f".badcjobs-export.{os.uname().nodename}.{os.getpid()}.{number:08x}.tmp")
         with replacing(target, temporary, lasting=False), temporary.open("wb") as out:
@@ -168,7 +165,7 @@ def fresh_file(target: Path) -> Iterator[BinaryIO]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for output, and those above it."""
+    """Create a folder for output, with its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

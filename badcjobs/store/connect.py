@@ -1,4 +1,4 @@
-"""Opens SQLite files: live, sealed, and the job database; by the filesystem they lie on, where that matters."""
+"""Opens SQLite files: live databases, sealed task databases and the job database."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-# --- where files lie --------------------------------------------------------------------------------------------------
-# Only what is known to be local counts as local: on a filesystem that several machines see, a lock may be invisible to
-# the next machine, and a live database is then destroyed by whatever opens it there.
+# --- filesystems ------------------------------------------------------------------------------------------------------
+# Only filesystems that are known to be local count as local. On a shared filesystem, another machine may not see a
+# lock; a live database that is opened there without a lock is destroyed.
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
 UNKNOWN = "unknown"
@@ -35,39 +35,39 @@ LOCAL = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Filesystem:
-    """What a folder lies on."""
+    """The filesystem of a folder."""
 
-    kind: str  # as in /proc/self/mountinfo; "unknown": the system did not say
+    kind: str  # as in /proc/self/mountinfo, or "unknown"
     mount: str = ""
 
     @property
     def shared(self) -> bool:
-        """Whether other machines may see it; so an unknown one is treated."""
+        """Whether other machines may see it; an unknown filesystem counts as shared."""
         return self.kind not in LOCAL
 
     @property
-    def words(self) -> str:
-        """The filesystem and what is thought of it, for the log."""
+    def description(self) -> str:
+        """The filesystem and whether it counts as shared, for the log."""
         return f"{self.kind}, {'treated as shared' if self.shared else 'local'}"
 
 
 def read_filesystem(folder: Path) -> Filesystem:
-    """Ask this machine what a folder lies on; the folder need not exist yet."""
+    """Return the filesystem of a folder, which need not exist yet."""
     try:
         text = _MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
         return parse_mountinfo(text, str(folder.resolve()))
-    except (OSError, RuntimeError):  # no /proc; a loop of links
+    except (OSError, RuntimeError):  # no /proc, or a loop of links
         return Filesystem(UNKNOWN)
 
 
 def parse_mountinfo(text: str, path: str) -> Filesystem:
-    """Find the mount that a resolved absolute path lies on, in the text of /proc/self/mountinfo.
+    """Find the filesystem of a resolved absolute path in the text of /proc/self/mountinfo.
 
-    The longest mount point wins; of several mounts on one point the last does, for it hides the others.
+    The longest mount point wins. If several filesystems are mounted on it, the last one wins: it hides the others.
     """
     best = Filesystem(UNKNOWN)
     for line in text.splitlines():
-        before, found, after = line.partition(" - ")  # a lone hyphen ends the optional fields before the type
+        before, found, after = line.partition(" - ")  # a single hyphen separates the optional fields from the type
         fields = before.split(" ")
         if not found or len(fields) < 6:
             continue
@@ -81,7 +81,7 @@ def parse_mountinfo(text: str, path: str) -> Filesystem:
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 _Facts = TypeVar("_Facts")
-# What people call a chunk, as an SQL expression.
+# The name of a chunk in messages, as an SQL expression.
 CHUNK_NAME = "CASE WHEN recording_id = chunk_id THEN '' ELSE recording_id || '/' END || chunk_id"
 _OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 
@@ -89,9 +89,10 @@ _OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 def create_live(path: Path, *, shared: bool = False) -> sqlite3.Connection:
     """Open (or create) a database with one writer.
 
-    On node-local disk: WAL with synchronous=NORMAL. A commit costs no fsync, kill -9 loses nothing committed, the
-    file survives a power cut, and readers of this machine may look on. ``shared``: WAL needs memory that hosts do not
-    share, and locks may be missing or lie; so a rollback journal, synced, and nobody looks on (live_files.py).
+    On node-local disk it uses WAL with synchronous=NORMAL: a commit needs no fsync, kill -9 loses nothing that was
+    committed, the file survives a power cut, and other processes of this machine can read it. On a ``shared``
+    filesystem WAL does not work, because hosts share no memory, and locks are not reliable: it uses a rollback journal
+    with fsync, and other processes must not open it (live_files.py).
     """
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise DatabaseProblem(
@@ -99,7 +100,7 @@ def create_live(path: Path, *, shared: bool = False) -> sqlite3.Connection:
             fix="module load python   (or any Python built with a newer SQLite)",
         )
     uri = unshared_uri(path) if shared else file_uri(path, "mode=rwc")
-    # Snapshots are taken from another thread; SQLite itself lets one thread in at a time.
+    # Another thread takes snapshots; SQLite serializes the access.
     connection = sqlite3.connect(uri, isolation_level=None, timeout=5, uri=True, check_same_thread=False)
     if shared:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # keeps the journal open: one fsync less per commit
@@ -111,9 +112,9 @@ def create_live(path: Path, *, shared: bool = False) -> sqlite3.Connection:
 
 
 def unshared_uri(path: Path) -> str:
-    """Return the URI of a file that only one living process opens: it asks the filesystem for no lock at all.
+    """Return the URI of a file that only one process opens: SQLite takes no locks.
 
-    A rollback journal that a dead writer has left behind is rolled back on opening.
+    SQLite rolls back the journal of a killed writer when it opens the file.
     """
     return file_uri(path, "vfs=unix-none")
 
@@ -123,11 +124,11 @@ def create_tables(connection: sqlite3.Connection) -> None:
     connection.executescript(ddl_script())
 
 
-def with_tool(connection: sqlite3.Connection) -> Database:
-    """Return a connection in the hands of sqlite-utils: for tables, views, indexes, small writes and other people.
+def as_sqlite_utils(connection: sqlite3.Connection) -> Database:
+    """Return a connection as a sqlite-utils Database: for tables, views, indexes, small writes and users of the API.
 
-    Imported here because it takes a sixth of a second, which neither the recorder nor ``--help`` has. A version 3 of it
-    commits after each insert, so that inside a transaction rows are written by plain SQL.
+    The import is here because it takes 0.16 s, too long for the recorder and ``--help``. Version 3 of sqlite-utils
+    commits after each insert: inside a transaction, write rows with plain SQL.
     """
     from sqlite_utils import Database
 
@@ -136,32 +137,32 @@ def with_tool(connection: sqlite3.Connection) -> Database:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
-    """Keep all that is written in the block, or nothing of it; inside another one it is a part of that."""
+    """Commit all that the block writes, or roll it back; inside another transaction, use a savepoint."""
     inside = db.in_transaction
     db.execute("SAVEPOINT part" if inside else begin)
     try:
         yield
         db.execute("RELEASE part" if inside else "COMMIT")
     except BaseException:
-        if db.in_transaction:  # a full disk has rolled it back already
+        if db.in_transaction:  # after a full disk SQLite has rolled back already
             db.execute("ROLLBACK TO part" if inside else "ROLLBACK")
         raise
 
 
 def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
-    """Return rows under the names of their columns."""
+    """Return rows as dictionaries by column name."""
     cursor = db.execute(sql, values)
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 
 
 def read_as(db: sqlite3.Connection, kind: Callable[..., _Facts], sql: str, *values: object) -> tuple[_Facts, ...]:
-    """Return rows as values of one type, whose fields are called like the columns."""
+    """Return rows as values of one type; its fields have the names of the columns."""
     return tuple(kind(**row) for row in rows_by_name(db, sql, values))
 
 
 def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
-    """Return rows under their first column: each as its other columns, or as the only other one."""
+    """Group rows by their first column; a row is then a tuple of the other columns, or the only other one."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for key, *others in rows:
         found[key].append(others[0] if len(others) == 1 else tuple(others))
@@ -171,14 +172,14 @@ def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
 def read_only_uri(path: Path, *, sealed: bool) -> str:
     """Return the URI that opens a file for reading only.
 
-    ``sealed`` files are complete and never change in place, so SQLite may leave out locks,
-    which some shared filesystems do not have.
+    ``sealed`` files are complete and never change in place, so SQLite needs no locks, which some shared filesystems
+    do not support.
     """
     return file_uri(path, "mode=ro&immutable=1" if sealed else "mode=ro")
 
 
 def file_uri(path: Path, how: str) -> str:
-    """Return the URI that opens a file in a certain way, whatever letters its name has."""
+    """Return the URI that opens a file with these parameters; special characters in its name are quoted."""
     return f"file:{quote(os.fsencode(path.absolute()))}?{how}"
 
 
@@ -188,12 +189,12 @@ def open_sealed(path: Path) -> sqlite3.Connection:
 
 
 def is_job_database(db: sqlite3.Connection) -> bool:
-    """Tell a job database from a task database."""
+    """Say whether this is a job database; otherwise it is a task database."""
     return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'source_file'").fetchone() is not None
 
 
-def version_complaint(connection: sqlite3.Connection) -> str | None:
-    """Return why a file of another schema cannot be read, by name; None: it can."""
+def schema_problem(connection: sqlite3.Connection) -> str | None:
+    """Return why this badcjobs cannot read the schema of a file; None: it can."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == SCHEMA_VERSION:
         return None
@@ -219,28 +220,28 @@ def published_uri(path: Path) -> str:
 
 
 @contextmanager
-def reading(path: Path, way_out: Callable[[str], str | None] = lambda why: None) -> Iterator[sqlite3.Connection]:
-    """Open a published task or job database; what is wrong with it, now or while it is read, is one kind of problem.
+def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: None) -> Iterator[sqlite3.Connection]:
+    """Open a published task or job database; an SQLite error, also one in the block, becomes a DatabaseProblem.
 
-    ``way_out`` gives the line to paste for a reason.
+    ``suggest_fix`` returns the command to paste for an error message.
     """
     try:
         uri = published_uri(path)
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)) as db:
             if db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
                 raise sqlite3.DatabaseError("not a badcjobs database" if path.stat().st_size else "the file is empty")
-            if complaint := version_complaint(db):
-                raise sqlite3.DatabaseError(complaint)
+            if problem := schema_problem(db):
+                raise sqlite3.DatabaseError(problem)
             yield db
     except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path.name} cannot be read: {error}", fix=way_out(str(error))) from error
+        raise DatabaseProblem(f"{path.name} cannot be read: {error}", fix=suggest_fix(str(error))) from error
 
 
 def _reading_uri(path: Path) -> str:
     """Return the URI of a job database.
 
-    On a shared filesystem it only ever changes by a rename, and locks are not to be trusted. On a local disk a merge
-    may be changing it in place; if one was killed there, its journal restores what was before.
+    On a shared filesystem a merge replaces it by a rename, and locks are not reliable. On a local disk a merge may
+    change it in place; after a killed merge, SQLite restores the old content from the journal.
     """
     if read_filesystem(path.parent).shared:
         return read_only_uri(path, sealed=True)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TextIO
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
-from badcjobs.store.connect import reading, with_tool
+from badcjobs.store.connect import as_sqlite_utils, reading
 from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
 Row = tuple[object, ...]
@@ -55,7 +55,7 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
 
 def list_tables(db: sqlite3.Connection) -> list[str]:
     """Return the names of all tables and views, in the order of the file."""
-    tool = with_tool(db)
+    tool = as_sqlite_utils(db)
     return [*tool.table_names(), *tool.view_names()]
 
 
@@ -72,7 +72,7 @@ def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> N
 
 def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
     """Map column to declared SQL type; an expression in a view may have none."""
-    return {column.name: column.type for column in with_tool(db)[table].columns}
+    return {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
 
 
 def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str, str], Iterator[list[Row]]]:

@@ -14,10 +14,10 @@ from badcjobs.store.accounting import (
     Cumulated,
     Span,
     busy_steps,
-    keep_books,
     make_spans,
     power_steps,
     state_seconds,
+    sum_by_state,
 )
 from badcjobs.store.schema import DERIVED, LAST_SIGN, insert_sql
 
@@ -51,7 +51,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
             tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
             worker_lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
             spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
-            by_state, by_try = keep_books(spans, busy, energy)
+            by_state, by_try = sum_by_state(spans, busy, energy)
             states = {attempt_id: state for attempt_id, _, _, state in tries}
             times = [
                 (task_id, device_id, state, time.total_s, time.measured_s, time.busy_s, time.energy_j)

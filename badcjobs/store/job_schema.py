@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs import __version__
-from badcjobs.store.connect import file_uri, with_tool
+from badcjobs.store.connect import as_sqlite_utils, file_uri
 from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, ddl_script, define_table
 
 _COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
@@ -314,7 +314,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     db.execute("PRAGMA secure_delete = OFF")  # nothing secret here; some builds of SQLite zero every page they free
     if new:
-        tool = with_tool(db)
+        tool = as_sqlite_utils(db)
         tool.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
         for view in (*VIEWS, _column_help()):
             tool.create_view(view.name, view.select())
@@ -325,7 +325,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
 def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXES)) -> None:
     """Create the indexes of the job database that are not there yet."""
     db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
-    tool = with_tool(db)
+    tool = as_sqlite_utils(db)
     for name in names:
         table, columns = INDEXES[name]
         tool.table(table).create_index(columns, name, if_not_exists=True)

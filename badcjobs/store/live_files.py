@@ -1,7 +1,7 @@
-"""The two live files of a task: who may read them when, how they are copied, and what to do when a disk refuses.
+"""The two live files of a task: how to open and copy them, and what happens when the disk is full.
 
-Who may open which file depends on where it lies and on who is alive: on node-local disk anybody may look on; on a
-shared filesystem a file that a living process writes is opened by nobody else, and its owner hands out snapshots.
+On node-local disk any process can open a live file. On a shared filesystem only the process that writes it may open
+it; this process writes snapshots for the others.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ log = logging.getLogger(__name__)
 
 _GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")
 
-# One of the two live files: called with a folder for copies, it says where its rows can be read now; None: nowhere yet.
+# One of the two live files: a call with a folder for copies returns the URI to read its rows; None: not there yet.
 Half = Callable[[Path], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveHalf:
-    """A file that can be opened; ``kind`` says how.
+    """A file that can be opened; ``kind`` decides how.
 
-    local: on node-local disk, whether its writer lives or not. left: on a shared filesystem, by a writer that has
-    stopped or is dead; what it left half written is undone. sealed: a snapshot, or a published file: complete and never
-    changed in place.
+    local: on node-local disk, with or without a running writer. left: on a shared filesystem, after its writer has
+    ended; SQLite rolls back an incomplete transaction. sealed: a snapshot or a published file, which never changes.
     """
 
     path: Path
     kind: str = "local"
 
     def __call__(self, workplace: Path) -> str | None:
-        """Return the file itself, or a copy where its own disk has not even the room that reading needs."""
+        """Return the URI of the file, or of a copy if its disk is too full even to read it."""
         if not self.path.exists():
             return None
         if self.kind == "left":
@@ -55,7 +54,7 @@ class LiveHalf:
             with closing(sqlite3.connect(uri, uri=True)) as db:
                 db.execute("PRAGMA user_version").fetchone()
             return uri
-        except sqlite3.OperationalError:  # so its writer is dead: copy it with its log
+        except sqlite3.OperationalError:  # its writer has ended: copy it with its log
             copy = workplace / self.path.name
             for ending in ("", "-wal"):
                 source = self.path.with_name(self.path.name + ending)
@@ -65,22 +64,22 @@ class LiveHalf:
 
 
 def left_behind(path: Path, *, shared: bool) -> LiveHalf:
-    """Return the half of a process that writes no more."""
+    """Return the live file of a process that has ended."""
     return LiveHalf(path, "left" if shared else "local")
 
 
 def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
-    """Return the half of a wrapper that is dead: its file, or what it had published when its disk would not take it.
+    """Return the live file of a killed wrapper, or the published file if it has more rows (the live disk was full).
 
-    Both hold the beginning of the same story; the longer one is the newer.
+    Rows are added and never removed: the file with more rows is the newer one.
     """
-    left, told = left_behind(path, shared=shared), LiveHalf(published, "sealed")
+    left, sealed = left_behind(path, shared=shared), LiveHalf(published, "sealed")
     with tempfile.TemporaryDirectory(prefix=f".{published.name}.", suffix=".tmp", dir=published.parent) as workplace:
-        return told if _length(told, Path(workplace)) > _length(left, Path(workplace)) else left
+        return sealed if _length(sealed, Path(workplace)) > _length(left, Path(workplace)) else left
 
 
 def _length(half: Half, workplace: Path) -> int:
-    """Return how far a wrapper's story goes: rows are added to it and never taken away."""
+    """Return how many rows a wrapper has written; -1: the file cannot be read."""
     try:
         return count_rows(half, workplace, _GROWING)
     except (OSError, sqlite3.Error):
@@ -88,7 +87,7 @@ def _length(half: Half, workplace: Path) -> int:
 
 
 def count_rows(half: Half, workplace: Path, tables: Collection[str]) -> int:
-    """Return how many rows some tables of a half have; -1: it is not there."""
+    """Return how many rows some tables of a live file have; -1: it does not exist."""
     uri = half(workplace)
     if uri is None:
         return -1
@@ -97,18 +96,18 @@ def count_rows(half: Half, workplace: Path, tables: Collection[str]) -> int:
 
 
 # --- copying a live database ------------------------------------------------------------------------------------------
-# Through the connection of the one who writes it, while the writing goes on: this needs no lock that another process
-# would have to see. SQLite carries what is written by the same connection meanwhile into the copy.
+# The copy uses the connection of the writer while it continues to write: this needs no locks between processes. SQLite
+# adds to the copy what the same connection writes in the meantime.
 
-_STEP_PAGES = 128  # half a megabyte: the writer waits for one step at most
-_BREATH_S = 0.0005  # between two steps, so that a writer who waits comes first
+_STEP_PAGES = 128  # 0.5 MiB: the writer waits for one step at most
+_BREATH_S = 0.0005  # between two steps, so that a waiting writer is next
 _BUSY_S = 0.002
 
 
 def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = True) -> None:
-    """Write a sealed copy of a live database; ``target`` is replaced at once and is never half a file.
+    """Write a sealed copy of a live database and rename it to ``target``; ``lasting``: with fsync.
 
-    May be called from another thread than the writer's. Not ``lasting``: a scratch file, not worth an fsync.
+    Another thread than the writer's may call this.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
@@ -116,9 +115,9 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
         replacing(target, temporary, lasting=lasting),
         closing(sqlite3.connect(unshared_uri(temporary), uri=True, isolation_level=None)) as copy,
     ):
-        copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else a WAL file's copy cannot be turned into a plain one
-        copy.execute("PRAGMA journal_mode = OFF")  # half a copy is thrown away
-        copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end, when the writer does not wait for us
+        copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else the copy of a WAL file cannot leave WAL mode
+        copy.execute("PRAGMA journal_mode = OFF")  # an incomplete copy is removed
+        copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end, when the writer does not wait
         copy.execute("PRAGMA cache_size = -512")
         live.backup(copy, pages=_STEP_PAGES, progress=lambda *_: time.sleep(_BREATH_S), sleep=_BUSY_S)
         copy.execute("PRAGMA journal_mode = DELETE")
@@ -128,7 +127,7 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
 
 
 def _ask(uri: str | None, sql: str, values: Sequence[object] = ()) -> list[Any]:
-    """Return rows of the recorder's file; none where it cannot be read now."""
+    """Return rows of the recorder's file; empty if it cannot be read now."""
     if uri is None:
         return []
     try:
@@ -139,18 +138,18 @@ def _ask(uri: str | None, sql: str, values: Sequence[object] = ()) -> list[Any]:
         return []
 
 
-# Every instant is in host_sample, unless the machine did not say; then a device may have.
+# Each reading has a row in host_sample unless the machine could not be read; a device may then have one.
 LAST_READING = "SELECT max(at_ms) FROM (SELECT at_ms FROM host_sample UNION ALL SELECT at_ms FROM sample)"
 
 
 def last_reading_ms(uri: str | None) -> int | None:
-    """Return when the recorder last wrote something; None when it never did, or its file cannot be read."""
+    """Return the time of the recorder's last reading; None: there is none, or its file cannot be read."""
     found = _ask(uri, LAST_READING)
     return found[0][0] if found else None
 
 
 def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | None:
-    """Return the last sample of a device up to a moment, as JSON without what it did not say; None: there is none."""
+    """Return the last sample of a device before a moment as JSON, without unknown values; None: there is none."""
     sql = "SELECT * FROM sample WHERE device_id = ? AND at_ms <= ? ORDER BY rowid DESC LIMIT 1"
     found = _ask(uri, sql, (device_id, before_ms))
     if not found:
@@ -160,14 +159,14 @@ def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | 
 
 
 def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = None) -> dict[int, int]:
-    """Return the most memory in use on each device since a moment, or between two; empty where it is not known."""
+    """Return the peak memory in use on each device since a moment, or between two; empty: not known."""
     sql = """SELECT device_id, max(memory_used_bytes) FROM sample
              WHERE at_ms >= ? AND at_ms <= coalesce(?, at_ms) AND memory_used_bytes IS NOT NULL GROUP BY device_id"""
     return dict(_ask(uri, sql, (since_ms, until_ms)))
 
 
 def read_pulse(uri: str | None, since_ms: int) -> tuple[float | None, float | None, float | None]:
-    """Return the mean percentages of CPU, memory and GPU in the recent past; None: not known, or not readable now."""
+    """Return the mean percentages of CPU, memory and GPU since a moment; None: not known, or not readable now."""
     sql = """SELECT avg(cpu_percent), avg(100.0 * memory_used_bytes / memory_total_bytes),
                     (SELECT avg(utilization_percent) FROM sample WHERE at_ms >= ?)
              FROM host_sample WHERE at_ms >= ?"""
@@ -175,18 +174,18 @@ def read_pulse(uri: str | None, since_ms: int) -> tuple[float | None, float | No
     return cpu, memory, gpu
 
 
-# --- a disk that refuses ----------------------------------------------------------------------------------------------
-# What the disk refuses (full, read-only, gone) is kept in memory: as a list of transactions, to be written when there
-# is room again, and as a copy of the whole database with these in it, so that a reader meanwhile gets everything.
+# --- a disk that cannot be written ------------------------------------------------------------------------------------
+# When the disk is full, read-only or gone, the data stays in memory: as a list of transactions to write later, and as a
+# copy of the database that includes them, so that readers get everything in the meantime.
 
 _RETRY_S = 1.0
 _QUIET_S = 60.0
 
-Change = Callable[[sqlite3.Connection], Any]  # writes something; done a second time in memory, a third on disk
+Change = Callable[[sqlite3.Connection], Any]  # writes something; it may run again, in memory and then on disk
 
 
 class PatientDatabase:
-    """One writer's database; every change is kept until the disk has it."""
+    """The database of one writer; it keeps each change in memory until the disk has it."""
 
     def __init__(self, path: Path, *, shared: bool, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -200,16 +199,16 @@ class PatientDatabase:
 
     @property
     def now(self) -> sqlite3.Connection:
-        """The connection that knows everything written so far; for reading."""
+        """The connection that has everything written so far; for reading."""
         return self._disk if self._memory is None else self._memory
 
     @property
     def waiting(self) -> int:
-        """How many transactions the disk has not taken yet."""
+        """How many transactions are not on disk yet."""
         return len(self._backlog)
 
     def write(self, change: Change) -> Any:
-        """Make one change: part of the transaction that is open, or one of its own."""
+        """Make one change, in the open transaction or in one of its own."""
         if self._open is None:
             with self.transaction():
                 return self.write(change)
@@ -219,7 +218,7 @@ class PatientDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold one transaction open over several changes; an exception undoes them all."""
+        """Group several changes in one transaction; an exception rolls them back."""
         self.catch_up()
         self._open = []
         try:
@@ -235,15 +234,15 @@ class PatientDatabase:
             self._open = None
 
     def on_disk(self) -> sqlite3.Connection:
-        """Return the disk's own connection, for what is too much to be kept in memory."""
-        self.catch_up(at_once=True)
+        """Return the connection to the disk, for data that is too large to keep in memory."""
+        self.catch_up(force=True)
         if self._memory is not None:
-            raise sqlite3.OperationalError("the disk takes nothing more")
+            raise sqlite3.OperationalError("the disk cannot be written")
         return self._disk
 
-    def catch_up(self, *, at_once: bool = False) -> None:
-        """Write what the disk has refused; not more than once a second unless ``at_once``."""
-        if self._memory is None or (self._monotonic_s() < self._retry_at_s and not at_once):
+    def catch_up(self, *, force: bool = False) -> None:
+        """Write the waiting transactions to disk; at most one attempt per second unless ``force``."""
+        if self._memory is None or (self._monotonic_s() < self._retry_at_s and not force):
             return
         try:
             while self._backlog:
@@ -254,16 +253,16 @@ class PatientDatabase:
         except sqlite3.OperationalError:
             self._retry_at_s = self._monotonic_s() + _RETRY_S
             return
-        self._memory = None  # not closed: a snapshot of it may still be under way
-        log.info("%s can be written again; nothing is missing in it", self._path)
+        self._memory = None  # not closed: another thread may still copy it
+        log.info("%s can be written again; no data was lost", self._path)
 
     def snapshot(self, target: Path) -> None:
-        """Write a scratch copy of everything written so far; may be called from another thread."""
+        """Write a temporary copy of everything written so far; another thread may call this."""
         take_snapshot(self.now, target, lasting=False)
 
     def close(self) -> None:
-        """Close the file; what it could not take by now is gone with us."""
-        self.catch_up(at_once=True)
+        """Close the file; transactions that cannot be written now are lost."""
+        self.catch_up(force=True)
         self._disk.close()
 
     def _attempt(self, change: Change) -> Any:
@@ -275,7 +274,7 @@ class PatientDatabase:
         return change(self.now)
 
     def _move_to_memory(self, error: sqlite3.Error) -> None:
-        """Go on in memory with what is on disk and what this transaction has done so far."""
+        """Continue in memory with the content of the disk and the changes of the open transaction."""
         _roll_back(self._disk)
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._disk.backup(memory)
@@ -287,16 +286,16 @@ class PatientDatabase:
         self._memory = memory
         now_s = self._monotonic_s()
         self._retry_at_s = now_s + _RETRY_S
-        if now_s >= self._quiet_until_s:  # not every second of a night in which the disk is nearly full
-            log.warning("%s cannot be written: %s; going on, and keeping the rest in memory", self._path, error)
+        if now_s >= self._quiet_until_s:  # not each second while the disk stays full
+            log.warning("%s cannot be written: %s; continuing, new data stays in memory", self._path, error)
         self._quiet_until_s = now_s + _QUIET_S
 
 
 def _begin(db: sqlite3.Connection) -> None:
-    if not db.in_transaction:  # going over to memory has opened it already
+    if not db.in_transaction:  # the move to memory has opened it already
         db.execute("BEGIN")
 
 
 def _roll_back(db: sqlite3.Connection) -> None:
-    if db.in_transaction:  # SQLite has often done it by itself
+    if db.in_transaction:  # SQLite may have done it already
         db.execute("ROLLBACK")

@@ -1,6 +1,7 @@
-"""Chooses where a task's live files lie while it runs, and how they may be written there.
+"""Chooses the folder for a task's live files, and how they are written there.
 
-On node-local disk if there is one; else beside the published file, on whatever filesystem that is, in the safe mode."""
+It is on node-local disk if there is one; otherwise next to the published file, in the safe mode for shared filesystems.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from badcjobs.store.connect import Filesystem, read_filesystem
 from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind
 from badcjobs.store.publish import publish
 
-_ROOM_BYTES = 256 * 1024  # what two empty databases need
+_ROOM_BYTES = 256 * 1024  # the size of two empty databases
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFolder:
-    """A task's own folder, and the mode in which its databases are written there."""
+    """A task's own folder, and the mode for the databases in it."""
 
     folder: LocalFolder
     filesystem: Filesystem
@@ -39,17 +40,17 @@ class LiveFolder:
 
     @property
     def is_risky(self) -> bool:
-        """Whether somebody insists on WAL where it is not known to be safe."""
+        """Whether the user forces WAL on a filesystem where it is not known to be safe."""
         return self.filesystem.shared and not self.shared
 
     @property
-    def words(self) -> str:
-        """Which folder, which filesystem, which mode, and why; for the log."""
+    def description(self) -> str:
+        """The folder, its filesystem, the mode, and the reason; for the log."""
         mode = "safe mode for shared filesystems" if self.shared else "WAL on node-local disk"
-        return f"live files: {self.folder.path} ({self.filesystem.words}); {mode}: {self.why}"
+        return f"live files: {self.folder.path} ({self.filesystem.description}); {mode}: {self.why}"
 
     def to_meta(self) -> dict[str, str]:
-        """Return the same for the database."""
+        """Return the folder, its filesystem and the mode for the table ``meta``."""
         return {
             "live_folder": str(self.folder.path),
             "live_filesystem": self.filesystem.kind,
@@ -58,7 +59,7 @@ class LiveFolder:
 
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
-    """Make the folder; ``wanted`` is auto, local or shared, ``target`` the file that will be published."""
+    """Create the folder; ``wanted`` is auto, local or shared, ``target`` is the file to publish later."""
     candidate, name = Path(local_dir or tempfile.gettempdir()), f"badcjobs-{key.name}-"
     filesystem = read_filesystem(candidate)
     if wanted == "local":
@@ -68,20 +69,20 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
         if not filesystem.shared or not candidate.exists():
             try:
                 folder = LocalFolder.create(candidate, name)
-                _write_something(folder)
+                _check_room(folder)
                 return LiveFolder(folder, filesystem, False, f"{candidate} is local")
             except BadInput as error:
                 why = f"there is no node-local folder {candidate} ({error.why})"
             except OSError as error:
                 why = f"{candidate} cannot be written ({error.strerror})"
         else:
-            why = f"{candidate} is no node-local disk ({filesystem.words})"
+            why = f"{candidate} is not a node-local disk ({filesystem.description})"
     hidden = LocalFolder.create(target.parent, f"{LIVE_PREFIX}{target.stem}-")
     return LiveFolder(hidden, read_filesystem(target.parent), True, why)
 
 
-def _write_something(folder: LocalFolder) -> None:
-    """Find out whether there is any room; a quota speaks only when it is asked to keep something."""
+def _check_room(folder: LocalFolder) -> None:
+    """Write a test file: a quota that is used up shows only when data is written."""
     trial = folder.path / "trial"
     try:
         with trial.open("wb") as file:
@@ -94,7 +95,7 @@ def _write_something(folder: LocalFolder) -> None:
         raise
 
 
-# --- left behind ------------------------------------------------------------------------------------------------------
+# --- live files of killed tasks ---------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +104,13 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a live folder says of the task that writes there."""
+    """The task that writes in a live folder, as the folder's owner file describes it."""
 
     publish_to: str
     mark: str
     shared: bool
     hostname: str
-    boot_id: str  # a lock says nothing about other machines
+    boot_id: str  # a lock is valid only on the machine that took it
 
     @classmethod
     def of(cls, publish_to: Path, mark: str, *, shared: bool, hostname: str) -> Owner:
@@ -117,13 +118,13 @@ class Owner:
         return cls(str(publish_to), mark, shared, hostname, _read_boot_id())
 
     def is_of(self, hostname: str) -> bool:
-        """Say whether a free lock means that it is dead: it ran on this machine, perhaps before a reboot."""
+        """Say whether a free lock means that the task has ended: it ran on this machine, possibly before a reboot."""
         same_boot = self.boot_id != "" and self.boot_id == _read_boot_id()
         return same_boot or (hostname == self.hostname != "" and not self.shared)
 
 
 def hold(folder: LocalFolder, owner: Owner) -> int | None:
-    """Lock a folder for as long as this process lives; None: its disk would not, and nobody will publish for us."""
+    """Lock a folder until this process ends; None: it cannot be locked, so no other task can publish its files."""
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,11 +136,11 @@ def hold(folder: LocalFolder, owner: Owner) -> int | None:
 
 
 def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
-    """Lock the folder of a dead wrapper until this process ends; False: somebody else is publishing it, or has."""
+    """Lock the folder of a killed wrapper until this process ends; False: another process publishes it, or did so."""
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return folder.path.exists()  # its disk had no room for the file, so nobody else can come for it
+        return folder.path.exists()  # its disk had no room for the owner file, so no other process can take it over
     end_s = clock.monotonic_s() + patience_s
     while not _lock(fd) and clock.monotonic_s() < end_s:
         clock.sleep(0.1)
@@ -147,9 +148,9 @@ def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
 
 
 def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> list[Path]:
-    """Publish what killed tasks of this machine have left for this run; return the task databases.
+    """Publish the live files that killed tasks of this machine left for this run; return the task databases.
 
-    It lies beside our folder, or in the run folder; other tasks of our own array look after themselves.
+    They are next to our folder or in the run folder. Folders of other tasks of our own array are skipped.
     """
     places, published = set(mine.path.parent.glob("badcjobs-*")), []
     for path in out.tasks.glob(f"{LIVE_PREFIX}*"):
@@ -167,7 +168,7 @@ def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, host
 
 @contextmanager
 def _locked(folder: LocalFolder) -> Iterator[Owner | None]:
-    """Lock a folder and yield whose it was; None: its owner lives, or it has none that we know."""
+    """Lock a folder and yield its owner; None: the owner still runs, or is not known."""
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -175,10 +176,10 @@ def _locked(folder: LocalFolder) -> Iterator[Owner | None]:
         return
     owner = None
     try:
-        # In /tmp anybody can make a folder that names our run. A file that is gone by now was published by somebody
-        # else who had the lock before us.
+        # In /tmp another user can create a folder that names our run. If the owner file is gone by now, another
+        # process has published the folder.
         if os.fstat(fd).st_uid == os.geteuid() and _lock(fd) and folder.owner_file.exists():
-            with suppress(OSError, ValueError, TypeError):  # not written to its end, or not ours
+            with suppress(OSError, ValueError, TypeError):  # incomplete, or not ours
                 owner = Owner(**json.loads(os.pread(fd, 65536, 0)))
         yield owner
     finally:
@@ -194,20 +195,20 @@ def _lock(fd: int) -> bool:
 
 
 def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
-    """Publish, and remove the folder; False: there was nothing to publish, or nowhere to publish it."""
+    """Publish the live files and remove the folder; False: there is nothing to publish, or it failed."""
     target = Path(owner.publish_to)
     end_leftovers(owner.mark)
     try:
-        # It ended when anything was last written there.
+        # The task ended at the time of the last write.
         files = [
             file for half in (folder.wrapper_file, folder.recorder_file) for file in folder.path.glob(f"{half.name}*")
         ]
         ended_at_ms = max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
         work = left_behind(folder.wrapper_file, shared=owner.shared)(folder.path)
-        if work is None or (not target.exists() and not _has_begun(work)):
-            folder.remove()  # killed while it was listing its work
+        if work is None or (not target.exists() and not _has_attempts(work)):
+            folder.remove()  # killed while it listed its chunks
             return False
-        log.warning("an earlier task was killed with its recorder: publishing what it left in %s", folder.path)
+        log.warning("an earlier task and its recorder were killed: publishing its live files in %s", folder.path)
         readings = left_behind(folder.recorder_file, shared=owner.shared)
         last_ms = last_reading_ms(readings(folder.path))
         publish(
@@ -219,13 +220,13 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
         )
         remove_unfinished(target)
     except (OSError, sqlite3.Error) as error:
-        log.warning("it cannot be published and stays there: %s", error)
+        log.warning("they cannot be published and stay there: %s", error)
         return False
     folder.remove()
     return True
 
 
-def _has_begun(uri: str) -> bool:
+def _has_attempts(uri: str) -> bool:
     with closing(sqlite3.connect(uri, uri=True)) as db:
         is_empty = db.execute("PRAGMA user_version").fetchone() == (0,)
         return not is_empty and db.execute("SELECT count(*) FROM attempt").fetchone() != (0,)

@@ -26,7 +26,7 @@ from badcjobs.store.connect import open_job_database, read_filesystem, transacti
 from badcjobs.store.merge_target import changed_in_place, damaged_name, drafted, look_at_old, only_merge
 from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
 from badcjobs.store.schema import DERIVED
-from badcjobs.store.slurm_ends import find_ends, has_news, read_ends, write_ends
+from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
 from badcjobs.store.source_files import (
     HOLDING,
     STILL_WRITTEN,
@@ -98,7 +98,7 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     skipped = [(file.path, order.target.parent / file.path) for file in files if file.status == "skipped"]
     gone = {name for name, path in skipped if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
     old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
-    if state != "current" or changed or len(old) < len(known) or has_news(order.target, files):
+    if state != "current" or changed or len(old) < len(known) or has_new_ends(order.target, files):
         files = _bring_up_to_date(order, state, old, changed, check)
     return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
 

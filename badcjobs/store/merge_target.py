@@ -16,7 +16,7 @@ import psutil
 from badcjobs.errors import DatabaseProblem
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
-from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, transaction, version_complaint
+from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, schema_problem, transaction
 from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 from badcjobs.store.schema import APPLICATION_ID
 from badcjobs.store.source_files import SourceFile, read_source_files
@@ -137,7 +137,7 @@ def look_at_old(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
             what = "a task database" if application == APPLICATION_ID else "another program's database"
             is_ours = application == APPLICATION_ID and is_job_database(db)
             _refuse_if(not is_ours, f"{target} is {what}, not a job database")
-            complaint = version_complaint(db)
+            complaint = schema_problem(db)
             _refuse_if(complaint is not None, f"{target} has {complaint}")
             return "current", read_source_files(db)
     except sqlite3.Error as error:

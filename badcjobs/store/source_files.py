@@ -21,7 +21,7 @@ from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
-from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, version_complaint
+from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, schema_problem
 from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 
@@ -307,7 +307,7 @@ def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
         raise DatabaseProblem("not a badcjobs database")
     if version != SCHEMA_VERSION:
         with closing(open_sealed(path)) as db:
-            raise DatabaseProblem(version_complaint(db) or "")
+            raise DatabaseProblem(schema_problem(db) or "")
     wanted_bytes = pages * (65536 if page_bytes == 1 else page_bytes)
     return f"truncated: {size_bytes:,} of {wanted_bytes:,} bytes" if wanted_bytes > size_bytes else None
 

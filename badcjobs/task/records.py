@@ -76,7 +76,7 @@ class Records:
 
     def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
         """Write the task's own row, and log where the live files are."""
-        log.info("%s", self._live.words)
+        log.info("%s", self._live.description)
         if self._live.is_risky:
             log.warning("WAL on a filesystem that other machines see may be destroyed by a reader on another machine")
         self.writer.begin_task(

@@ -59,9 +59,11 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
     far = next((folder for folder in folders if read_filesystem(folder).shared), None)
     if far is not None and here.shared:
-        return StagingChoice(False, f"{local} is not a node-local disk ({here.words})")
+        return StagingChoice(False, f"{local} is not a node-local disk ({here.description})")
     if far is not None:
-        return StagingChoice(True, f"{far} is on {read_filesystem(far).words}, {local} on {here.words}", most_bytes)
+        return StagingChoice(
+            True, f"{far} is on {read_filesystem(far).description}, {local} on {here.description}", most_bytes
+        )
     only_cuts = any(chunk.is_cut for chunk in chunks) and not here.shared
     return StagingChoice(only_cuts, f"{folders[0]} is local", most_bytes if only_cuts else 0, only_cuts)
 

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from badcjobs.store.accounting import (
-    OF_CHUNKS,
+    CHUNK_STATES,
     Cumulated,
     Span,
     busy_steps,
-    keep_books,
     make_spans,
     power_steps,
     state_seconds,
+    sum_by_state,
 )
 
 Try = namedtuple("Try", "attempt_id from_ms to_ms state")
 WorkerLife = namedtuple("WorkerLife", "from_ms began_ms to_ms")
 END_MS = 100_000
 STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000))
-TRIES = st.lists(st.tuples(STRETCH, st.sampled_from(OF_CHUNKS)), max_size=12)
+TRIES = st.lists(st.tuples(STRETCH, st.sampled_from(CHUNK_STATES)), max_size=12)
 LIVES = st.lists(st.tuples(STRETCH, st.none() | st.integers(0, 40_000)), max_size=4)
 POINTS = st.lists(st.tuples(st.integers(1, 20_000), st.none() | st.floats(0, 100)), max_size=30)
 
@@ -66,7 +66,7 @@ def test_the_state_of_a_moment_is_what_a_look_at_that_moment_finds(tries, lives)
         starting = any(
             life.from_ms <= at < (life.to_ms if life.began_ms is None else life.began_ms) for life in lives
         ) or (lives and at < min(life.from_ms for life in lives))
-        expected = next((state for state in OF_CHUNKS if state in states), None)
+        expected = next((state for state in CHUNK_STATES if state in states), None)
         assert span.state == (expected or ("start_up" if starting else "waiting" if alive else "idle"))
         assert sorted(span.attempt_ids) == [one.attempt_id for one in flying]
 
@@ -77,13 +77,13 @@ def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy)
     power, used = list(power_steps(watts, 15_000)), list(busy_steps(busy, 15_000))
     to_ms = max([END_MS, *(at for at, _ in [*watts, *busy])])
     spans = list(make_spans(0, to_ms, make_tries(tries), make_lives(lives)))
-    by_state, by_try = keep_books(spans, Cumulated(used), Cumulated(power))
+    by_state, by_try = sum_by_state(spans, Cumulated(used), Cumulated(power))
     states = by_state.values()
     assert sum(account.total_s for account in states) == pytest.approx(to_ms / 1000)
     assert sum(account.energy_j or 0.0 for account in states) == pytest.approx(sum(step[2] for step in power))
     assert sum(account.busy_s or 0.0 for account in states) == pytest.approx(sum(step[2] for step in used))
     for what in ("total_s", "energy_j", "busy_s"):
-        in_chunks = sum(getattr(by_state[state], what) or 0.0 for state in OF_CHUNKS if state in by_state)
+        in_chunks = sum(getattr(by_state[state], what) or 0.0 for state in CHUNK_STATES if state in by_state)
         assert sum(getattr(account, what) or 0.0 for account in by_try.values()) == pytest.approx(in_chunks)
 
 
@@ -105,7 +105,7 @@ def test_stretches_have_the_same_seconds_as_the_spans(tries, lives, width_ms) ->
 def test_what_was_not_measured_is_unknown_and_not_zero() -> None:
     power = Cumulated(power_steps([(10_000, 100.0), (11_000, 100.0)], 15_000))
     nothing = Cumulated([])
-    by_state, by_try = keep_books([Span(0, 5000, "start_up"), Span(5000, 20_000, "working", (1,))], nothing, power)
+    by_state, by_try = sum_by_state([Span(0, 5000, "start_up"), Span(5000, 20_000, "working", (1,))], nothing, power)
     assert by_state["start_up"].energy_j is None and by_state["start_up"].measured_s == 0
     assert by_state["working"].energy_j == pytest.approx(100) and by_state["working"].measured_s == 1
     assert by_state["working"].busy_s is None and by_try[1].busy_s is None
@@ -114,7 +114,7 @@ def test_what_was_not_measured_is_unknown_and_not_zero() -> None:
 def test_two_tries_at_once_share_the_device_and_a_third_pays_for_itself() -> None:
     tries = [Try(1, 0, 2000, "working"), Try(2, 0, 2000, "failed"), Try(3, 2000, 3000, "working")]
     power = Cumulated(power_steps([(0, 100.0), (3000, 100.0)], 15_000))
-    by_state, by_try = keep_books(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
+    by_state, by_try = sum_by_state(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
     assert {key: (cost.total_s, round(cost.energy_j or 0)) for key, cost in by_try.items()} == {
         1: (1.0, 100), 2: (1.0, 100), 3: (1.0, 100),
     }  # fmt: skip

@@ -71,8 +71,8 @@ def test_a_table_that_says_nothing_is_treated_as_shared(text: str) -> None:
 
 
 def test_only_a_filesystem_that_is_known_to_be_local_counts_as_local() -> None:
-    assert Filesystem("xfs").words == "xfs, local"
-    assert Filesystem("lustre").words == "lustre, treated as shared"
+    assert Filesystem("xfs").description == "xfs, local"
+    assert Filesystem("lustre").description == "lustre, treated as shared"
 
 
 def test_a_link_is_followed_before_its_filesystem_is_asked_for(tmp_path: Path) -> None:

@@ -2,31 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.report.findings import find
-from badcjobs.report.headlines import headlines
-from badcjobs.report.job import summarize_database
-from badcjobs.report.job_tables import straggler_table
-from badcjobs.report.page import page
-from badcjobs.report.summary import Finding
-from badcjobs.report.summary import summarize
-from badcjobs.report.text import markdown
-from badcjobs.report.text import summary_text
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import CostFacts
-from badcjobs.store.read_model import DecisionFacts
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import ErrorFacts
-from badcjobs.store.read_model import FailedChunk
-from badcjobs.store.read_model import ForeignProcess
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import MetricFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.accounting import StateTime
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +10,29 @@ import pytest
 from support.summaries import JOB, PROOF, TASK, device
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.clock import SystemClock
+from badcjobs.report.findings import find
+from badcjobs.report.headlines import headlines
+from badcjobs.report.job import summarize_database
+from badcjobs.report.job_tables import straggler_table
+from badcjobs.report.page import page
+from badcjobs.report.summary import Finding, summarize
+from badcjobs.report.text import markdown, summary_text
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import (
+    Completeness,
+    CostFacts,
+    DecisionFacts,
+    DeviceFacts,
+    ErrorFacts,
+    FailedChunk,
+    ForeignProcess,
+    JobFacts,
+    MetricFacts,
+    TaskFacts,
+)
 
 HOUR_S = 3600.0
 

@@ -62,7 +62,7 @@ def test_a_node_local_disk_is_used_and_the_log_says_so(target: Path, node: Path)
     with small_disk(node) as disk:
         chosen = choose_live_folder("auto", str(disk.path), KEY, target)
         assert (chosen.shared, chosen.folder.path.parent) == (False, node)
-        assert chosen.words == (
+        assert chosen.description == (
             f"live files: {chosen.folder.path} (tmpfs, local); WAL on node-local disk: {node} is local"
         )
         assert chosen.to_meta() == {
@@ -75,7 +75,7 @@ def test_a_node_local_disk_is_used_and_the_log_says_so(target: Path, node: Path)
 def test_a_folder_on_a_filesystem_that_is_not_known_to_be_local_is_not_used(target: Path) -> None:
     chosen = choose_live_folder("auto", "/proc", KEY, target)
     assert chosen.shared and is_beside(chosen, target)
-    assert "/proc is no node-local disk (proc, treated as shared" in chosen.words
+    assert "/proc is not a node-local disk (proc, treated as shared" in chosen.description
     assert chosen.to_meta()["live_mode"] == "shared"
 
 
