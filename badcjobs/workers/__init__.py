@@ -1,1 +1,1 @@
-"""Engines at work: planned one per device, fed from one queue, watched, tried again, stopped in order."""
+"""Workers: engine processes on the devices, fed from one queue, with retries, autoscaling and an orderly stop."""

@@ -1,8 +1,9 @@
 """The command engine: any program, once per chunk or once per batch. Success is exit 0 and the output file.
 
-``{input} {output}`` is a program per chunk. ``{inputs} {outputs}`` is a program per batch: a text file with one audio
-path per line, and a folder for one CSV per path, named after it: ``/data/a.wav`` → ``{outputs}/a.csv``. ``--batch=N``
-(``--engine-arg``) says how many at most. No two paths of a batch have the same name.
+With ``{input} {output}`` the program runs once per chunk. With ``{inputs} {outputs}`` it runs once per batch:
+``{inputs}`` is a text file with one audio path per line, ``{outputs}`` a folder for one CSV per path, with the same
+name: ``/data/a.wav`` → ``{outputs}/a.csv``. ``--engine-arg=--batch=N`` sets the largest batch. No two paths of a batch
+have the same name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DEFAULT_BATCH = 64
 
 
 def parse_command(template: str) -> tuple[list[str], bool]:
-    """Split a command into words and check its placeholders; say also whether it takes many chunks at once."""
+    """Split a command into words and check its placeholders; return also whether it runs once per batch."""
     try:
         words = shlex.split(template)
         fields = {field for word in words for field in _fields(word)}
@@ -42,7 +43,7 @@ def parse_command(template: str) -> tuple[list[str], bool]:
     faults = [f"{{{name}}} is not a placeholder" for name in sorted(fields - set(PLACEHOLDERS))]
     faults += [f"{{{name}}} is missing" for name in needed if name not in fields]
     if needed is _PER_BATCH:
-        faults += [f"{{{name}}} means nothing beside {{inputs}}" for name in _PER_CHUNK if name in fields]
+        faults += [f"{{{name}}} cannot be used together with {{inputs}}" for name in _PER_CHUNK if name in fields]
     if faults or not words:
         raise BadInput(
             f"--command {template!r}: " + ", ".join(faults),
@@ -53,21 +54,21 @@ def parse_command(template: str) -> tuple[list[str], bool]:
 
 
 def _fields(word: str) -> Iterator[str]:
-    """Yield what stands between braces; a format (``{input:>9}``) belongs to it, and makes it no placeholder."""
+    """Yield the text between braces, with its format: ``{input:>9}`` is not a placeholder."""
     for _, name, form, conversion in string.Formatter().parse(word):
         if name is not None:
             yield name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
 
 
 def parse_batch_size(args: Sequence[str]) -> int:
-    """Return what --engine-arg says about batches."""
+    """Return the batch size from --engine-arg."""
     size = _DEFAULT_BATCH
     for arg in args:
         name, _, value = arg.partition("=")
         if name != "--batch" or not value.isdecimal() or int(value) < 1:
             raise BadInput(
                 f"the command engine does not understand --engine-arg={arg}",
-                why="it knows --batch=N alone: how many chunks at most {inputs} may hold",
+                why="it accepts only --batch=N, the largest number of chunks in {inputs}",
                 fix=f"badcjobs run … --engine-arg=--batch={_DEFAULT_BATCH}",
             )
         size = int(value)
@@ -78,14 +79,14 @@ class CommandEngine:
     """Runs the user's program, for each chunk or for each batch."""
 
     name = "command"
-    is_hawkears = False  # a program that we do not know may mean anything by HawkEars' words
+    is_hawkears = False  # HawkEars' messages are only recognised in the output of HawkEars
 
     def __init__(
         self, start: EngineStart, template: str, hang_timeout: HangTimeout | None = None, batch: int | None = None
     ) -> None:
         self.start = start
         self._template, self.per_batch = parse_command(template)
-        # How fast the program is, is not known: only a silence that is absurd is a hang.
+        # The speed of the program is unknown: only a very long silence is a hang.
         self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
         self._batch = batch  # None: as --engine-arg says
 
@@ -96,41 +97,41 @@ class CommandEngine:
 
     @property
     def version(self) -> str | None:
-        """The files that the command names: a program that was changed is another one."""
+        """A fingerprint of the files in the command: a changed program is another version."""
         found = [shutil.which(self._template[0], path=self.start.environ.get("PATH")), *self._template[1:]]
         files = [Path(word) for word in found if word and Path(word).is_file()]
         return " ".join([*(path.name for path in files), fingerprint_of(files) or ""]) if files else None
 
     def check(self) -> None:
-        """Look for the program now, not once per chunk."""
+        """Check that the program exists before any chunk starts."""
         parse_batch_size(self.start.args)
         program = self._template[0]
         may_be_elsewhere = "{" in program or self.start.launcher.prefix_for("")  # in a container
         if not may_be_elsewhere and shutil.which(program, path=self.start.environ.get("PATH")) is None:
             raise NotHere(
                 f"the program {program!r} of --command was not found",
-                why="it is neither a file that can be run nor on PATH",
+                why="it is neither an executable file nor on PATH",
                 fix=f"command -v {shlex.quote(program)}   (on the compute node: load its module first)",
             )
 
     def argv_template(self, plan: WorkerPlan) -> list[str]:
-        """Return the words of the command for one worker."""
+        """Return the command line for one worker, with placeholders."""
         return self._template
 
     def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
         """Return the environment of one worker's programs."""
         env = worker_environment(self.start.environ, plan)
-        if plan.lean:  # what the program makes of it is its own business
+        if plan.lean:  # the program may use less memory then
             env.update(BADCJOBS_LEAN="1", OMP_NUM_THREADS="1")
         return env
 
     def open(self, plan: WorkerPlan, scratch: Path) -> CommandSession:
-        """Prepare a place; programs start with the chunks."""
+        """Prepare a session; programs start with the chunks."""
         return CommandSession(self, plan, scratch)
 
 
 class CommandSession:
-    """One worker's programs, one after the other, each for as many chunks as it takes."""
+    """Runs the program of one worker again and again, for one chunk or one batch each time."""
 
     pid: int | None = None
 
@@ -140,16 +141,16 @@ class CommandSession:
         self._env = engine.environment(plan, scratch)
         self._launcher, self._clock = engine.start.launcher, engine.start.clock
         self._per_batch = engine.per_batch
-        self._folder = scratch / "command"  # emptied before each run, whatever a program has left there
+        self._folder = scratch / "command"  # emptied before each run
         self._outputs = self._folder / "outputs"
         self._log = self._folder / "command.log"
         self._lock = threading.Lock()
         self._running: Process | None = None
-        self._killed = False  # from another thread, and for good
+        self._killed = False  # set by another thread
         self._interrupted = False
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
-        """Run the program; chunks of a batch whose names would collide have a run of their own."""
+        """Run the program; chunks with the same file name go into separate runs."""
         for part in split_batch(batch, 1 if self._plan.lean else self._engine.wants):
             if self._interrupted or self._killed:
                 return
@@ -162,22 +163,22 @@ class CommandSession:
                 yield from self._explain(part, code, started_at_ms)
 
     def interrupt(self) -> None:
-        """Finish what is at hand, then stop."""
+        """Finish the current run, then stop."""
         self._interrupted = True
 
     def kill(self) -> None:
-        """End the program now, and start no other."""
+        """Kill the program, and start no other."""
         with self._lock:
             self._killed = True
         self._end()
 
     def close(self) -> int | None:
-        """Remove the last outputs; the exit codes are with the attempts."""
+        """Remove the last outputs; exit codes are in the table attempt."""
         shutil.rmtree(self._folder, ignore_errors=True)
         return None
 
     def _run(self, chunks: Sequence[Chunk]) -> int | None:
-        """Run the program on these chunks; return its exit code, None when it was killed before it began."""
+        """Run the program on these chunks; return its exit code, None if it was killed before its start."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._outputs.mkdir(parents=True)
         device = self._plan.device
@@ -204,8 +205,8 @@ class CommandSession:
         return code
 
     def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
-        """Run a program to its end; silence in its log for ``limit_s`` is a hang."""
-        # A program that we do not know may end processes of its own with TERM: deaf to it, they would hang.
+        """Wait for the end of a program; no output in its log for ``limit_s`` is a hang."""
+        # An unknown program may end its own child processes with TERM: if they ignored it, they would hang.
         hears_term = not self._engine.is_hawkears
         with self._lock:
             if self._killed:
@@ -215,20 +216,20 @@ class CommandSession:
             except OSError as error:
                 raise SessionBroken(retry.NO_PROGRAM, f"{argv[0]}: {error}", at_start=True) from error
             self._running = process
-        said, since_s = log_size(self._log), self._clock.monotonic_s()
+        size, since_s = log_size(self._log), self._clock.monotonic_s()
         try:
             while True:
                 try:
                     return process.wait(timeout=min(5.0, limit_s / 4))
                 except subprocess.TimeoutExpired:
-                    if (now := log_size(self._log)) != said:
-                        said, since_s = now, self._clock.monotonic_s()
+                    if (now := log_size(self._log)) != size:
+                        size, since_s = now, self._clock.monotonic_s()
                     elif self._clock.monotonic_s() - since_s >= limit_s:
                         self._end()
                         process.wait()
-                        raise SessionBroken(retry.HANG, f"no word from the program for {limit_s:.0f} s") from None
+                        raise SessionBroken(retry.HANG, f"no output from the program for {limit_s:.0f} s") from None
         finally:
-            self._end()  # also whatever it left running in its group
+            self._end()  # also the processes that it left in its group
 
     def _end(self) -> None:
         if self._running is not None:
@@ -242,7 +243,10 @@ class CommandSession:
         try:
             detections = tuple(parse_detections_csv(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            error_class, error = retry.NO_OUTPUT, f"the program ended with 0 but wrote no {{output}} ({path.name})"
+            error_class, error = (
+                retry.NO_OUTPUT,
+                f"the program ended with exit code 0 but did not write {{output}} ({path.name})",
+            )
         except (ValueError, OSError) as problem:
             error_class, error = retry.BAD_OUTPUT, f"{{output}} cannot be read: {problem}"
         else:
@@ -251,20 +255,20 @@ class CommandSession:
         return self._failure(chunk, started_at_ms, error_class, error)
 
     def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
-        """Charge a chunk that was alone; of many it is not known which it was, and tables may be half written."""
-        said = last_lines(self._log)
-        error_class = retry.classify(said, code)
+        """Charge a chunk that ran alone; in a batch the cause is unknown, and output files may be incomplete."""
+        output = last_lines(self._log)
+        error_class = retry.classify(output, code)
         if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._engine.is_hawkears:
             error_class = retry.EXIT_CODE
         if error_class == retry.TERMINATED:
-            raise SessionBroken(retry.TERMINATED, "the program was ended from outside (SIGTERM)")
+            raise SessionBroken(retry.TERMINATED, "another process ended the program (SIGTERM)")
         if error_class in retry.RETIRING or error_class == retry.CONFIGURATION:
-            raise SessionBroken(error_class, said)
-        error = f"the program ended {retry.describe_exit(code)}\n{said}".strip()
+            raise SessionBroken(error_class, output)
+        error = f"the program ended {retry.describe_exit(code)}\n{output}".strip()
         if len(chunks) == 1:
             yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
             return
-        why = f"lost with its batch of {len(chunks)} ({error_class}): {error}"
+        why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
             yield self._failure(chunk, started_at_ms, retry.BATCH_LOST, why, charged=False)
 
@@ -276,7 +280,7 @@ class CommandSession:
 
 
 def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
-    """Cut a batch so that no part is too long or has two files of one name; most often there is one part."""
+    """Split a batch so that no part is too long or has two files with the same name; usually there is one part."""
     parts: list[tuple[set[str], list[Chunk]]] = []
     for chunk in batch:
         name = Path(chunk.audio_path).stem.casefold()
@@ -288,9 +292,9 @@ def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
     return [part for _, part in parts]
 
 
-# --- the tables that programs write -----------------------------------------------------------------------------------
+# --- the CSV files that programs write --------------------------------------------------------------------------------
 
-# The columns of our own table, of HawkEars 2 and of HawkEars 1: those of the label and of the species' name.
+# The columns of our own format, of HawkEars 2 and of HawkEars 1 → the columns of the label and of the species name.
 _LABELS = {
     ("start_time", "end_time", "label", "score"): ("label", None),
     ("recording", "start_time", "end_time", "name", "score"): ("name", None),
@@ -299,10 +303,10 @@ _LABELS = {
 
 
 def parse_detections_csv(text: str) -> list[Detection]:
-    """Read the table of one chunk: our own four columns, or those of HawkEars 1 or 2.
+    """Parse the CSV of one chunk: our own four columns, or those of HawkEars 1 or 2.
 
-    Further columns are ignored; a header alone means nothing was found. Anything else that is not
-    a whole table raises ValueError with the line and the column.
+    Other columns are ignored; a header without rows means no detections. Any other error in the file raises ValueError
+    with the line and the column.
     """
     rows = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     found = []
@@ -314,7 +318,7 @@ def parse_detections_csv(text: str) -> list[Detection]:
         for cells in filter(None, rows):
             if len(cells) != len(header):
                 column = header[len(cells)] if len(cells) < len(header) else f"number {len(header) + 1}"
-                counts = f"{len(cells)} cells, the header {len(header)}"
+                counts = f"{len(cells)} cells, the header has {len(header)}"
                 raise ValueError(f"line {rows.line_num} has {counts} (column {column})")
             row = dict(zip(header, cells, strict=True))
             found.append(_parse_row(row, *_LABELS[nearest], rows.line_num))

@@ -1,10 +1,19 @@
-"""The process behind the demo engine: reads WAV with the standard library, FLAC with soundfile; reports loud stretches.
+"""The worker process of the demo engine: finds loud sounds in WAV (standard library) and FLAC (soundfile) files.
 
-Started as ``python -m badcjobs.workers.demo_worker``; speaks as ``hawkears_worker`` does, which stands alone and so has
-the conversation in it.
+It is started as ``python -m badcjobs.workers.demo_worker``, and reads and writes the same lines as ``hawkears_worker``.
 """
 
 from __future__ import annotations
+
+from badcjobs.devices.simulated import simulated_memory_bytes
+from badcjobs.errors import BadInput
+from badcjobs.sources.audio_formats import read_wav_header
+from badcjobs.sources.cutter import NoDecoder
+from badcjobs.sources.cutter import load_soundfile
+from badcjobs.store.run_lock import alone_in
+from badcjobs.workers.hawkears_worker import OrderPipe
+from badcjobs.workers.retry import BAD_AUDIO
+from badcjobs.workers.retry import NO_PROGRAM
 
 import argparse
 import os
@@ -17,13 +26,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from badcjobs.devices.simulated import simulated_memory_bytes
-from badcjobs.errors import BadInput
-from badcjobs.sources.audio_formats import read_wav_header
-from badcjobs.sources.cutter import NoDecoder, load_soundfile
-from badcjobs.store.run_lock import alone_in
-from badcjobs.workers.hawkears_worker import OrderPipe
-from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
 _WINDOW_S = 0.1
 _MIB = 2**20
@@ -41,17 +43,17 @@ _BLOCK = 1 << 16  # frames
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise BadInput(f"the demo engine does not understand its arguments: {message}", fix=self.format_usage().strip())
+        raise BadInput(f"wrong arguments for the demo engine: {message}", fix=self.format_usage().strip())
 
 
 def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
-    """Parse what --engine-arg gives to the demo engine."""
+    """Parse the values of --engine-arg for the demo engine."""
     parser = _Parser(prog="--engine-arg", add_help=False)
-    parser.add_argument("--burn-s", type=float, default=0.0, help="seconds of work per chunk, so that demos look alive")
-    parser.add_argument("--threshold", type=float, default=0.25, help="loudness that counts, of full scale")
-    parser.add_argument("--room-s", type=float, help="pretend that audio of this length fits into the memory, lean")
-    parser.add_argument("--memory-per-s", type=float, help="MiB for a second of audio, lean; as usual twice that")
-    # How a worker is told to do with less, on which device it pretends to be, and where it says how much it has of it.
+    parser.add_argument("--burn-s", type=float, default=0.0, help="seconds of work per chunk")
+    parser.add_argument("--threshold", type=float, default=0.25, help="lowest loudness of a detection, 1 is full scale")
+    parser.add_argument("--room-s", type=float, help="simulate: audio of this length just fits, lean")
+    parser.add_argument("--memory-per-s", type=float, help="simulate: MiB per second of audio, lean; usual: twice that")
+    # Set by the engine: lean, the simulated device and its memory, and the folder where workers note their use.
     parser.add_argument("--lean", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="", help=argparse.SUPPRESS)
     parser.add_argument("--device-bytes", type=int, help=argparse.SUPPRESS)
@@ -60,7 +62,7 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
 
 
 def main(args: Sequence[str]) -> None:
-    """Answer orders until the input ends."""
+    """Process orders until the input ends."""
     options = parse_arguments(args)
     pipe = OrderPipe()
     pipe.send("ready", threads=1, holds=2)
@@ -72,10 +74,10 @@ def main(args: Sequence[str]) -> None:
             if refusal := take_memory(options, answer["audio_s"]):
                 answer = {"error": refusal}
         except NoDecoder as error:
-            install = "pip install 'badcjobs[audio]'   (where badcjobs is: it has no soundfile)"
-            answer = {"error_class": NO_PROGRAM, "error": f"{path}: it is FLAC, and {error}\n{install}"}
+            install = "pip install 'badcjobs[audio]'   (in the environment of badcjobs)"
+            answer = {"error_class": NO_PROGRAM, "error": f"{path}: FLAC needs a decoder: {error}\n{install}"}
         except (OSError, ValueError) as error:
-            what = f"{error} (this engine reads WAV, PCM and float, and FLAC)"
+            what = f"{error} (the demo engine reads WAV with PCM or float samples, and FLAC)"
             answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
         burn(options.burn_s)
         pipe.send("failed" if "error" in answer else "done", id=order["id"], **answer)
@@ -83,15 +85,15 @@ def main(args: Sequence[str]) -> None:
 
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:
-    """Return the length of an audio file and its loud stretches as [start_ms, end_ms, label, score, name]."""
+    """Return the length of an audio file and its loud sounds as [start_ms, end_ms, label, score, name]."""
     with Path(path).open("rb") as file:
         head = file.read(12)
-        if head.startswith((b"fLaC", b"ID3")):  # some programs put tags before the stream
+        if head.startswith((b"fLaC", b"ID3")):  # some programs write tags before the audio
             kind, channels, rate, bits, raw = read_flac(path)
         elif head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
             kind, channels, rate, bits, raw = read_wav(file)
         else:
-            raise ValueError("it is empty" if not head else "it is neither WAV nor FLAC")
+            raise ValueError("the file is empty" if not head else "the file is neither WAV nor FLAC")
     audio_s = len(raw) * 8 / bits / channels / rate
     window = max(1, int(_WINDOW_S * rate)) * channels
     levels = [*peaks(kind, bits, raw, window), 0.0]
@@ -108,7 +110,7 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
 
 
 def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
-    """Return kind, channels, rate, bits a sample and whole frames of a WAV file; ``wave`` knows too few forms of it."""
+    """Return format, channels, rate, bits per sample and frames of a WAV file; ``wave`` reads too few formats."""
     header = read_wav_header(file)
     if header.missing_frames:
         raise ValueError("the audio ends before its header says")
@@ -116,13 +118,13 @@ def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
     kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
     kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
     if not (channels and rate) or (kind, bits) not in _ARRAY_TYPES:
-        raise ValueError(f"audio of kind {kind} with {bits} bits a sample at {rate} Hz is not understood")
+        raise ValueError(f"WAV format {kind} with {bits} bits per sample at {rate} Hz is not supported")
     file.seek(header.data_start)
     return kind, channels, rate, bits, file.read(header.frames * header.frame_bytes)
 
 
 def read_flac(path: str) -> tuple[int, int, int, int, bytes]:
-    """Return the same of a FLAC file, in 16 bits; raise NoDecoder where soundfile is not installed."""
+    """Return the same for a FLAC file, in 16 bits; raise NoDecoder if soundfile is not installed."""
     soundfile = load_soundfile()
     try:
         with soundfile.SoundFile(path) as audio:
@@ -136,9 +138,9 @@ def read_flac(path: str) -> tuple[int, int, int, int, bytes]:
 
 
 def peaks(kind: int, bits: int, raw: bytes, window: int) -> Iterator[float]:
-    """Yield the peak of each window, 0 to 1 of full scale; a float that is not a number is silence."""
+    """Yield the peak of each window, from 0 to 1 (full scale); NaN counts as silence."""
     if bits == 24:
-        # Drop the lowest byte of each sample: 16 bits tell loud from quiet.
+        # Drop the lowest byte of each sample: 16 bits are enough here.
         high = bytearray(len(raw) // 3 * 2)
         high[0::2], high[1::2] = raw[1::3], raw[2::3]
         raw = bytes(high)
@@ -152,7 +154,7 @@ def peaks(kind: int, bits: int, raw: bytes, window: int) -> Iterator[float]:
 
 
 def burn(seconds: float) -> None:
-    """Work for a while: half of it computing, half of it waiting, as a real engine does."""
+    """Use this much time, half of it computing and half waiting, like a real engine."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s - seconds / 2:
         sum(range(1000))
@@ -160,11 +162,11 @@ def burn(seconds: float) -> None:
 
 
 def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
-    """Pretend to take device memory for audio, until this process ends; return PyTorch's error where it is not there.
+    """Simulate the use of device memory until this process ends; return PyTorch's error message if it runs out.
 
-    Audio takes memory by its length, as usual twice as much as lean. All processes of a device share it: how much each
-    has is in a folder that all of them see, in a file ``<device>.<pid>``, and the simulated devices show it. Without a
-    folder each process has the whole device for itself.
+    The memory is proportional to the length of the audio, and twice as much for a usual worker as for a lean one. The
+    processes of a device share its memory: each writes its use to a file ``<device>.<pid>`` in a common folder, which
+    the simulated devices read. Without a folder each process has the complete device for itself.
     """
     per_s, device_bytes, folder = options.memory_per_s, options.device_bytes, options.ledger
     if options.room_s is not None:

@@ -1,7 +1,7 @@
 """The engines by name: the demo engine, HawkEars 2 and HawkEars 1; ``command`` runs any other program.
 
-HawkEars 2 is fed through its Python API, which came with 2.3, by our own worker program in its Python
-(``hawkears_worker``); ``stream_session`` talks to the worker.
+HawkEars 2 runs through its Python API (since 2.3): our worker program ``hawkears_worker`` runs in HawkEars' Python, and
+``stream_session`` talks to it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from badcjobs.workers.stream_session import EngineStart, HangTimeout, StreamSess
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
 _GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
-_ASKING_S = 300.0  # a cold import from a parallel file system takes its time
-_ASKING_TRIES = 3
+_QUERY_TIMEOUT_S = 300.0  # a cold import from a parallel filesystem is slow
+_QUERY_TRIES = 3
 _CACHES = (
     ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
     ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
 )  # fmt: skip
-_DEFAULT_THREADS = 3  # HawkEars' own
-_MOST_OMP_THREADS = 4  # more only fight over the cores
-_CORES_TO_SPARE = 3  # with fewer for each of its threads, helpers of theirs only get in each other's way
-# --quiet hides the device, --top stops early, and a filelist means the recordings of one call, which we never make.
-_OURS_2 = ("-i", "--input", "-o", "--output", "-r", "--rtype", "--quiet", "--top", "--filelist")
-_OURS_1 = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
-_BATCH_1 = 256  # nothing of a batch is seen before its end, so it must not be long
+_DEFAULT_THREADS = 3  # the default of HawkEars
+_MOST_OMP_THREADS = 4  # more threads only compete for the cores
+_CORES_TO_SPARE = 3  # with fewer cores per HawkEars thread, OpenMP threads slow each other down
+# --quiet hides the device, --top stops early, and --filelist names the recordings of one call.
+_RESERVED_2 = ("-i", "--input", "-o", "--output", "-r", "--rtype", "--quiet", "--top", "--filelist")
+_RESERVED_1 = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
+_BATCH_1 = 256  # results come only at the end of a batch, so it must not be long
 
 
 def choose_engine(
     settings: RunSettings, environ: Mapping[str, str], launcher: Launcher, clock: Clock, *, cwd: Path, allow_cpu: bool
 ) -> Engine:
-    """Return the engine that the settings name; relative paths in them start at ``cwd``."""
+    """Return the engine that the settings name; relative paths are relative to ``cwd``."""
     start = EngineStart(settings.engine_args, environ, launcher, clock)
     if settings.engine == "demo":
         return DemoEngine(start)
@@ -65,29 +65,29 @@ def choose_engine(
 
 
 def chunks_at_once_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
-    """Return on how many chunks one worker of this engine works at the same time."""
+    """Return how many chunks one worker of this engine processes at the same time."""
     return threads_of(sized_arguments(args, plan)) if engine in ("hawkears", "hawkears1") else 1
 
 
 @dataclass(eq=False)
 class DemoEngine:
-    """Runs our own small detector, one long-lived process per worker (``demo_worker``).
+    """Runs the built-in detector, one process per worker (``demo_worker``).
 
-    Finds loud stretches in WAV files with the standard library alone, in FLAC files with the extra ``audio``.
+    It finds loud sounds in WAV files; FLAC files need the extra ``audio``.
     """
 
     start: EngineStart
     name: str = "demo"
-    version: str | None = __version__  # it is ours
-    wants: int = 2  # one at work, one behind it
+    version: str | None = __version__
+    wants: int = 2  # one in progress, one waiting
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
 
     def check(self) -> None:
-        """Refuse wrong arguments now, not once per worker."""
+        """Refuse wrong arguments before any worker starts."""
         parse_arguments(self.start.args)
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
-        """Start the worker process; it gets to know how little memory to take, and how much there is."""
+        """Start the worker process; pass whether it is lean, and the memory of the device."""
         place = ["--lean"] if plan.lean else []
         if plan.device is not None and plan.device.memory_total_bytes is not None:
             place += [f"--device={plan.device.pin}", f"--device-bytes={plan.device.memory_total_bytes}"]
@@ -106,13 +106,13 @@ class HawkEarsEngine:
     """Runs the user's own HawkEars 2 installation."""
 
     start: EngineStart
-    python: str | None  # the Python that it is installed in; None: ``hawkears`` on PATH does not tell which one that is
-    root: Path  # the folder with its models and settings; HawkEars works there
+    python: str | None  # the Python that has HawkEars; None: not known from ``hawkears`` on PATH
+    root: Path  # the folder with its models and settings, its working folder
     _: KW_ONLY
     allow_cpu: bool
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
     name: str = field(default="hawkears", init=False)
-    release: str | None = field(default=None, init=False)  # as ``check`` has found it
+    release: str | None = field(default=None, init=False)  # found by ``check``
 
     @property
     def _models(self) -> Path:
@@ -120,20 +120,20 @@ class HawkEarsEngine:
 
     @property
     def version(self) -> str | None:
-        """Its release, as ``check`` has found it, and its models; None: not known."""
+        """The release, as found by ``check``, and its models; None: not known."""
         models = list(self._models.glob("*.ckpt"))
         parts = [self.release or "", f"{len(models)} models {fingerprint_of(models, content=False)}" if models else ""]
         return ", ".join(filter(None, parts)) or None
 
     @property
     def wants(self) -> int:
-        """What its threads work on, and two behind them."""
+        """One chunk per thread, and two that wait."""
         return threads_of(self.start.args) + 2
 
     def check(self) -> None:
-        """Look for HawkEars' Python and its models; let HawkEars itself read the options."""
+        """Check HawkEars' Python and its models; let HawkEars parse the options."""
         args = self.start.args
-        refuse_arguments(args, _OURS_2)
+        refuse_arguments(args, _RESERVED_2)
         python = find_python(self.python, self.start)
         argv = [*self.start.launcher.prefix_for("check"), python]
         self.release, problem = query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
@@ -141,22 +141,22 @@ class HawkEarsEngine:
             what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
             raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
         if problem is not None and "No module named 'hawkears'" in problem:
-            raise NotHere(f"{python} has no HawkEars", why=problem, fix=_GIVE_PYTHON)
+            raise NotHere(f"HawkEars is not installed in {python}", why=problem, fix=_GIVE_PYTHON)
         if problem is not None:
             raise NotHere(
-                f"the HawkEars of {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
+                f"HawkEars in {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
                 why=problem,
                 fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
             )
         if not any(self._models.glob("*.ckpt")):
             raise NotHere(
                 f"HawkEars has no models in {self._models}",
-                why="it looks for them in its working folder, and without them it ends at once, with exit code 0",
+                why="it looks for models in its working folder; without models it ends immediately, with exit code 0",
                 fix=f"cd {self._models.parent.parent} && hawkears init   (needs the network; or give --hawkears-root)",
             )
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
-        """Start a worker."""
+        """Start the worker process."""
         args = sized_arguments(self.start.args, plan)
         scratch = scratch.absolute()
         (scratch / "hawkears").mkdir(exist_ok=True)
@@ -175,37 +175,37 @@ class HawkEarsEngine:
 class HawkEars1Engine(CommandEngine):
     """Runs the user's own HawkEars 1: a folder with ``analyze.py``, and a Python that can run it.
 
-    A preset of the command engine; the program ``hawkears1`` stands between the two.
+    It is a preset of the command engine; the program ``hawkears1`` translates between the two.
     """
 
     name = "hawkears1"
     is_hawkears = True
 
     def __init__(self, start: EngineStart, python: str, root: Path, *, allow_cpu: bool, batch: int = _BATCH_1) -> None:
-        # It may print one line per recording, and compile at its start: only minutes are silence.
+        # It may print only one line per recording, and compiles at its start: allow minutes of silence.
         super().__init__(start, "{inputs} {outputs}", HangTimeout(least_s=600.0), batch)
         self._python, self._root, self._allow_cpu = python, root.absolute(), allow_cpu
 
     @property
     def version(self) -> str | None:
-        """Its program and its models, which have no other name."""
+        """A fingerprint of its program and models, because it has no version number."""
         mark = fingerprint_of([self._root / "analyze.py", *(self._root / "data" / "ckpt").glob("*")], content=False)
         return mark and f"analyze.py {mark}"
 
     def check(self) -> None:
-        """Look for Python, for analyze.py, and for options that badcjobs chooses itself."""
-        refuse_arguments(self.start.args, _OURS_1)
+        """Check Python, analyze.py, and that no option is given that badcjobs sets itself."""
+        refuse_arguments(self.start.args, _RESERVED_1)
         find_python(self._python, self.start)
         script = self._root / "analyze.py"
         if not script.is_file():
             raise NotHere(
-                f"there is no {script}",
-                why="HawkEars 1 is a folder with analyze.py, its data and its models, and works there",
+                f"{script} does not exist",
+                why="HawkEars 1 is a folder with analyze.py, its data and its models",
                 fix="badcjobs run … --engine hawkears1 --hawkears-root /path/to/HawkEars",
             )
 
     def argv_template(self, plan: WorkerPlan) -> list[str]:
-        """Return the words of the program between, then those of analyze.py."""
+        """Return the command line: our program ``hawkears1``, then analyze.py with its options."""
         args = self.start.args
         merge = [] if {"-m", "--merge"} & {arg.split("=")[0] for arg in args} else ["--merge", "0"]
         device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
@@ -215,29 +215,29 @@ class HawkEars1Engine(CommandEngine):
         return [quoted[0], "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *quoted[1:]]
 
     def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
-        """Return an environment whose cores are shared out among HawkEars' threads."""
+        """Return the environment of one worker's programs, with thread limits for its cores."""
         return hawkears_environment(self.start.environ, plan, sized_arguments(self.start.args, plan), scratch)
 
 
-# --- HawkEars' Python -------------------------------------------------------------------------------------------------
+# --- the Python of HawkEars -------------------------------------------------------------------------------------------
 
 
 def find_python(python: str | None, start: EngineStart) -> str:
-    """Return the whole path of HawkEars' Python; behind a prefix, which may be a container, as it was given."""
+    """Return the absolute path of HawkEars' Python; behind a prefix (perhaps a container) a path may not exist here."""
     found = python and shutil.which(python, path=start.environ.get("PATH"))
     if python and not found and start.launcher.prefix_for(""):
         return python
     if not found:
         raise NotHere(
             f"the Python of HawkEars, {python!r}, was not found" if python else "the program 'hawkears' was not found",
-            why="it is neither a file that can be run nor on PATH" if python else "pip's script is not on PATH",
+            why="it is neither an executable file nor on PATH" if python else "the script hawkears is not on PATH",
             fix=_GIVE_PYTHON,
         )
-    return str(Path(found).absolute())  # links stay as they are: the Python of a venv is one
+    return str(Path(found).absolute())  # do not resolve links: the Python of a venv is a link
 
 
 def python_of(script: Path) -> str | None:
-    """Return the Python that a script of pip's is for, from its first lines; None: it is no such script."""
+    """Return the Python that runs a script made by pip, from its first lines; None: it is no such script."""
     try:
         with script.open("rb") as file:
             head = file.read(2048).decode(errors="replace").split("\n")
@@ -247,7 +247,7 @@ def python_of(script: Path) -> str | None:
         return None
     words = head[0][2:].split()
     if words and words[0].endswith("/sh") and len(head) > 1 and head[1].startswith("'''exec' "):
-        words = shlex.split(head[1].removeprefix("'''exec' "))  # how pip writes a path that is too long, or has spaces
+        words = shlex.split(head[1].removeprefix("'''exec' "))  # pip writes a long path, or one with spaces, like this
     elif words and words[0].endswith("/env"):
         words = [word for word in words[1:] if not word.startswith("-")]
     return words[0] if words and "python" in Path(words[0]).name else None
@@ -256,44 +256,46 @@ def python_of(script: Path) -> str | None:
 def query_hawkears(
     python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None
 ) -> tuple[str | None, str | None]:
-    """Let HawkEars' own command line read the options; return its version, or None and the problem in its words."""
+    """Let HawkEars' own command line parse the options; return its version, or None and its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
-    for _ in range(_ASKING_TRIES):
+    for _ in range(_QUERY_TRIES):
         try:
-            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_ASKING_S)
+            done = subprocess.run(
+                argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return None, str(error)
-        if done.returncode >= 0:  # else it was killed: that says nothing about HawkEars
+        if done.returncode >= 0:  # negative: killed by a signal, which is no answer
             break
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     answer: dict[str, Any] = events[0] if events else {}
     if answer.get("event") == "probe":
         return answer["versions"]["hawkears"], None
-    said = done.stderr.strip().splitlines()
-    return None, answer.get("error") or (said[-1] if said else f"it ended with exit code {done.returncode}")
+    lines = done.stderr.strip().splitlines()
+    return None, answer.get("error") or (lines[-1] if lines else f"it ended with exit code {done.returncode}")
 
 
-# --- how it is started ------------------------------------------------------------------------------------------------
+# --- arguments and environment ----------------------------------------------------------------------------------------
 
 
-def refuse_arguments(args: Sequence[str], ours: Sequence[str]) -> None:
-    """Refuse options that badcjobs chooses itself."""
-    wrong = [arg for arg in args if arg.split("=")[0] in ours]
+def refuse_arguments(args: Sequence[str], reserved: Sequence[str]) -> None:
+    """Refuse options that badcjobs sets itself."""
+    wrong = [arg for arg in args if arg.split("=")[0] in reserved]
     if wrong:
         raise BadInput(
             f"--engine-arg {' '.join(wrong)} cannot be used with this engine",
-            why="badcjobs chooses HawkEars' input and output itself, and has to see what it says",
-            fix="leave it out; --region, --date, --min_score, --threads and the like are fine",
+            why="badcjobs sets HawkEars' input and output itself, and reads its messages",
+            fix="remove it; options such as --region, --date, --min_score and --threads are allowed",
         )
 
 
 def hawkears_environment(
     environ: Mapping[str, str], plan: WorkerPlan, extra_args: Sequence[str], scratch: Path
 ) -> dict[str, str]:
-    """Return a worker's environment, its cores shared out among HawkEars' threads.
+    """Return a worker's environment, with cache folders and a thread limit for its share of the cores.
 
-    The first run compiles for half a minute; the workers and the tasks after it share what it made: in the user's cache
-    where that can be written (many sites give compute nodes a home that cannot), else within this task.
+    The first run compiles for half a minute; later workers and tasks use its result. The caches are in the user's cache
+    folder, or in the task's own folder where compute nodes cannot write to home.
     """
     env = worker_environment(environ, plan)
     caches = user_cache(environ)
@@ -311,10 +313,10 @@ def hawkears_environment(
 
 
 def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
-    """Return HawkEars' options with as many threads as the worker has cores for, unless the user has said how many.
+    """Return HawkEars' options with a number of threads that fits the worker's cores, unless the user has set it.
 
-    A thread keeps two cores busy: while one waits for the device, the next recording is decoded. A lean worker has
-    one thread whatever was asked for: each has models of its own.
+    A thread keeps two cores busy: while it waits for the device, the next recording is decoded. A lean worker always
+    has one thread, because each thread loads its own models.
     """
     kept = [word for before, word in pairwise(["", *extra_args]) if "--threads" not in (before, word.split("=")[0])]
     if len(kept) < len(extra_args) and not plan.lean:
@@ -324,12 +326,12 @@ def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
 
 
 def threads_of(extra_args: Sequence[str]) -> int:
-    """Return how many threads the options ask for, or HawkEars' own number."""
+    """Return the number of threads in the options, or the default of HawkEars."""
     words = [word for arg in extra_args for word in arg.split("=", 1)]
     value = dict(pairwise(words)).get("--threads", "")
     return int(value) if value.isdecimal() and int(value) > 0 else _DEFAULT_THREADS
 
 
 def has_real_device(plan: WorkerPlan) -> bool:
-    """Say whether a worker has a device on which programs can compute."""
+    """Return whether a worker has a real device, not a simulated one."""
     return plan.device is not None and plan.device.backend != "simulated"

@@ -1,8 +1,8 @@
 """The program between the command engine and HawkEars 1.
 
-``analyze.py`` takes a folder, not a list, and writes one table of all recordings; this lays out the folder and divides
-the table. The exit code of ``analyze.py`` says nothing: it is 0 for a missing model, a broken file and a thread that
-died. A recording is done when its own label file is there *and* the common table, which is written at the very end.
+``analyze.py`` takes a folder, not a list, and writes one CSV for all recordings. This program fills the folder and
+splits the CSV. The exit code of ``analyze.py`` is 0 even for a missing model, a damaged file and a thread that died: a
+recording is done when both its label file and the common CSV exist, which ``analyze.py`` writes at its end.
 """
 
 from __future__ import annotations
@@ -24,67 +24,69 @@ _DEVICE = re.compile(r"Using (CUDA|CPU|MPS)")
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``INPUTS OUTPUTS cuda|any ROOT PYTHON analyze.py …``: a table in OUTPUTS for each path listed in INPUTS."""
+    """Run ``INPUTS OUTPUTS cuda|any ROOT PYTHON analyze.py …``: write a CSV to OUTPUTS for each path in INPUTS."""
     listed, outputs, device, root, *program = args
     work = Path(outputs).with_name("hawkears1")
     inputs, labels = work / "in", work / "out"
     inputs.mkdir(parents=True)
     paths = Path(listed).read_text(errors="surrogateescape").split("\n")[:-1]
     staged = {link_audio(Path(path), inputs, number): path for number, path in enumerate(paths)}
-    said = run_analyze([*program, "-i", str(inputs), "-o", str(labels), "--rtype", "both"], Path(root), device)
+    lines = run_analyze([*program, "-i", str(inputs), "-o", str(labels), "--rtype", "both"], Path(root), device)
     header, rows = read_labels(labels / "HawkEars_labels.csv")
-    silent = []
+    missing = []
     for copy, path in staged.items():
-        complaints = [line for line in said if str(copy) in line and ": Analyzing " not in line]
+        complaints = [line for line in lines if str(copy) in line and ": Analyzing " not in line]
         if header and (labels / f"{copy.stem}_HawkEars.txt").exists():
             with (Path(outputs) / f"{Path(path).stem}.csv").open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([header, *rows.get(copy.name, [])])
         elif complaints:
             print(complaints[-1][:2000].replace(str(copy), path), file=sys.stderr, flush=True)
         else:
-            silent.append(path)
+            missing.append(path)
     shutil.rmtree(work, ignore_errors=True)
-    if silent:
-        raise RuntimeError(f"HawkEars left no labels of {len(silent)} recordings: {silent[0]}")
+    if missing:
+        raise RuntimeError(
+            f"HawkEars wrote no labels for {len(missing)} of {len(paths)} recordings; first: {missing[0]}"
+        )
 
 
 def link_audio(audio: Path, folder: Path, number: int) -> Path:
-    """Bring audio into the folder, by a hard link or a copy, under a name of its own.
+    """Link or copy audio into the folder under a unique name.
 
-    The old name stays in it because ``--date file`` looks for a date there.
+    The new name contains the old one, because ``--date file`` looks for a date in it.
     """
     readable = re.sub(r"[^\w.+-]", "_", audio.stem)[:LONGEST_KEPT_STEM]
     target = folder / f"c{number:06d}~{readable}{audio.suffix}"
     try:
         os.link(audio.resolve(), target)
-    except OSError:  # another file system, or a file that is not ours: the usual case on a cluster
+    except OSError:  # another filesystem, or another user's file: common on a cluster
         try:
             shutil.copyfile(audio, target)
         except FileNotFoundError as error:
-            target.write_bytes(b"")  # HawkEars will say that it cannot be read
+            target.write_bytes(b"")  # HawkEars will report that it cannot be read
             print(f"{audio}: {error.strerror}", file=sys.stderr, flush=True)
     return target
 
 
 def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
-    """Run analyze.py in its folder; return its lines. Raise RuntimeError where it took the CPU instead of a GPU."""
-    said: list[str] = []
+    """Run analyze.py in its folder; return its output lines. Raise RuntimeError if it uses the CPU, not the GPU."""
+    lines: list[str] = []
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
     with subprocess.Popen(argv, cwd=root, preexec_fn=die_with_parent, **pipes) as run:
         for line in run.stdout or ():
-            said.append(line.rstrip("\n"))
-            print(said[-1], file=sys.stderr, flush=True)
-            taken = _DEVICE.search(line)
-            if device == "cuda" and taken and taken[1] != "CUDA":
+            lines.append(line.rstrip("\n"))
+            print(lines[-1], file=sys.stderr, flush=True)
+            used = _DEVICE.search(line)
+            if device == "cuda" and used and used[1] != "CUDA":
                 run.kill()
-                raise RuntimeError(f"HawkEars took the {taken[1]} although this worker has a GPU")
+                raise RuntimeError(f"HawkEars uses the {used[1]} although this worker has a GPU")
     if run.returncode < 0:
-        os.kill(os.getpid(), -run.returncode)  # end as it did: the signal tells what happened
-    return said
+        os.kill(os.getpid(), -run.returncode)  # end by the same signal, so that the caller sees it
+    return lines
 
 
 def read_labels(table: Path) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Return the header of HawkEars_labels.csv, and its rows by the file's name; nothing where there is no table."""
+    """Return the header of HawkEars_labels.csv and its rows by file name; both empty if the file does not exist."""
     if not table.exists():
         return [], {}
     with table.open(encoding="utf-8", newline="") as file:

@@ -1,13 +1,13 @@
-"""The process behind the engine ``hawkears``: HawkEars 2 in its own Python, models loaded once, fed line by line.
+"""The worker process of the engine ``hawkears``: runs HawkEars 2 in its own Python and loads the models once.
 
-Stands alone: it needs the standard library and HawkEars, and is started by its path, ``PYTHON hawkears_worker.py OUT
-[OPTION …]``, in HawkEars' working folder. A JSON line per recording comes in; every event goes out as one JSON line.
+It imports only the standard library and HawkEars. It is started by its path, ``PYTHON hawkears_worker.py OUT
+[OPTION …]``, in HawkEars' working folder. It reads one JSON line per recording and writes one JSON line per event.
 
-    in:   {"id": 7, "audio": "/path"}   {"stop": true}, or the end of the input: finish what is in progress
-    out:  ready, started, done, failed, fewer (threads than asked for), broken (nothing can work), bye
+    in:   {"id": 7, "audio": "/path"}   {"stop": true}, or the end of the input: finish the recordings in progress
+    out:  ready, started, done, failed, fewer (fewer threads than requested), broken (no recording can work), bye
 
-The detections of ``done`` are rows of [start_ms, end_ms, label, score, name]. The label is as HawkEars writes it: a
-code unless its --label says otherwise; the name is the species' common one, or null where HawkEars does not know it.
+The detections of ``done`` are rows of [start_ms, end_ms, label, score, name]. The label is as HawkEars writes it (a
+code, unless --label changes it); the name is the common name of the species, or null if HawkEars has none.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _LONGEST_ERROR = 2000
-# More names than there are threads; with a date in them, so that --date file finds one.
+# More names than threads, with a date in them for --date file.
 _PLACEHOLDERS = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
-# HawkEars only mentions it, then goes on without the region's filter: every recording would have the wrong species.
+# HawkEars only logs this error, then continues without the filter of the region: it would find wrong species.
 _MISCONFIGURED = re.compile(r"Error: location .* not found")
 
 
 class OrderPipe:
-    """Takes orders from stdin as they come, and answers on a private copy of stdout."""
+    """Reads orders from stdin, and writes events to a private copy of stdout."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # whatever an engine prints disturbs no answer
+        os.dup2(2, 1)  # what an engine prints goes to stderr, not between the events
         self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.stopping = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, event: str, **facts: object) -> None:
-        """Tell the wrapper what happened."""
+        """Write an event for the wrapper."""
         line = json.dumps({"event": event, **facts})
         with self._lock:
             self._answers.write(line + "\n")
             self._answers.flush()
 
     def orders(self) -> Iterator[dict[str, Any]]:
-        """Yield one order after the other until the stop; several threads may share them."""
+        """Yield one order after the other until the stop; thread-safe."""
         while (order := self._orders.get()) is not None and not self.stopping.is_set():
             yield order
         self.stop()
 
     def stop(self) -> None:
-        """Give out no more orders."""
+        """Yield no more orders."""
         self.stopping.set()
         self._orders.put(None)
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         rest = b""
-        while data := os.read(0, 65536):  # not sys.stdin: a thread that waits in it spoils the end of the program
+        while data := os.read(0, 65536):  # not sys.stdin: a thread that waits in it blocks the exit of the program
             *lines, rest = (rest + data).split(b"\n")
             for order in map(json.loads, lines):
                 if order.get("stop"):
@@ -75,11 +75,11 @@ class OrderPipe:
         self.stop()
 
 
-# --- what HawkEars is asked to do -------------------------------------------------------------------------------------
+# --- HawkEars' API ----------------------------------------------------------------------------------------------------
 
 
 def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, Any]]:
-    """Return HawkEars' ``analyze`` and the arguments that its own command line would call it with."""
+    """Return HawkEars' ``analyze`` and the arguments that its own command line would pass."""
     from hawkears.cli import cli  # type: ignore[import-not-found]
 
     command = cli.commands["analyze"]
@@ -98,15 +98,15 @@ def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, 
 
 
 def other_api(what: str) -> ImportError:
-    """Return the error of a HawkEars that cannot be fed; an ImportError is a mistake of the installation."""
+    """Return the error for a HawkEars with another API; ImportError means a wrong installation."""
     return ImportError(
         f"badcjobs needs HawkEars 2.3 or later; HawkEars {versions()['hawkears']} has another API: {what}"
     )
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in the words of its own kind."""
-    if hasattr(error, "format_message"):  # click's: wrong options
+    """Return the message of an error with its class."""
+    if hasattr(error, "format_message"):  # an error of click: wrong options
         return f"Error: {error.format_message()}"
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
@@ -114,12 +114,12 @@ def describe(error: BaseException) -> str:
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Say whether an error is about the device's memory: then what is left in it can be given back."""
+    """Return whether an error means that the device ran out of memory."""
     return "OutOfMemoryError" in text or "out of memory" in text or "_ALLOC_FAILED" in text
 
 
 def device_facts(module: Any) -> dict[str, object]:
-    """Return where HawkEars is going to compute: its own answer, and who that is."""
+    """Return the device that HawkEars uses, with its UUID and name."""
     import torch  # type: ignore[import-not-found]
 
     device = str(module.util.get_device())
@@ -132,7 +132,7 @@ def device_facts(module: Any) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Return what runs here."""
+    """Return the versions of HawkEars, PyTorch and Python."""
     import hawkears  # type: ignore[import-not-found]
 
     torch = sys.modules.get("torch")
@@ -143,17 +143,17 @@ def versions() -> dict[str, str]:
     }
 
 
-# --- one recording after the other ------------------------------------------------------------------------------------
+# --- recordings -------------------------------------------------------------------------------------------------------
 
 
 class Feed:
-    """Gives each of HawkEars' threads the next recording when it is ready, and says what became of the last."""
+    """Gives each thread of HawkEars its next recording, and reports the result of the last."""
 
     def __init__(self, pipe: OrderPipe) -> None:
         self.pipe = pipe
-        self.here = threading.local()  # what a thread has: its order, its models, what it measured
+        self.here = threading.local()  # per thread: its order, its models, its measurements
         self.names: dict[str, str] = {}  # label → the common name of the species
-        self._mistakes = collect_config_errors()
+        self._config_errors = collect_config_errors()
 
     def paths(self) -> Iterator[str]:
         """Yield the recordings for one thread."""
@@ -161,12 +161,12 @@ class Feed:
             self.here.order, self.here.began_s, self.here.measured = order, time.monotonic(), {}
             self.pipe.send("started", id=order["id"])
             yield order["audio"]
-            self.fail("HawkEars went on without a word about this recording")
+            self.fail("HawkEars gave no result for this recording and continued")
 
     def done(self, result: Any) -> None:
-        """Pass on a recording's detections (HawkEars' recording_callback)."""
-        if self._mistakes:
-            self.give_up(self._mistakes[0])
+        """Report the detections of a recording (HawkEars' recording_callback)."""
+        if self._config_errors:
+            self.give_up(self._config_errors[0])
             return
         took_s = round(time.monotonic() - self.here.began_s, 4)
         facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}
@@ -174,14 +174,14 @@ class Feed:
         self.here.order = None
 
     def fail(self, error: str) -> bool:
-        """Pass on that the recording in progress failed; False: there is none."""
+        """Report that the recording in progress failed; return False if there is none."""
         order, self.here.order = getattr(self.here, "order", None), None
         if order is not None:
             self.pipe.send("failed", id=order["id"], error=error)
         return order is not None
 
     def give_up(self, error: str) -> None:
-        """Say why nothing can work, and take no more work."""
+        """Report why no recording can work, and stop."""
         if not self.pipe.stopping.is_set():
             self.pipe.send("broken", error=error)
         self.here.order = None
@@ -189,17 +189,17 @@ class Feed:
 
 
 def collect_config_errors() -> list[str]:
-    """Return a list that fills with what HawkEars only logs although nothing it finds afterwards can be right."""
-    make, mistakes = logging.getLogRecordFactory(), list[str]()
+    """Return a list that receives the logged errors after which all results of HawkEars would be wrong."""
+    make, errors = logging.getLogRecordFactory(), list[str]()
 
-    def hear(*args: Any, **named: Any) -> logging.LogRecord:
+    def make_record(*args: Any, **named: Any) -> logging.LogRecord:
         record = make(*args, **named)
         if record.levelno >= logging.ERROR and _MISCONFIGURED.search(record.getMessage()):
-            mistakes.append(record.getMessage())
+            errors.append(record.getMessage())
         return record
 
-    logging.setLogRecordFactory(hear)
-    return mistakes
+    logging.setLogRecordFactory(make_record)
+    return errors
 
 
 def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int, int, str, float, str | None]]:
@@ -220,15 +220,15 @@ def species_names(analyzer: Any) -> dict[str, str]:
     return names
 
 
-def keep_predictors(module: Any, here: Any) -> None:
-    """Let each thread load its models once, and note what each recording takes.
+def reuse_predictors(module: Any, here: Any) -> None:
+    """Let each thread load its models once, and measure the time of each recording.
 
-    A bad recording ends HawkEars' loop, but must not cost a reload. The length of a recording is noted before the
+    A bad recording ends HawkEars' loop, but must not cause a reload. The length of a recording is measured before the
     low-band model resamples it.
     """
     make = module.Predictor
 
-    def kept(*args: Any, **named: Any) -> Any:
+    def reuse(*args: Any, **named: Any) -> Any:
         if getattr(here, "predictor", None) is not None:
             return here.predictor
         predictor = here.predictor = make(*args, **named)
@@ -236,24 +236,24 @@ def keep_predictors(module: Any, here: Any) -> None:
 
         def measured(*args: Any, **named: Any) -> Any:
             began_s = time.monotonic()
-            heard = scores(*args, **named)
+            result = scores(*args, **named)
             took_s, audio_s = round(time.monotonic() - began_s, 4), float(predictor.audio.seconds())
-            here.measured = {"audio_s": audio_s, "predict_s": took_s, "heard": heard is not None}
-            return heard
+            here.measured = {"audio_s": audio_s, "predict_s": took_s, "analysed": result is not None}
+            return result
 
         predictor.get_overlapping_scores = measured
         return predictor
 
-    module.Predictor = kept
+    module.Predictor = reuse
 
 
-def forget_failure(here: Any, error: str) -> None:
-    """Put a thread's models back as they were when they were loaded; where that fails, load them anew."""
+def reset_models(here: Any, error: str) -> None:
+    """Reset the models of a thread after a failure; if that fails, load them again."""
     if is_out_of_memory(error):
         import torch
 
         gc.collect()
-        torch.cuda.empty_cache()  # does nothing where CUDA is not in use
+        torch.cuda.empty_cache()  # no effect without CUDA
     predictor = getattr(here, "predictor", None)
     try:
         if predictor is not None:
@@ -263,7 +263,7 @@ def forget_failure(here: Any, error: str) -> None:
 
 
 def fed_analyzer(module: Any, feed: Feed) -> type:
-    """Return HawkEars' Analyzer with its list of recordings exchanged for the feed."""
+    """Return HawkEars' Analyzer class, changed to take its recordings from the feed."""
 
     class FedAnalyzer(module.Analyzer):  # type: ignore[misc]
         def __init__(self, cfg: Any, *args: Any, **named: Any) -> None:
@@ -276,18 +276,18 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
 
         def _process_recordings(self, recording_paths: Any, *args: Any, **named: Any) -> None:
             known = getattr(getattr(self, "occur_mgr", None), "file_info", None)
-            if known:  # recordings that come later are looked up by the one location of this run
+            if known:  # later recordings use the one location of this run
                 (self.occur_mgr.region,) = {region for region, _ in known.values()}
             while not feed.pipe.stopping.is_set():
                 try:
                     super()._process_recordings(feed.paths(), *args, **named)
                     return
                 except Exception as problem:
-                    error = describe(problem)  # without the frames, which hold memory on the device
-                forget_failure(feed.here, error)
+                    error = describe(problem)  # keep only the text: the traceback holds device memory
+                reset_models(feed.here, error)
                 if feed.fail(error):
                     continue
-                with self._lock:  # this thread could not load its models; others may have found room
+                with self._lock:  # this thread could not load its models; other threads may work
                     self._threads -= 1
                 if not (self._threads and is_out_of_memory(error)):
                     feed.give_up(error)
@@ -303,11 +303,11 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
     return FedAnalyzer
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
+# --- main program -----------------------------------------------------------------------------------------------------
 
 
 def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
-    """Call HawkEars once, for all recordings that will ever come."""
+    """Call HawkEars once, for all recordings."""
     analyze, call = read_call(options)
     from hawkears.core import analyzer as module  # type: ignore[import-not-found]
 
@@ -315,22 +315,22 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
     inner = getattr(analyzer, "_process_recordings", None)
     known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
     if not (known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
-        raise other_api("its Analyzer has another shape")
+        raise other_api("its class Analyzer is different")
     feed = Feed(pipe)
-    keep_predictors(module, feed.here)
+    reuse_predictors(module, feed.here)
     module.Analyzer = fed_analyzer(module, feed)
     call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
     analyze(
         **{**call, "recording_paths": _PLACEHOLDERS, "recording_callback": feed.done, "cancellation_callback": None}
     )
     if not pipe.stopping.is_set():
-        raise ValueError("Error: Invalid value: HawkEars took no recordings; is there a filelist in its --cfg?")
+        raise ValueError("Error: Invalid value: HawkEars ignored the recordings; is there a filelist in its --cfg?")
 
 
 def main(args: Sequence[str]) -> None:
-    """Answer orders until the input ends; with ``--probe`` only say whether this HawkEars can be fed."""
+    """Process orders until the input ends; with ``--probe`` only report whether this HawkEars has the right API."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all; the wrapper decides
+        signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all processes; the wrapper decides
     pipe = OrderPipe()
     try:
         if args[0] == "--probe":
@@ -345,5 +345,5 @@ def main(args: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # our neighbours in this folder are no modules of HawkEars'
+    sys.path.pop(0)  # do not import the other files of this folder
     main(sys.argv[1:])

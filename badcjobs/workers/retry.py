@@ -67,7 +67,7 @@ _MACHINE = (
     ),
 )
 _SETTINGS = (
-    (RAN_ON_CPU, r"HawkEars took the \w+ although this worker has a GPU"),
+    (RAN_ON_CPU, r"HawkEars uses the \w+ although this worker has a GPU"),
     (
         CONFIGURATION,
         # HawkEars 2 only logs an unknown location, then continues without the filter of the region.

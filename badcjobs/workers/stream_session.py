@@ -1,6 +1,6 @@
-"""Talks to a worker process of ours: a JSON line per chunk in, a JSON line per event out (see ``hawkears_worker``).
+"""A session with one of our worker programs: it reads a JSON line per chunk and writes a JSON line per event.
 
-The process is kept fed: it has the next chunks before it has finished the last.
+``hawkears_worker`` describes the lines. The process gets the next chunks before it has finished the current ones.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from badcjobs.workers import retry
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_HEARD_S = 0.5
-_GOODBYE_S = 10.0
-_FACTOR = 20  # a worker that is silent so many times longer than the slowest chunk so far hangs
-_UNKNOWN_AUDIO_S = 3600.0  # a whole recording, as long as any
+_SHORTEST_ANALYSED_S = 0.5
+_CLOSE_S = 10.0
+_FACTOR = 20  # a worker that is silent for this many times the slowest chunk hangs
+_UNKNOWN_AUDIO_S = 3600.0  # assumed for audio of unknown length
 _LONGEST_ERROR = 2000
 _NO_USE_ANY_MORE = frozenset({retry.GPU_LOST, retry.GPU_ERROR, retry.CONFIGURATION, retry.HOST_MEMORY})
 
 
 @dataclass(kw_only=True)
 class HangTimeout:
-    """Learns from every finished chunk how slow this engine is; one for all workers of a task."""
+    """Decides when a silent engine hangs, from the slowest chunk so far; shared by all workers of a task."""
 
-    start_s: float = 900.0  # until the first chunk begins (imports, models, a cold file system)
-    least_s: float = 120.0  # no shorter silence is a hang
-    slowest: float = 2.0  # seconds of work per second of audio that are believed while nothing is known yet
-    _worst_rate: float | None = None  # seconds of work per second of audio
-    _worst_s: float | None = None  # where the length of the audio is not known
+    start_s: float = 900.0  # until the first chunk starts (imports, models, a cold filesystem)
+    least_s: float = 120.0  # a shorter silence is never a hang
+    slowest: float = 2.0  # assumed seconds of work per second of audio, until a chunk is done
+    _slowest_rate: float | None = None  # seconds of work per second of audio
+    _slowest_s: float | None = None  # for audio of unknown length
 
     def learn(self, took_s: float, audio_s: float | None) -> None:
-        """Take note of a chunk that came through."""
-        self._worst_s = max(took_s, self._worst_s or 0.0)
+        """Record the time that a finished chunk took."""
+        self._slowest_s = max(took_s, self._slowest_s or 0.0)
         if audio_s:
-            self._worst_rate = max(took_s / audio_s, self._worst_rate or 0.0)
+            self._slowest_rate = max(took_s / audio_s, self._slowest_rate or 0.0)
 
     def limit_s(self, audio_s: float | None) -> float:
-        """Return how long a worker may be silent that has so much audio in progress."""
-        if self._worst_s is None:
+        """Return how long a worker may be silent with this much audio in progress."""
+        if self._slowest_s is None:
             return self.start_s + self.slowest * (audio_s or _UNKNOWN_AUDIO_S)
-        if audio_s is None or self._worst_rate is None:
-            return max(self.least_s, _FACTOR * self._worst_s)
-        return max(self.least_s, _FACTOR * self._worst_rate * audio_s)
+        if audio_s is None or self._slowest_rate is None:
+            return max(self.least_s, _FACTOR * self._slowest_s)
+        return max(self.least_s, _FACTOR * self._slowest_rate * audio_s)
 
 
 @dataclass(frozen=True)
 class EngineStart:
-    """What every engine has to start its programs: the words of --engine-arg, and the world."""
+    """What every engine needs to start its programs."""
 
-    args: Sequence[str]
+    args: Sequence[str]  # the values of --engine-arg
     environ: Mapping[str, str]
     launcher: Launcher
     clock: Clock
@@ -78,23 +78,23 @@ class StreamSession:
     cwd: Path | None
     log_file: Path
     hang_timeout: HangTimeout
-    must_use_cuda: bool = False  # a process that says it is ready on anything else is of no use
-    pin: str | None = None  # the one device that it was shown
+    must_use_cuda: bool = False  # refuse a process that does not run on CUDA
+    pin: str | None = None  # the only device that the process can see
     _unread: bytes = b""
     _interrupted: bool = False
-    _is_ended: bool = False  # by us, before it said that it had begun anything; that may have been under way
+    _is_ended: bool = False  # we killed it before it reported a started chunk; such a report may still come
     _sent: int = 0
     _ready: bool = False
-    _said_goodbye: bool = False
+    _got_bye: bool = False
     _threads: int = 1
     _holds: int = 1
 
     def __post_init__(self) -> None:
         self._clock, self._launcher = self.start.clock, self.start.launcher
-        self._log_mark = log_size(self.log_file)  # what was said before the last result is no evidence
+        self._log_mark = log_size(self.log_file)  # only output after the last result can explain an error
         self._oom_kills = read_oom_kills()
         self._lock = threading.Lock()
-        self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with when it was begun (None: it waits)
+        self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with its start (None: it waits)
         self._process = self._launcher.start(self.argv, env=self.env, cwd=self.cwd, stderr=self.log_file, pipes=True)
         self.pid: int | None = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -105,7 +105,7 @@ class StreamSession:
     # --- called from another thread -------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Finish what is in progress, then stop; a process that has begun nothing yet is not waited for."""
+        """Finish the chunks in progress, then stop; kill a process that has not started a chunk."""
         with self._lock:
             if self._interrupted:
                 return
@@ -116,17 +116,17 @@ class StreamSession:
         self._write({"stop": True})
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._launcher.kill(self._process)
 
     # --- the life of a batch --------------------------------------------------------------------------------------
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
-        """Analyse the batch and what comes after it, several at a time if the process can."""
+        """Analyse the batch and the chunks that follow it, several at the same time if the process can."""
         self._in_hand = {}
         self._give(batch)
-        while self._in_hand and not (self._interrupted and (self._said_goodbye or not self._has_begun)):
-            news = self._take_in(self._next_event())
+        while self._in_hand and not (self._interrupted and (self._got_bye or not self._has_begun)):
+            news = self._handle_event(self._next_event())
             if self._ready and not self._interrupted:
                 held = len(self._in_hand)
                 self._give(more(max(0, self._holds - held), idle=max(0, self._threads - held)))
@@ -134,12 +134,13 @@ class StreamSession:
                 yield news
 
     def close(self) -> int | None:
-        """End the worker by closing its input; insist if it does not listen."""
-        with suppress(OSError):  # the worker died with a line half written
+        """End the worker by closing its input; kill it if it does not end."""
+        with suppress(OSError):  # the worker died while we wrote a line
             self._stdin.close()
         if self._process.returncode is None:
-            end_s = self._clock.monotonic_s() + _GOODBYE_S
-            while (left_s := end_s - self._clock.monotonic_s()) > 0:  # what it still says must not stop it from leaving
+            end_s = self._clock.monotonic_s() + _CLOSE_S
+            # Read what it still writes, so that a full pipe does not block it.
+            while (left_s := end_s - self._clock.monotonic_s()) > 0:
                 if self._poll.poll(left_s * 1000) and not os.read(self._stdout.fileno(), 65536):
                     break
             try:
@@ -163,21 +164,21 @@ class StreamSession:
             self._write({"id": self._sent, "audio": chunk.audio_path})
 
     def _write(self, order: Mapping[str, object]) -> None:
-        with self._lock, suppress(OSError, ValueError):  # it may be gone, and its silence will say so
+        with self._lock, suppress(OSError, ValueError):  # it may have died: the reader will notice
             self._stdin.write(json.dumps(order).encode() + b"\n")
             self._stdin.flush()
 
-    # --- what the process says ------------------------------------------------------------------------------------
+    # --- events of the process ------------------------------------------------------------------------------------
 
     def _next_event(self) -> dict[str, Any]:
-        """Wait for the next event; one that does not come in time is a hang."""
+        """Wait for the next event; if none comes in time, the process hangs."""
         while b"\n" not in self._unread:
             limit_s = self.hang_timeout.start_s
             if begun := [chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None]:
                 limit_s = self.hang_timeout.limit_s(None if None in begun else max(length or 0.0 for length in begun))
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
-                why = f"no word from the worker for {limit_s:.0f} s"
+                why = f"no output from the worker for {limit_s:.0f} s"
                 raise SessionBroken(retry.HANG, why, at_start=not self._has_begun)
             data = os.read(self._stdout.fileno(), 65536)
             if not data:
@@ -190,9 +191,11 @@ class StreamSession:
             return dict(json.loads(line))
         except ValueError as error:
             self.kill()
-            raise SessionBroken(retry.ENGINE_CRASH, f"the worker's answer cannot be read: {line[:200]!r}") from error
+            raise SessionBroken(
+                retry.ENGINE_CRASH, f"the worker wrote a line that is not JSON: {line[:200]!r}"
+            ) from error
 
-    def _take_in(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
+    def _handle_event(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
         kind = event["event"]
         if kind == "started":
             chunk, now_ms = self._in_hand[event["id"]][0], self._clock.now_ms()
@@ -208,9 +211,9 @@ class StreamSession:
             self._on_ready(event)
         elif kind == "fewer":
             self._threads = int(event["threads"])
-            log.warning("a worker goes on with %d threads: %s", self._threads, event["error"])
+            log.warning("a worker continues with fewer threads (%d): %s", self._threads, event["error"])
         elif kind == "bye":
-            self._said_goodbye = True  # the end of its pipe comes next
+            self._got_bye = True  # it closes its pipe next
         elif kind == "broken":
             error_class = retry.classify(event["error"])
             if error_class == retry.ENGINE_ERROR:
@@ -219,13 +222,13 @@ class StreamSession:
         return None
 
     def _on_ready(self, event: Mapping[str, Any]) -> None:
-        """Check what runs where, and write it down."""
+        """Check the device of the process, and log its versions."""
         device = str(event.get("device") or "cpu").upper()
         if self.must_use_cuda and device != "CUDA":
             self.kill()
             raise SessionBroken(
                 retry.RAN_ON_CPU,
-                f"HawkEars took the {device} although this worker has a GPU:"
+                f"HawkEars uses the {device} although this worker has a GPU:"
                 " CUDA does not work here for its PyTorch, and on the CPU it uses fewer models",
                 at_start=True,
             )
@@ -234,14 +237,14 @@ class StreamSession:
         self._ready = True
         if "versions" not in event:
             return
-        # PyTorch before 2.5 does not know its device's UUID, but then it sees only one.
+        # PyTorch before 2.5 does not report the UUID of the device, but the process sees only one.
         uuid = event.get("uuid") or (self.pin if device == "CUDA" else None)
         versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
         where = " ".join(filter(None, (device, uuid, event.get("name"))))
-        how = f"{self._threads} threads, {event.get('models') or 'all'} models"
+        how = f"threads: {self._threads}, models: {event.get('models') or 'all'}"
         log.info("worker %s: %s on %s, %s", self.pid, versions, where, how)
         if self.pin and self.pin.startswith("GPU-") and uuid and uuid != self.pin:
-            log.warning("worker %s was given %s but computes on %s", self.pid, self.pin, uuid)
+            log.warning("worker %s should use %s but uses %s", self.pid, self.pin, uuid)
 
     def _result(self, chunk: Chunk, started_at_ms: int | None, event: Mapping[str, Any]) -> ChunkResult:
         now_ms = self._clock.now_ms()
@@ -252,10 +255,10 @@ class StreamSession:
                 self.kill()
                 raise SessionBroken(error_class, event["error"])
             return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=event["error"])
-        if "took_s" in event:  # measured where it happened: our own thread may have been late to hear of its begin
+        if "took_s" in event:  # measured by the worker: our thread may have read the start late
             started_at_ms = now_ms - round(event["took_s"] * 1000)
         length_s = event.get("audio_s")
-        if event.get("heard") is False and (chunk.audio_s or 0.0) > _SHORTEST_HEARD_S:
+        if event.get("analysed") is False and (chunk.audio_s or 0.0) > _SHORTEST_ANALYSED_S:
             why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
             return ChunkResult(chunk, started_at_ms, now_ms, error_class=retry.BAD_AUDIO, error=why)
         audio_s = length_s if chunk.audio_s is None else chunk.audio_s
@@ -263,29 +266,29 @@ class StreamSession:
         return ChunkResult(chunk, started_at_ms, now_ms, tuple(Detection(*row) for row in event["detections"]), audio_s)
 
     def _explain_end(self) -> SessionBroken:
-        """Say how a process ended that still had work."""
-        self._launcher.kill(self._process)  # whatever is left of its group
+        """Return the error for a process that ended before its work was done."""
+        self._launcher.kill(self._process)  # also the rest of its process group
         code = self._process.wait()
-        said = last_lines(self.log_file, limit=min(_LONGEST_ERROR, log_size(self.log_file) - self._log_mark))
-        error_class = retry.classify(said, code)
+        output = last_lines(self.log_file, limit=min(_LONGEST_ERROR, log_size(self.log_file) - self._log_mark))
+        error_class = retry.classify(output, code)
         if error_class in (retry.BAD_AUDIO, retry.EXIT_CODE, retry.NO_OUTPUT):
             error_class = retry.ENGINE_CRASH
         if error_class == retry.WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
             error_class = retry.HOST_MEMORY
-        why = f"{said}\nthe worker ended {retry.describe_exit(code)}".strip()
+        why = f"{output}\nthe worker ended {retry.describe_exit(code)}".strip()
         return SessionBroken(error_class, why, at_start=not self._has_begun)
 
 
 def log_size(path: Path) -> int:
-    """Return how much a program has written to its log."""
+    """Return the size of a log in bytes, 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # not there yet
+        return 0
 
 
 def read_oom_kills(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how many processes of this control group the kernel has killed for memory; None: not known.
+    """Return how many processes of this control group the kernel has killed for lack of memory; None: not known.
 
     A line of /proc/self/cgroup is ``0::/path``, or ``9:memory:/path`` with version 1.
     """

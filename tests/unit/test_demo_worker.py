@@ -165,7 +165,7 @@ def test_a_flac_that_nobody_can_read_is_told_with_the_line_to_paste(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     [missing] = ask(flac)
     assert missing["error_class"] == "no_program"
-    assert str(missing["error"]).startswith(f"{flac}: it is FLAC, and the package soundfile is not here (none)\n")
+    assert str(missing["error"]).startswith(f"{flac}: FLAC needs a decoder: the package soundfile is not here (none)\n")
     assert "pip install 'badcjobs[audio]'" in str(missing["error"])
 
 
@@ -234,7 +234,7 @@ def test_bad_audio_is_told_with_path_and_reason_and_the_worker_goes_on(tmp_path:
         said = str(answer["error"])
         assert said.startswith(f"{path}: ") and len(said) > len(f"{path}: ") + 3, said
         assert not said.startswith(f"{path}:  "), "no reason"
-        assert ("it is empty" in said) == (path.name == "zero bytes.wav")
+        assert ("the file is empty" in said) == (path.name == "zero bytes.wav")
 
 
 def test_a_file_name_with_anything_in_it_comes_through(tmp_path: Path) -> None:
@@ -263,6 +263,6 @@ def test_the_end_of_the_input_means_finish_this_one_and_leave_the_others(tmp_pat
 
 @pytest.mark.parametrize("args", [["--burn-s=much"], ["--unknown"], ["extra"], ["--threshold"]])
 def test_wrong_arguments_are_refused_before_any_worker_starts(args: list[str]) -> None:
-    with pytest.raises(BadInput, match="the demo engine does not understand its arguments") as refused:
+    with pytest.raises(BadInput, match="wrong arguments for the demo engine") as refused:
         parse_arguments(args)
     assert "--burn-s" in (refused.value.fix or "")

@@ -55,8 +55,14 @@ def test_header_alone_means_nothing_found(header):
         ("", "line 1: column .* is missing; the header is empty"),
         ("start_time,end_time,species,score\n0,1,RUGR,0.9\n", "line 1: column label is missing"),
         ("begin,end\n1,2\n", "line 1: column start_time, end_time, label, score is missing"),
-        ("start_time,end_time,label,score\n0,1,RUGR,0.9\n1,2,RU", r"line 3 has 3 cells, the header 4 \(column score\)"),
-        ("start_time,end_time,label,score\n0,1,RUGR,0.9,7\n", r"line 2 has 5 cells, the header 4 \(column number 5\)"),
+        (
+            "start_time,end_time,label,score\n0,1,RUGR,0.9\n1,2,RU",
+            r"line 3 has 3 cells, the header has 4 \(column score\)",
+        ),
+        (
+            "start_time,end_time,label,score\n0,1,RUGR,0.9,7\n",
+            r"line 2 has 5 cells, the header has 4 \(column number 5\)",
+        ),
         ("start_time,end_time,label,score\n0,1,RUGR,0.9\nsoon,2,RUGR,0.9\n", "line 3, column start_time: 'soon'"),
         ("start_time,end_time,label,score\n0,nan,RUGR,0.9\n", "line 2, column end_time: 'nan'"),
         ("start_time,end_time,label,score\n5,2,RUGR,0.9\n", "line 2, column end_time: 2.0 is before the start, 5.0"),

@@ -156,7 +156,7 @@ def test_every_recording_is_answered_with_what_hawkears_heard(place: Place) -> N
             [round(start * 1000), round(end * 1000), code, round(score, 3), NAMES.get(code)]
             for start, end, code, score in expected
         ]
-        assert (event["audio_s"], event["heard"]) == (3.0, True)
+        assert (event["audio_s"], event["analysed"]) == (3.0, True)
         assert event["took_s"] >= event["predict_s"] > 0
     assert sorted(event["id"] for event in talk.of("started")) == [0, 1, 2, 3, 4, 5]
     assert "HawkEars prints what it likes" in talk.said
@@ -341,7 +341,7 @@ def test_a_hang_is_ended_after_the_patience_that_the_engines_own_rate_allows(pla
     hang_timeout = HangTimeout(start_s=20, least_s=0.5)
     hang_timeout.learn(0.01, 3)
     start_s = time.monotonic()
-    with pytest.raises(SessionBroken, match="no word from the worker") as broken:
+    with pytest.raises(SessionBroken, match="no output from the worker") as broken:
         place.process(
             place.engine("--threads", "1", hang_timeout=hang_timeout), [place.good("a"), place.fake("b", "hang")]
         )
@@ -384,7 +384,7 @@ def test_the_log_says_what_runs_where(place: Place, caplog: pytest.LogCaptureFix
         place.process(place.engine("--threads", "2"), [place.good("a")])
     [line] = [record.getMessage() for record in caplog.records if "threads" in record.getMessage()]
     assert "hawkears 2.3.0" in line
-    assert line.endswith("on CUDA GPU-1 Tesla V100, 2 threads, 3 models")
+    assert line.endswith("on CUDA GPU-1 Tesla V100, threads: 2, models: 3")
 
 
 # --- finding HawkEars -------------------------------------------------------------------------------------------------
@@ -452,5 +452,5 @@ def test_the_check_refuses_wrong_options_and_a_python_without_hawkears_before_an
         place.engine("--loudly").check()
     assert "No such option" in (refused.value.why or "")
     place.environ.pop("PYTHONPATH")
-    with pytest.raises(NotHere, match="has no HawkEars"):
+    with pytest.raises(NotHere, match="HawkEars is not installed in "):
         place.engine().check()

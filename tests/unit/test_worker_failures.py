@@ -164,7 +164,7 @@ def run_command(folder: Path, program: str) -> list[str | None]:
 
 
 def test_a_program_that_is_silent_for_too_long_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(SessionBroken, match="no word from the program") as broken:
+    with pytest.raises(SessionBroken, match="no output from the program") as broken:
         run_command(tmp_path, "sleep 600")
     assert broken.value.error_class == "hang"
 
