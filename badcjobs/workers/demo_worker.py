@@ -5,16 +5,6 @@ It is started as ``python -m badcjobs.workers.demo_worker``, and reads and write
 
 from __future__ import annotations
 
-from badcjobs.devices.simulated import simulated_memory_bytes
-from badcjobs.errors import BadInput
-from badcjobs.sources.audio_formats import read_wav_header
-from badcjobs.sources.cutter import NoDecoder
-from badcjobs.sources.cutter import load_soundfile
-from badcjobs.store.run_lock import alone_in
-from badcjobs.workers.hawkears_worker import OrderPipe
-from badcjobs.workers.retry import BAD_AUDIO
-from badcjobs.workers.retry import NO_PROGRAM
-
 import argparse
 import os
 import struct
@@ -26,6 +16,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from badcjobs.devices.simulated import simulated_memory_bytes
+from badcjobs.errors import BadInput
+from badcjobs.sources.audio_formats import read_wav_header
+from badcjobs.sources.cutter import NoDecoder, load_soundfile
+from badcjobs.store.run_lock import alone_in
+from badcjobs.workers.hawkears_worker import OrderPipe
+from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
 _WINDOW_S = 0.1
 _MIB = 2**20
