@@ -134,7 +134,6 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-_MIB = 2**20
 # The variable of each kind of request, in MiB, and the variable with the number of such units on this node.
 _REQUESTS = (
     ("SLURM_MEM_PER_NODE", None),
@@ -150,7 +149,7 @@ def requested_memory_bytes(facts: Mapping[str, str]) -> int | None:
         size_mib = _whole_number(facts.get(size_name, ""))
         if size_mib is not None:
             many = 1 if count_name is None else _whole_number(facts.get(count_name, ""))
-            return size_mib * _MIB * many if size_mib and many else None
+            return size_mib * 2**20 * many if size_mib and many else None
     return None
 
 

@@ -24,7 +24,7 @@ _MOST_TEXT = 500
 # Other users can put anything into the folder: do not follow links, and do not block on a pipe.
 # Child processes do not inherit a lock (O_CLOEXEC). Workers die with the wrapper, but a program may leave a daemon that
 # does not use the GPU and would keep it locked for weeks. If it uses the GPU, the next run sees its memory and load.
-_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def _open_file(folder: Path, name: str, *, create: bool) -> int | None:
@@ -35,19 +35,19 @@ def _open_file(folder: Path, name: str, *, create: bool) -> int | None:
             with suppress(FileExistsError):
                 folder.mkdir()
                 made = True
-        dir_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
+        dir_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS)
         if made:
             os.fchmod(dir_fd, 0o1777)  # for any umask: all users can lock, only the owner can remove
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not create:
             return None
         raise NotHere(
-            f"cannot create the device locks in {folder}",
+            f"cannot use {folder} for device locks",
             why=error.strerror,
             fix="export BADCJOBS_LOCK_DIR=/a/folder   (the same for all users, on a disk of this machine)",
         ) from error
     try:
-        fd = _open_or_create(name, dir_fd) if create else os.open(name, os.O_RDONLY | _SAFELY, dir_fd=dir_fd)
+        fd = _open_or_create(name, dir_fd) if create else os.open(name, os.O_RDONLY | _SAFE_FLAGS, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
     finally:
@@ -63,13 +63,13 @@ def _open_or_create(name: str, dir_fd: int) -> int:
     # writable (fs.protected_regular).
     while True:
         try:
-            return os.open(name, os.O_RDWR | _SAFELY, dir_fd=dir_fd)
+            return os.open(name, os.O_RDWR | _SAFE_FLAGS, dir_fd=dir_fd)
         except PermissionError:
-            return os.open(name, os.O_RDONLY | _SAFELY, dir_fd=dir_fd)  # read access is enough for a lock
+            return os.open(name, os.O_RDONLY | _SAFE_FLAGS, dir_fd=dir_fd)  # read access is enough for a lock
         except FileNotFoundError:
             pass
         with suppress(FileExistsError):  # another run created it first
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666, dir_fd=dir_fd)
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o666, dir_fd=dir_fd)
             os.fchmod(fd, 0o666)
             return fd
 

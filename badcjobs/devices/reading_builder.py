@@ -52,8 +52,6 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "slowdown_c": _CELSIUS,
     "pid": (0, 2**32 - 1),
 }
-
-
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)  # NVML's numbers for "no value"
 
 
@@ -62,7 +60,7 @@ class NoAnswer(Exception):
 
 
 def check_range(metric: str, value: Value, said: object = None) -> Value:
-    """Return the value; raise NoAnswer if it is implausible, with the text ``said``. Texts pass."""
+    """Return the value; raise NoAnswer if it is an implausible number, with ``said`` in the reason."""
     if isinstance(value, int | float) and metric in LIMITS:
         low, high = LIMITS[metric]
         if not low <= value <= high:  # NaN fails this test too

@@ -175,7 +175,7 @@ class SimulatedReader(GpuReader):
         unknown = [str(index) for index in scripted if index >= count]
         if unknown:
             raise BadInput(
-                f"the simulation script has settings for device {', '.join(unknown)}",
+                f"the simulation script has unknown devices: {', '.join(unknown)}",
                 why=f"--simulate {count}: the last device is {count - 1}",
                 fix=f"--simulate {max(scripted) + 1}",
             )

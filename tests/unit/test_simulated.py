@@ -135,7 +135,7 @@ def test_no_devices_at_all_can_be_simulated() -> None:
 
 def test_a_script_that_speaks_of_more_devices_than_there_are_is_refused(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text("[[device]]\nindex = 4\n")
-    with pytest.raises(BadInput, match="device 4") as caught:
+    with pytest.raises(BadInput, match="unknown devices: 4") as caught:
         open_reader(StandIn(4, str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
     assert caught.value.fix == "--simulate 5"
 
