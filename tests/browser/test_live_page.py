@@ -123,7 +123,7 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
         assert "so far" not in words
         assert "done in about" not in words
         assert "now" not in " ".join(texts(page, "body")).split()
-        assert texts(page, "#standstill")[0].startswith("no task is running: 1 chunk left. This goes on with it")
+        assert texts(page, "#standstill")[0].startswith("no task is running: 1 chunk left. Resume with")
         assert texts(page, "#go-on pre") == [f"badcjobs run /data/m.csv --out={tmp_path / 'run'}"]
         assert page.errors == []
 

@@ -1,4 +1,4 @@
-// The live page: charts with what is pointed at, one card for each device, and the wall of all of them.
+// The live page: charts with tooltips, one card per device, and the overview of all devices.
 "use strict";
 
 // --- charts ----------------------------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ function drawChart(svg, values, top) {
   const x = (i) => ((100 * i) / last).toFixed(2), y = (v) => (98 - (96 * Math.min(v, top)) / top).toFixed(2);
   let lines = "", areas = "", begun = -1;
   const close = (i) => {
-    if (begun >= 0 && begun === i) { // a single reading is as wide as its step
+    if (begun >= 0 && begun === i) { // draw a single reading as wide as its step
       const height = y(values[i]), from = x(Math.max(0, i - 0.5)), to = x(values.length === 1 ? 1 : Math.min(last, i + 0.5));
       lines += `M${from} ${height}L${to} ${height}`;
       areas += `L${to} ${height}L${to} 98L${from} 98L${from} ${height}Z`;
@@ -51,7 +51,7 @@ const CHARTS = [
     words: (v, d) => (known(v) ? whole(v) + (known(d.power_limit_w) ? ` / ${whole(d.power_limit_w)} W` : " W") : UNKNOWN) },
 ];
 
-// What a device shows: its last reading or, once its task has ended, its means; nobody is helped by an idle device.
+// The last reading, or the means after the task has ended: the last reading of an ended task is that of an idle device.
 const shownOf = (device) => device.means || device.reading;
 
 function valueOf(chart, device) {
@@ -73,18 +73,18 @@ function makeRow(chart) {
 
 function updateRow(row, chart, device, trail) {
   const [, svg, value] = row.children, values = (trail && trail[chart.of]) || [];
-  const told = values.filter(known), most = Math.max(1, ...told);
+  const readings = values.filter(known), most = Math.max(1, ...readings);
   svg.shown = { chart, values, trail, device };
-  row.classList.toggle("bare", !told.length);
+  row.classList.toggle("bare", !readings.length);
   drawChart(svg, values, chart.top(device, most));
-  svg.setAttribute("aria-label", told.length
-    ? `${chart.name}, ${device.alive ? "last " : ""}${span((trail.step_ms * values.length) / 1000)}: from ${chart.words(Math.min(...told), {})} to ${chart.words(Math.max(...told), {})}`
+  svg.setAttribute("aria-label", readings.length
+    ? `${chart.name}, ${device.alive ? "last " : ""}${span((trail.step_ms * values.length) / 1000)}: from ${chart.words(Math.min(...readings), {})} to ${chart.words(Math.max(...readings), {})}`
     : `${chart.name}: no readings`);
   setText(value, valueOf(chart, device));
   if (tipOf === svg) showTip(svg);
 }
 
-let tipOf = null; // the chart that is pointed at
+let tipOf = null; // the chart under the pointer
 
 function showTip(svg) {
   const { chart, values = [], trail, device } = svg.shown || {};
@@ -95,7 +95,7 @@ function showTip(svg) {
   const i = Math.max(0, Math.min(values.length - 1, Math.round(part * (values.length - 1))));
   svg.children[2].setAttribute("d", `M${(100 * i) / Math.max(1, values.length - 1)} 0V100`);
   const tip = $("tip"), [value, when, where] = tip.children, from = trail.from_ms + i * trail.step_ms;
-  setText(value, `${chart.name} ${known(values[i]) ? chart.words(values[i], {}) : "not known: no reading"}`);
+  setText(value, `${chart.name} ${known(values[i]) ? chart.words(values[i], {}) : "no reading"}`);
   setText(when, dayAndTime(from) + (trail.step_ms >= 1500 ? ` to ${clockTime(from + trail.step_ms)}` : ""));
   setText(where, `${deviceName(device)} on ${device.node}${device.task ? `, task ${taskLabel(device.task)}` : ""}`);
   tip.hidden = false;
@@ -114,13 +114,13 @@ function hideTip() {
 
 const deviceName = (d) => `GPU ${known(d.index) ? d.index : d.token || "?"}`;
 const taskLabel = (name) => (seen.tasks.get(name) || {}).label || name || "";
-// Nobody knows of a silent task that it has ended.
-const howOver = (name) => ((seen.tasks.get(name) || {}).state === "silent" ? "silent" : "ended");
+// It is unknown whether a silent task has ended.
+const endState = (name) => ((seen.tasks.get(name) || {}).state === "silent" ? "silent" : "ended");
 const fits = (words, filter) => filter.toLowerCase().split(/\s+/).every((word) => words.includes(word));
 const orElse = (value, other) => (known(value) ? value : other);
 const byShown = (name, sign, other) => (a, b) => sign * (orElse(shownOf(a)[name], other) - orElse(shownOf(b)[name], other));
 const ORDERS = {
-  // Those at work as they come, then those whose tasks have ended: the last first.
+  // Devices of running tasks in the order of the data, then those of ended tasks, the latest first.
   place: (a, b) => b.alive - a.alive || (a.alive ? 0 : (b.read_at_ms || 0) - (a.read_at_ms || 0)),
   idle: byShown("utilization_percent", 1, 999),
   busy: byShown("utilization_percent", -1, -1),
@@ -128,27 +128,27 @@ const ORDERS = {
   full: (a, b) => orElse(b.memory_percent, -1) - orElse(a.memory_percent, -1),
 };
 
-// Listeners are not told the charts of tasks that have ended: of those that are shown they are asked for, task by task.
-const trails = new Map(), asked = new Set();
+// Events do not contain the charts of ended tasks; they are requested for the visible devices, task by task.
+const trails = new Map(), requested = new Set();
 
 function trailOf(device) {
   if (device.trail) return device.trail;
   const mark = `${device.task} ${device.read_at_ms}`;
-  if (!asked.has(mark)) {
-    asked.add(mark);
-    askTrails(device.task);
+  if (!requested.has(mark)) {
+    requested.add(mark);
+    requestTrails(device.task);
   }
   return trails.get(device.key) || null;
 }
 
-async function askTrails(task) {
+async function requestTrails(task) {
   try {
     const answer = await fetch(`api/gpu/metrics?alive=false&task=${encodeURIComponent(task)}`);
     if (!answer.ok) return;
     for (const device of (await answer.json()).devices) trails.set(device.key, device.trail);
     drawSoon();
   } catch (error) {
-    // The charts stay empty; the numbers are there.
+    // The charts stay empty; the values are shown.
   }
 }
 
@@ -171,13 +171,13 @@ function updateCard(card, device) {
   card.classList.toggle("ended", !device.alive);
   setText(head.children[0], `${deviceName(device)} on ${device.node}`);
   setText(head.children[1], device.name || "");
-  setText(task, device.task ? `task ${taskLabel(device.task)}${device.alive ? "" : `, ${howOver(device.task)}`}` : device.uuid || "");
+  setText(task, device.task ? `task ${taskLabel(device.task)}${device.alive ? "" : `, ${endState(device.task)}`}` : device.uuid || "");
   trouble.hidden = !device.trouble;
   setText(trouble, device.trouble || "");
   CHARTS.forEach((chart, i) => updateRow(rows.children[i], chart, device, trail));
   now.hidden = !device.task;
   const chunks = device.chunks || [];
-  setText(now.children[0], chunks.length ? chunks[0] + (chunks.length > 1 ? ` and ${chunks.length - 1} more` : "") : device.alive ? "no chunk under way" : Object.values(shownOf(device)).every((value) => !known(value)) ? "no readings" : device.means ? "means over its task" : "last readings");
+  setText(now.children[0], chunks.length ? chunks[0] + (chunks.length > 1 ? ` and ${chunks.length - 1} more` : "") : device.alive ? "no chunk in progress" : Object.values(shownOf(device)).every((value) => !known(value)) ? "no readings" : device.means ? "means over the task" : "last readings");
   now.children[0].title = chunks.join("\n");
   setText(now.children[1], known(device.rate) ? `${whole(device.chunks_done)} chunk${device.chunks_done === 1 ? "" : "s"} done, ${rate(device.rate)} real time` : "");
   updateProcesses(processes, device.processes);
@@ -211,7 +211,7 @@ function drawDevices() {
   offerMore($("more-devices"), Math.min(MORE_CARDS, found.length - shown.length), "devices");
   drawWall(every);
   $("no-devices").hidden = found.length > 0;
-  setText($("no-devices"), filter ? "No device matches." : "No device has been heard of.");
+  setText($("no-devices"), filter ? "No device matches." : "No devices yet.");
 }
 
 const anyAlive = () => [...seen.devices.values()].some((d) => d.alive);
@@ -219,7 +219,7 @@ const anyAlive = () => [...seen.devices.values()].some((d) => d.alive);
 const GRADES = ["idle", "5 to 20 %", "20 to 50 %", "50 to 80 %", "80 % or more", "no reading"];
 const gradeClass = (grade) => `b${grade === 5 ? "x" : grade}`;
 
-// One square for each device: the busier, the stronger its colour. The line below is its legend.
+// One square per device: the higher its utilization, the stronger its colour. The legend is below.
 function drawWall(devices) {
   const wall = $("wall"), words = $("wall-words");
   wall.hidden = words.hidden = devices.length <= FEW_CARDS;

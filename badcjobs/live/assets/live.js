@@ -1,7 +1,7 @@
-// The live page: keeps what /api/events tells, and draws what of it is wanted. The other scripts come before it.
+// The live page: receives /api/events and draws the page. The other scripts are loaded before this one.
 "use strict";
 
-// --- all together ----------------------------------------------------------------------------------------------------
+// --- the header ----------------------------------------------------------------------------------------------------
 
 function drawHeader() {
   const total = seen.total, name = seen.title.replace(/\/+$/, "").split("/").pop() || seen.title;
@@ -16,8 +16,8 @@ function drawHeader() {
     done.style.width = `${(share * total.done) / (total.settled || 1)}%`;
     failed.style.width = `${(share * total.failed) / (total.settled || 1)}%`;
     $("progress").setAttribute("aria-valuenow", share.toFixed(1));
-    const atWork = (total.states || {}).running || (total.states || {}).waiting;
-    const listed = atWork ? "listed so far" : "listed";
+    const active = (total.states || {}).running || (total.states || {}).waiting;
+    const listed = active ? "listed so far" : "listed";
     const of = known(total.parts) ? `about ${whole(total.source_chunks)} chunks` : `${whole(total.chunks)} chunks${total.chunks_known ? "" : ` ${listed}`}`;
     const parts = [`${whole(total.settled)} of ${of}`];
     if (known(total.parts)) parts.push(`${whole(total.parts_listed)} of ${whole(total.parts)} parts of the source ${listed}`);
@@ -36,11 +36,11 @@ function drawTiles() {
     tiles.push(["audio done", hours(total.audio_done_s)]);
     if (known(total.rate)) tiles.push(["× real time now", rate(total.rate).slice(0, -2)]);
     else if (known(total.speed)) tiles.push(["× real time, while tasks ran", rate(total.speed).slice(0, -2)]);
-    // Where nothing goes on that could be measured, all states are told instead.
-    const told = total.devices ? ["running"] : STATES.filter((state) => states[state]);
-    for (const state of told) tiles.push([`tasks ${state}`, whole(states[state] || 0), tasks]);
+    // Without running devices, show the number of tasks in every state instead.
+    const shown = total.devices ? ["running"] : STATES.filter((state) => states[state]);
+    for (const state of shown) tiles.push([`tasks ${state}`, whole(states[state] || 0), tasks]);
   }
-  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "devices at work" : "devices", whole(total.devices)], ["utilization, mean", whole(total.utilization_percent, " %")],
+  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "active devices" : "devices", whole(total.devices)], ["utilization, mean", whole(total.utilization_percent, " %")],
     ["power", known(total.power_w) ? (total.power_w >= 1e4 ? (total.power_w / 1000).toFixed(1) + " kW" : whole(total.power_w, " W")) : UNKNOWN]);
   sync($("tiles"), tiles, ([word]) => word, ([word]) => {
     const tile = make("div");
@@ -56,8 +56,8 @@ function drawStandstill() {
   const { standstill, go_on = [], states = {}, parts } = seen.total;
   $("standstill-section").hidden = !standstill;
   if (!standstill) return;
-  const unsure = states.waiting || states.silent || (known(parts) && !states.unbegun) ? "Unless they still run or wait in Slurm's queue, this goes on with it" : "This goes on with it";
-  setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? ", each of these lines alone" : ""}:` : ""}`);
+  const unsure = states.waiting || states.silent || (known(parts) && !states.unbegun) ? "If these tasks are not running or waiting in Slurm, resume with" : "Resume with";
+  setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? " one of these commands" : ""}:` : ""}`);
   sync($("go-on"), go_on, (line) => line, (line) => make("pre", "", line), setText);
 }
 
@@ -98,22 +98,22 @@ function drawSoon() {
 
 // --- the connection --------------------------------------------------------------------------------------------------
 
-let stream = null, heardAt = 0, trouble = null, why = null;
+let stream = null, receivedAt = 0, trouble = null, why = null;
 
 function showLink() {
-  const quiet = Date.now() - heardAt > QUIET_MS;
+  const quiet = Date.now() - receivedAt > QUIET_MS;
   let state = "live", words = seen.total.ended_at_ms ? "the run has ended" : "live";
   if (!seen.atMs) [state, words] = ["connecting", why || trouble || (stream && stream.readyState === EventSource.OPEN ? "reading" : "connecting")];
   else if (trouble) [state, words] = ["stale", `stale since ${clockTime(seen.atMs)}: ${trouble}`];
-  else if (quiet) [state, words] = ["stale", `stale since ${clockTime(heardAt)}`];
+  else if (quiet) [state, words] = ["stale", `stale since ${clockTime(receivedAt)}`];
   else if (!stream || stream.readyState !== EventSource.OPEN) [state, words] = ["reconnecting", why || "reconnecting"];
   if (document.body.dataset.state !== state) document.body.dataset.state = state;
   setText($("link-words"), words);
 }
 
-function hear(event, take) {
+function receive(event, take) {
   const data = JSON.parse(event.data);
-  heardAt = Date.now();
+  receivedAt = Date.now();
   why = null;
   take(data);
   showLink();
@@ -147,12 +147,12 @@ function takeBeat(data) {
 
 function connect() {
   stream = new EventSource("api/events");
-  stream.addEventListener("snapshot", (event) => hear(event, takeAll));
-  stream.addEventListener("change", (event) => hear(event, takeChange));
-  stream.addEventListener("beat", (event) => hear(event, takeBeat));
+  stream.addEventListener("snapshot", (event) => receive(event, takeAll));
+  stream.addEventListener("change", (event) => receive(event, takeChange));
+  stream.addEventListener("beat", (event) => receive(event, takeBeat));
   stream.addEventListener("open", showLink);
   stream.addEventListener("error", () => {
-    // The browser tries again by itself unless it was refused.
+    // The browser reconnects by itself unless the server refused the connection.
     if (stream.readyState === EventSource.CLOSED) setTimeout(reconnect, AGAIN_MS);
     showLink();
   });

@@ -3,7 +3,7 @@
 
 // --- tasks -----------------------------------------------------------------------------------------------------------
 
-const listed = (task, value) => (task.chunks ? value : null); // a task that has not begun has listed nothing
+const listed = (task, value) => (task.chunks ? value : null); // a task that has not started has no chunks yet
 const COLUMNS = [
   { name: "task", text: true, of: (t) => [t.job_id, t.array_index], words: (t) => t.label },
   { name: "state", text: true, of: (t) => STATES.indexOf(t.state) },
@@ -15,7 +15,7 @@ const COLUMNS = [
   { name: "rate", of: (t) => t.rate, words: (t) => rate(t.rate) },
   { name: "ends", of: (t) => t.ends_at_ms, words: (t) => moment(t.ends_at_ms) },
   { name: "CPU", of: (t) => (t.ended_at_ms ? null : t.cpu_percent), words: (t) => (t.ended_at_ms ? UNKNOWN : whole(t.cpu_percent, " %")) },
-  { name: "heard", of: (t) => t.heard_at_ms, words: (t) => moment(t.heard_at_ms) },
+  { name: "last seen", of: (t) => t.heard_at_ms, words: (t) => moment(t.heard_at_ms) },
   { name: "working on", text: true, of: (t) => t.working_on[0], words: (t) => t.working_on.join(", ") },
 ];
 
@@ -33,7 +33,7 @@ function makeHead() {
   }
 }
 
-// Of many tasks nobody wants to see first those that ended long ago.
+// With many tasks, show those that need attention first.
 const orderNow = () => wanted.order || (seen.tasks.size > MOST_ROWS ? "state" : "task");
 
 function compare(a, b) {
@@ -43,10 +43,10 @@ function compare(a, b) {
 
 function arranged(tasks) {
   const column = COLUMNS.find((c) => c.name === orderNow()), sign = wanted.down ? -1 : 1;
-  const judged = tasks.map((task) => [column.of(task), task]);
-  const unknown = judged.filter(([value]) => !known(value)), others = judged.filter(([value]) => known(value));
+  const ranked = tasks.map((task) => [column.of(task), task]);
+  const unknown = ranked.filter(([value]) => !known(value)), others = ranked.filter(([value]) => known(value));
   others.sort(([a], [b]) => sign * compare(a, b));
-  return [...others, ...unknown].map(([, task]) => task); // what nobody knows comes last in any order
+  return [...others, ...unknown].map(([, task]) => task); // unknown values come last in any order
 }
 
 function makeTask(task) {
@@ -131,20 +131,20 @@ async function openDetails(name) {
     ["state", task.state + (known(task.exit_code) ? `, exit code ${task.exit_code}` : "")],
     ["name", task.name], ["node", task.node || UNKNOWN], ["engine", task.engine || UNKNOWN],
     ["devices", whole(task.devices)], ["workers", whole(task.workers)],
-    ["chunks", `${whole(task.settled)} of ${whole(task.chunks)}, ${whole(task.failed)} failed for good, ${whole(task.before)} done before`],
+    ["chunks", `${whole(task.settled)} of ${whole(task.chunks)}, ${whole(task.failed)} failed, ${whole(task.before)} done in earlier attempts`],
     ["audio", hours(task.audio_done_s)], ["speed", rate(task.rate) + " real time"],
-    ["started", moment(task.started_at_ms)], ["ended", moment(task.ended_at_ms)], ["will end", moment(task.ends_at_ms)],
-    ["last heard of", moment(task.heard_at_ms)], ["working on", task.working_on.join(", ") || UNKNOWN],
+    ["started", moment(task.started_at_ms)], ["ended", moment(task.ended_at_ms)], ["expected end", moment(task.ends_at_ms)],
+    ["last seen", moment(task.heard_at_ms)], ["working on", task.working_on.join(", ") || UNKNOWN],
   ];
   $("details-words").replaceChildren(...lines.flatMap(([word, text]) => [make("dt", "", word), make("dd", "", text)]));
   setText($("details-log"), "…");
   $("details").showModal();
   try {
     const answer = await fetch(`api/tasks/${encodeURIComponent(name)}/log`);
-    const told = await answer.json();
-    setText($("details-log"), answer.ok ? (told.whole ? "" : "…\n") + told.lines.join("\n") || "It is empty." : told.error);
+    const log = await answer.json();
+    setText($("details-log"), answer.ok ? (log.whole ? "" : "…\n") + log.lines.join("\n") || "The log is empty." : log.error);
   } catch (error) {
-    setText($("details-log"), "It cannot be read now.");
+    setText($("details-log"), "The log cannot be read now.");
   }
   $("details-log").scrollTop = $("details-log").scrollHeight;
 }

@@ -1,16 +1,16 @@
-// The live page: what is kept, numbers in words, and small parts. All texts are set as text, never as HTML.
+// The live page: its data, number formats, and helpers for elements. Texts are set as text, never as HTML.
 "use strict";
 
 const FEW_ALERTS = 5, FEW_CARDS = 12, MORE_CARDS = 48, MOST_ROWS = 50, QUIET_MS = 25000, AGAIN_MS = 5000, DRAW_MS = 250;
 const UNKNOWN = "–";
 const STATES = ["killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done"];
-const SEVERITIES = ["info", "warning", "critical"]; // the worst last
+const SEVERITIES = ["info", "warning", "critical"]; // the most severe last
 const $ = (id) => document.getElementById(id);
 
 const seen = { title: "", ofRun: true, atMs: 0, total: {}, tasks: new Map(), devices: new Map(), alerts: [], remarks: [] };
 const wanted = { state: null, order: null, down: false, alerts: FEW_ALERTS, cards: FEW_CARDS, allRows: false };
 
-// --- words -----------------------------------------------------------------------------------------------------------
+// --- formats -----------------------------------------------------------------------------------------------------------
 
 const known = (value) => value !== null && value !== undefined;
 const whole = (value, unit = "") => (known(value) ? Math.round(value).toLocaleString("en") + unit : UNKNOWN);
@@ -49,7 +49,7 @@ function hours(seconds) {
   return (value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(1)) + " h";
 }
 
-// --- small parts -----------------------------------------------------------------------------------------------------
+// --- elements -----------------------------------------------------------------------------------------------------
 
 function make(tag, className, text) {
   const element = document.createElement(tag);
@@ -62,7 +62,7 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Bring the children of an element in line with a list, and leave alone those that stay: focus and hover survive.
+// Update the children of an element to match a list; unchanged children keep their focus and hover.
 function sync(parent, items, keyOf, create, update) {
   const there = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let place = parent.firstElementChild;
