@@ -1,14 +1,14 @@
 #!/bin/bash
 #
-# Slurm runs this as the user, after each task of each job has ended, however it ended (TaskEpilog=, or
-# srun --task-epilog=). Where badcjobs ran in the task, it writes OUT/tasks/<name>.slurm.json beside the task database:
-# what the task was given, and when Slurm saw its end. `badcjobs merge` reads it. Needs task_prolog.sh.
+# Slurm runs this as the user after each task of each job, however the task ended (TaskEpilog=, or
+# srun --task-epilog=). If badcjobs ran in the task, it writes OUT/tasks/<name>.slurm.json beside the task database: the
+# resources of the task, and when it ended. `badcjobs merge` reads it. Needs task_prolog.sh.
 #
-# It never fails a job: whatever is missing, it is silent and exits with 0.
+# It never fails a job: it prints nothing and always exits with 0.
 #
 # epilog.d/50-badcjobs.sh calls it too, as the same user:  task_epilog.sh --left JOB NODE EXIT_CODE
 
-write_record() { # notes file, who writes, exit code as Slurm writes it (7:0), or nothing
+write_record() { # notes file, name of the writer, exit code in the format of Slurm (7:0), or nothing
     local allocation database record code=null
     [[ -z ${3:-} ]] || code="\"$3\""
     {
@@ -26,7 +26,7 @@ write_record() { # notes file, who writes, exit code as Slurm writes it (7:0), o
 }
 
 main() {
-    umask 022 # as task databases: whoever may read one may read how it ended
+    umask 022 # the same permissions as task databases
     local folder=/tmp/badcjobs-slurm-$(id -u) job=${SLURM_JOB_ID:-} notes
     [[ -d $folder && ! -L $folder && -O $folder ]] || return
     if [[ ${1:-} == --left ]]; then

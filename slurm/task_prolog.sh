@@ -1,15 +1,15 @@
 #!/bin/bash
 #
-# Slurm runs this as the user, just before each task of each job (TaskProlog=, or srun --task-prolog=).
+# Slurm runs this as the user before each task of each job (TaskProlog=, or srun --task-prolog=).
 #
-# It writes down what the task was given, and tells a badcjobs that may run in it where: badcjobs adds the name of its
-# task database, and task_epilog.sh writes the end beside that. Other programs notice nothing. It never fails a job:
-# whatever is missing, it is silent and exits with 0.
+# It writes the resources of the task to a notes file, and passes the path of that file to the task. If badcjobs runs in
+# the task, it adds the path of its task database, and task_epilog.sh writes a record beside that database. Other
+# programs are not affected. It never fails a job: it prints no messages and always exits with 0.
 
-# EDIT: the shared folder that jobcomp.sh writes to (see README.md); leave it empty without jobcomp.sh.
+# EDIT: the shared folder that jobcomp.sh writes to (see README.md); empty without jobcomp.sh.
 SPOOL=
 
-text() { # a value as JSON; only letters that never need quoting, and an empty one is nobody's knowledge
+text() { # print a value as JSON, without characters that need quoting; empty: null
     local clean=${1//[^[:alnum:] _.,:;=@+\/()\[\]-]/}
     if [[ -n $clean ]]; then printf '"%s"' "$clean"; else printf null; fi
 }
@@ -30,14 +30,14 @@ main() {
     PROCID=${SLURM_PROCID:-0} RESTART=${SLURM_RESTART_COUNT:-0} NODE=${SLURMD_NODENAME:-$HOSTNAME}
     [[ ${SLURM_JOB_ID:-} =~ ^[0-9]+$ && $STEP$PROCID$RESTART$NODE != */* ]] || return
 
-    # Node-local and private. Nobody else can put a folder of this name in our place and still own it.
+    # Node-local and private. A folder of this name that another user has created is not used.
     local folder=/tmp/badcjobs-slurm-$(id -u)
     mkdir -m 700 "$folder"
     [[ -d $folder && ! -L $folder && -O $folder ]] || return
 
     local notes=$folder/$SLURM_JOB_ID.$STEP.$PROCID.r$RESTART.$NODE
     allocation >"$notes" || return
-    echo "export BADCJOBS_SLURM_NOTES=$notes" >&3 # Slurm obeys what a task prolog prints
+    echo "export BADCJOBS_SLURM_NOTES=$notes" >&3 # Slurm applies the export lines that a task prolog prints
     [[ -n $SPOOL && -d $SPOOL/wanted ]] && echo "export BADCJOBS_SLURM_SPOOL=$SPOOL" >&3
 }
 

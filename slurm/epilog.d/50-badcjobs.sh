@@ -1,12 +1,13 @@
 #!/bin/bash
 #
-# Slurm runs this as root on each node when a job has ended there (Epilog=/etc/slurm/epilog.d/*). It finishes what
-# task_epilog.sh could not: where Slurm's step daemon died, or the node was lost and came back. Optional.
+# Slurm runs this as root on each node after a job (Epilog=/etc/slurm/epilog.d/*). It writes the records that
+# task_epilog.sh could not write because Slurm's step daemon died or the node was lost for some time. Optional.
 #
-# Nothing is read or written as root: it becomes the job's user first, without groups or a way back, and has
-# ten seconds. It always exits with 0, because a failing Epilog drains the node.
+# Nothing is read or written as root: it switches to the user of the job first, without supplementary groups and
+# without a way to regain privileges, and has ten seconds. It always exits with 0, because a failing Epilog drains the
+# node.
 
-# EDIT: where task_epilog.sh lies.
+# EDIT: the folder of task_epilog.sh.
 HOOKS=/usr/local/lib/badcjobs/slurm
 
 main() {
@@ -17,7 +18,7 @@ main() {
     if [[ $(id -u) == 0 ]]; then
         become=(setpriv --reuid="$SLURM_JOB_UID" --regid="$gid" --clear-groups --no-new-privs --)
     elif [[ $(id -u) != "$SLURM_JOB_UID" ]]; then
-        return # a Slurm that does not run as root cannot become anybody
+        return # a Slurm that does not run as root cannot switch users
     fi
     cd / && timeout -k 1 10 "${become[@]}" /bin/bash "$HOOKS/task_epilog.sh" \
         --left "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$HOSTNAME}" "${SLURM_JOB_EXIT_CODE2:-}"

@@ -1,13 +1,13 @@
 /*
- * A SPANK plugin: adds --badc-telemetry[=interval] to sbatch, salloc and srun. Beside the tasks of such a job runs
- * `badcjobs record`, one on each node, and leaves badc-telemetry-<job>....sqlite in the job's working folder.
+ * A SPANK plugin: adds --badc-telemetry[=interval] to sbatch, salloc and srun. For such a job, `badcjobs record` runs
+ * once on each node, and writes badc-telemetry-<job>....sqlite to the working folder of the job.
  *
- * How: where a task is about to begin, as the user and inside the job's cgroup, a keeper process is forked off, which
- * starts `badcjobs record` and ends it in order when Slurm's step daemon says so or is gone. They talk through two
- * pipes made before the fork, so that the daemon, which is root, never reads a file of the user's nor signals a process.
+ * How: before a task starts, as the user and inside the cgroup of the job, the plugin forks a keeper process, which
+ * starts `badcjobs record`, and stops it when Slurm's step daemon requests it or has died. They communicate through two
+ * pipes created before the fork, so that the daemon, which is root, never reads a user's file or signals a process.
  *
- * It never fails a job: without badcjobs, without a GPU, on a full disk, the task runs as if it were not there. Only a
- * senseless interval is refused, by sbatch and srun, before anything is submitted.
+ * It never fails a job: without badcjobs, without a GPU, on a full disk, the task runs as without the plugin. Only an
+ * invalid interval is refused, by sbatch and srun, before the job is submitted.
  */
 
 #define _GNU_SOURCE
@@ -34,16 +34,16 @@ SPANK_PLUGIN(badc_telemetry, 1)
 
 #define OPTION "badc-telemetry"
 #define DEFAULT_INTERVAL "1"
-#define PATIENCE_MS 8000 /* what the recorder may take to publish; then it is killed */
-#define GRACE_MS 500     /* what its keeper may take after that; then the job ends without them */
+#define PATIENCE_MS 8000 /* time for the recorder to publish its file; then it is killed */
+#define GRACE_MS 500     /* time for the keeper after that; then the job ends without waiting */
 
 static const int JOB_SIGNALS[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 static int wanted;                           /* the option was given */
 static char interval[32] = DEFAULT_INTERVAL; /* seconds, as given */
-static char program[PATH_MAX] = "badcjobs";  /* badcjobs=/path in plugstack.conf; else from the PATH of the job */
-static int tell[2] = {-1, -1};               /* a pipe from the daemon to the keepers; at its end, the recorder's, too */
-static int ended[2] = {-1, -1};              /* one from the keepers to the daemon; at its end, all have ended */
+static char program[PATH_MAX] = "badcjobs";  /* badcjobs=/path in plugstack.conf; default: the PATH of the job */
+static int stop[2] = {-1, -1};               /* pipe to the keepers; its end: stop the recorders */
+static int ended[2] = {-1, -1};              /* pipe from the keepers; its end: all have ended */
 static unsigned tasks_left;
 static char lock_path[PATH_MAX];
 
@@ -66,7 +66,7 @@ static int on_option(int val, const char *argument, int remote)
     if (argument != NULL && argument[0] != '\0') {
         if (!is_interval(argument)) {
             if (!remote)
-                slurm_error("--" OPTION "=%s: seconds between two samples are wanted, as 1 or 0.5", argument);
+                slurm_error("--" OPTION "=%s: must be a number of seconds between samples, such as 1 or 0.5", argument);
             return remote ? 0 : -1;
         }
         snprintf(interval, sizeof interval, "%s", argument);
@@ -100,7 +100,7 @@ int slurm_spank_user_init(spank_t spank, int count, char **arguments)
         return 0;
     spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks);
     tasks_left = tasks ? tasks : 1;
-    if (pipe2(tell, O_CLOEXEC) != 0 || pipe2(ended, O_CLOEXEC) != 0)
+    if (pipe2(stop, O_CLOEXEC) != 0 || pipe2(ended, O_CLOEXEC) != 0)
         wanted = 0;
     return 0;
 }
@@ -111,12 +111,12 @@ static void wait_for_keepers(void)
 
     if (ended[0] < 0)
         return;
-    close(tell[1]);
-    close(ended[1]); /* ours; when the keepers' are closed as well, the pipe is at its end */
+    close(stop[1]);
+    close(ended[1]); /* our end; poll returns when the keepers have closed theirs */
     poll(&all_ended, 1, PATIENCE_MS + GRACE_MS);
-    close(tell[0]);
+    close(stop[0]);
     close(ended[0]);
-    tell[0] = tell[1] = ended[0] = ended[1] = -1;
+    stop[0] = stop[1] = ended[0] = ended[1] = -1;
 }
 
 int slurm_spank_task_exit(spank_t spank, int count, char **arguments)
@@ -131,7 +131,7 @@ int slurm_spank_exit(spank_t spank, int count, char **arguments)
 {
     (void)count, (void)arguments;
     if (wanted && spank_remote(spank))
-        wait_for_keepers(); /* a step whose tasks could not even begin */
+        wait_for_keepers(); /* a step whose tasks could not start */
     return 0;
 }
 
@@ -147,7 +147,7 @@ static const char *job_variable(char **environment, const char *name)
     return "";
 }
 
-/* Open a lock file in the user's own folder on this node; -1: there is none, or none that can be trusted. */
+/* Open a lock file in the user's private folder on this node; -1: it does not exist or cannot be trusted. */
 static int open_lock(const char *name, int how, char *path, size_t size)
 {
     struct stat found;
@@ -172,7 +172,7 @@ static int is_taken(const char *name)
     return taken;
 }
 
-/* Take a lock that lasts as long as a process that has it: one recorder for the same GPUs. -1: there is one already. */
+/* Take a lock, so that only one recorder runs for the same GPUs; -1: another process has it. */
 static int take_lock(const char *name)
 {
     int fd = open_lock(name, O_CREAT, lock_path, sizeof lock_path);
@@ -192,9 +192,9 @@ static void replace_odd(char *text)
 }
 
 struct names {
-    char whole_node[128]; /* the lock of a recorder that sees all of the job's GPUs on this node */
-    char own[400];        /* that of one for the GPUs of a task: tasks with other GPUs have their own */
-    char file[400];       /* what is recorded, without its ending */
+    char whole_node[128]; /* lock of a recorder for all GPUs of the job on this node */
+    char own[400];        /* lock of a recorder for the GPUs of one task */
+    char file[400];       /* file name without its suffix */
 };
 
 static void name_all(struct names *names, spank_t spank, char **environment, int in_batch)
@@ -223,29 +223,29 @@ static void name_all(struct names *names, spank_t spank, char **environment, int
     replace_odd(names->file);
 }
 
-/* Become `badcjobs record`; what it says goes to a file of its own, for the user asked for it. */
+/* Execute `badcjobs record`; its messages go to a log file beside the database. */
 static void become_recorder(const char *file, char **environment)
 {
     char database[512], log[512];
     char *arguments[] = {program, "record", "--out", database, "--interval", interval, NULL};
-    int said;
+    int log_fd;
 
     snprintf(database, sizeof database, "%s.sqlite", file);
     snprintf(log, sizeof log, "%s.log", file);
-    said = open(log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
-    if (said >= 0)
-        dup2(said, 2);
+    log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (log_fd >= 0)
+        dup2(log_fd, 2);
     for (size_t i = 0; i < sizeof JOB_SIGNALS / sizeof *JOB_SIGNALS; i++)
-        signal(JOB_SIGNALS[i], SIG_DFL); /* what is ignored stays ignored in a new program */
-    environ = environment; /* not execvpe: it would look along the PATH of the daemon */
+        signal(JOB_SIGNALS[i], SIG_DFL); /* ignored signals stay ignored after exec */
+    environ = environment; /* not execvpe: it would search the PATH of the daemon */
     execvp(program, arguments);
     dprintf(2, "badc-telemetry: %s cannot be started: %s\n  try: put badcjobs on the PATH of the job\n", program,
             strerror(errno));
     _exit(127);
 }
 
-/* srun waits for whoever still has the output of a task open. */
-static void let_go_of_output(void)
+/* srun waits until all processes have closed the output of a task. */
+static void close_output(void)
 {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -277,15 +277,15 @@ static void end_recorder(pid_t recorder)
     waitpid(recorder, NULL, 0);
 }
 
-/* Start the recorder, and end it when the daemon says so or is gone; it may end by itself before that. */
+/* Start the recorder, and stop it when the daemon closes its pipe or has died; it may end earlier. */
 static void keep_recorder(const char *file, char **environment)
 {
-    struct pollfd end_it = {.fd = tell[0], .events = POLLIN};
+    struct pollfd end_it = {.fd = stop[0], .events = POLLIN};
     pid_t recorder;
 
-    close(tell[1]); /* ours, or the pipe would never come to its end */
+    close(stop[1]); /* otherwise poll would never see the end of the pipe */
     close(ended[0]);
-    let_go_of_output();
+    close_output();
     recorder = fork();
     if (recorder == 0)
         become_recorder(file, environment);
@@ -299,7 +299,7 @@ static void keep_recorder(const char *file, char **environment)
     _exit(0);
 }
 
-/* Fork twice: the task that begins here must not find a child that it did not start. */
+/* Fork twice: the task must not inherit a child process that it did not start. */
 static void start_keeper(const char *file, char **environment)
 {
     pid_t between = fork();
@@ -309,7 +309,7 @@ static void start_keeper(const char *file, char **environment)
             _exit(0);
         setsid();
         for (size_t i = 0; i < sizeof JOB_SIGNALS / sizeof *JOB_SIGNALS; i++)
-            signal(JOB_SIGNALS[i], SIG_IGN); /* they are for the job; the keeper listens to the daemon alone */
+            signal(JOB_SIGNALS[i], SIG_IGN); /* they are for the job; only the daemon stops the keeper */
         keep_recorder(file, environment);
     }
     if (between > 0)
@@ -324,17 +324,17 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments)
     int lock, in_batch;
 
     (void)count, (void)arguments;
-    if (!wanted || tell[0] < 0 || spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
+    if (!wanted || stop[0] < 0 || spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
         return 0;
     spank_get_item(spank, S_JOB_STEPID, &step);
     in_batch = step == SLURM_BATCH_SCRIPT;
     name_all(&names, spank, environment, in_batch);
     if (!in_batch && is_taken(names.whole_node))
-        return 0; /* the batch script's recorder sees all of the job's GPUs on this node */
+        return 0; /* the recorder of the batch script records all GPUs of the job on this node */
     lock = take_lock(in_batch ? names.whole_node : names.own);
     if (lock >= 0) {
         start_keeper(names.file, environment);
-        close(lock); /* the keeper has it, until it ends */
+        close(lock); /* the keeper holds it until it ends */
     }
     return 0;
 }

@@ -97,4 +97,4 @@ def test_a_senseless_interval_is_refused_before_anything_is_submitted(cluster: S
     (folder / "job.sh").write_text("#!/bin/bash\n")
     refused = cluster.run(["sbatch", "--badc-telemetry=often", folder / "job.sh"], check=False)
     assert refused.returncode != 0
-    assert "--badc-telemetry=often: seconds between two samples are wanted" in refused.stderr
+    assert "--badc-telemetry=often: must be a number of seconds between samples" in refused.stderr
