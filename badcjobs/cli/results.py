@@ -168,7 +168,7 @@ def export(
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
-    from badcjobs.store.export_tables import Wanted
+    from badcjobs.store.export_tables import DetectionFilter
 
     log_to_stderr(quiet=True)
     to_stdout = is_stdout(output)
@@ -192,7 +192,7 @@ def export(
         tuple(table or ()),
         everything,
         by_study_area,
-        Wanted(() if species is None else listed or ("",), min_score),
+        DetectionFilter(() if species is None else listed or ("",), min_score),
         patterns,
         chosen,
         force,

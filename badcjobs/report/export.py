@@ -22,9 +22,9 @@ from badcjobs.store.export_badc import area_names, write_chunks, write_resume_su
 from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,
-    Heard,
+    DetectionFilter,
+    JobDetections,
     Row,
-    Wanted,
     Write,
     check_tables,
     list_tables,
@@ -53,7 +53,7 @@ class ExportOrder:
     everything: bool = False
     # Detections on the recordings' own clock
     by_study_area: bool = False
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: DetectionFilter = field(default_factory=DetectionFilter)
     patterns: tuple[NamePattern, ...] = ()  # read the paths of the recordings anew
     config: Config = field(default_factory=Config)  # where they are from
     force: bool = False
@@ -61,7 +61,7 @@ class ExportOrder:
     @property
     def heard(self) -> bool:
         """Whether it is about what was heard, on the recordings' own clock."""
-        return self.by_study_area or self.wanted != Wanted() or self.config != Config()
+        return self.by_study_area or self.wanted != DetectionFilter() or self.config != Config()
 
     @property
     def needs_folder(self) -> bool:
@@ -220,7 +220,7 @@ def _export_heard(
             why="it is a task database, or was merged by an earlier badcjobs",
             fix=f"badcjobs merge {shlex.quote(str(folder))}   (then export that folder)",
         )
-    heard = Heard(db)
+    heard = JobDetections(db)
     if order.patterns:
         heard.rename(NameReader(order.patterns).read)
     if order.needs_folder:
@@ -234,7 +234,7 @@ def _export_heard(
     return files, list(_notes(heard, order, files, never_heard, news)), never_heard
 
 
-def _write_areas(heard: Heard, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
+def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
     """Write each row to the file of its study area and to that for all, in one pass: they come sorted."""
     areas, folder = heard.study_areas(), order.output
     assert folder is not None
@@ -280,7 +280,7 @@ def _refuse_to_overwrite(order: ExportOrder, targets: Sequence[Path]) -> None:
 
 
 def _notes(
-    heard: Heard, order: ExportOrder, files: Sequence[ExportedFile], never_heard: list[str], news: str | None
+    heard: JobDetections, order: ExportOrder, files: Sequence[ExportedFile], never_heard: list[str], news: str | None
 ) -> Iterator[str]:
     if news:
         yield news
@@ -291,7 +291,7 @@ def _notes(
     if never_heard:
         yield f"never heard in this job: {', '.join(never_heard)}"
     if not files[0].rows:
-        filtered = order.wanted != Wanted()
+        filtered = order.wanted != DetectionFilter()
         what = "no detection is of these species and scores" if filtered else "the job has no detections"
         yield f"nothing to export: {what}; there is a header, and no row"
     gaps = heard.gaps()

@@ -1,4 +1,4 @@
-"""What BADC reads: a JSON document per chunk, its telemetry log, and the summary that it resumes from."""
+"""Writes the files that BADC reads: a JSON document per chunk, a telemetry log, and the summary for a resumed run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from badcjobs.store.export_tables import as_text
 
 log = logging.getLogger(__name__)
 
-_LONGEST_NAME_BYTES = 240  # 255 is what filesystems take; some of it is for the ending
+_LONGEST_NAME_BYTES = 240  # filesystems allow 255; the rest is for the extension
 
 
 def safe_name(name: str) -> str:
-    """Return a part of an id as a file name: unchanged for nearly all, %-escaped for those that a path would follow."""
+    """Return a part of an id as a file name; %-escape what a path would interpret, and shorten long names."""
     escaped = re.sub("%(?=[0-9A-Fa-f]{2})", "%25", name).replace("/", "%2F").replace("\0", "%00")
-    if set(escaped) <= {"."}:  # nothing, this folder, or the one above
+    if set(escaped) <= {"."}:  # an empty name, "." or ".."
         escaped = "%2E" * len(escaped) or "%00"
     if len(escaped.encode()) <= _LONGEST_NAME_BYTES:
         return escaped
@@ -33,10 +33,10 @@ def safe_name(name: str) -> str:
 
 
 def area_names(areas: Iterable[str | None], *, taken: str, nameless: str) -> Mapping[str | None, str]:
-    """Return a file name, without its ending, for each study area in their order.
+    """Return a file name without extension for each study area, in the given order.
 
-    ``taken`` is that of another file beside them, ``nameless`` that of recordings without a study area. Names that
-    some filesystems do not tell apart (a, A) get a number.
+    ``taken`` is the name of another file in the same folder; ``nameless`` is the name for recordings without a study
+    area. Names that differ only in case get a number, because some filesystems do not distinguish them.
     """
     used, names = {taken.casefold()}, dict[str | None, str]()
     for area in areas:
@@ -51,10 +51,10 @@ def area_names(areas: Iterable[str | None], *, taken: str, nameless: str) -> Map
 
 
 def chunk_file(recording_id: str, chunk_id: str) -> Path:
-    """Return where a chunk's file lies below the output folder; never outside it, whatever the ids say.
+    """Return the path of a chunk's file relative to the output folder; no id can lead outside that folder.
 
-    A recording id may be a path, as folders of audio give it, and then becomes folders. A chunk id is one name,
-    unless it is the recording's.
+    A recording id may be a path (from a folder of audio); its parts become folders. A chunk id is one name, unless it
+    equals the recording id.
     """
     parts = recording_id.split("/")
     names = parts if chunk_id == recording_id else [chunk_id]
@@ -63,8 +63,7 @@ def chunk_file(recording_id: str, chunk_id: str) -> Path:
 
 # --- a document per chunk ---------------------------------------------------------------------------------------------
 
-
-_FINISHED = "c.status IN ('done', 'failed', 'poison')"  # the chunks that BADC hears of
+_FINISHED = "c.status IN ('done', 'failed', 'poison')"  # BADC does not list other chunks
 _DETECTIONS = """
     SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms, label, label AS label_code, label_name,
            score AS confidence
@@ -72,9 +71,9 @@ _DETECTIONS = """
 
 
 def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int], None]) -> int:
-    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return how many.
+    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return the number of files.
 
-    Chunks and detections are each read once, in the order of their keys.
+    Chunks and detections are read once each, both in key order.
     """
     groups = groupby(_named_rows(db, _DETECTIONS), key=_key)
     key, group = next(groups, (None, iter(())))
@@ -86,8 +85,8 @@ def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int],
     for written, chunk in enumerate(_named_rows(db, chunks), 1):
         while key is not None and key < _key(chunk):
             key, group = next(groups, (None, iter(())))
-        heard = group if key == _key(chunk) else ()
-        detections = [{name: row[name] for name in row.keys()[2:]} for row in heard]
+        found = group if key == _key(chunk) else ()
+        detections = [{name: row[name] for name in row.keys()[2:]} for row in found]
         target = folder / chunk_file(*_key(chunk))
         make_folder(target.parent)
         with fresh_file(target) as out:
@@ -126,13 +125,13 @@ def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[s
     return document if done else {**document, "error_class": chunk["error_class"], "error": chunk["error"]}
 
 
-# --- its telemetry log ------------------------------------------------------------------------------------------------
-# A line when a try of a chunk starts and one when it ends, in the order of time. BADC asks each device once before and
-# once after; here these are the samples nearest to those moments.
+# --- the telemetry log ------------------------------------------------------------------------------------------------
+# One line when an attempt starts and one when it ends, in time order. BADC reads each device once before and once
+# after an attempt; we use the samples nearest to those times.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_NEAR_MS = 15_000  # the longest step of the summary's energy, too: farther apart nothing was sampled
-_LAST_WORDS = 500  # characters of an error, as many as BADC keeps
+_NEAR_MS = 15_000  # as in the energy of the summary: a longer step counts as a gap
+_ERROR_CHARACTERS = 500  # BADC keeps as many
 _MetricsNear = Callable[[sqlite3.Row, int], dict[str, object] | None]
 
 _EVENTS = """
@@ -151,8 +150,8 @@ _SAMPLES_BY_TIME = """
 
 
 def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress: Callable[[int], None]) -> int:
-    """Write the log and return how many lines it has."""
-    # A try that was cut short has no end; BADC's own log has none either when it is killed.
+    """Write the log; return the number of lines."""
+    # An interrupted attempt has no end line; BADC's own log has none either when BADC is killed.
     ended = "a.ended_at_ms IS NOT NULL AND a.outcome IS NOT NULL"
     starts = _EVENTS.format(at="a.started_at_ms", end=0, where="true")
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
@@ -171,7 +170,7 @@ def _line(event: sqlite3.Row, metrics_near: _MetricsNear, folder: Path) -> dict[
     if ended and event["outcome"] == "done":
         details["output"] = str(folder / chunk_file(event["recording_id"], event["chunk_id"]))
     elif ended:
-        details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_LAST_WORDS:]}
+        details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:]}
     details["gpu_metrics"] = {
         "before": metrics_near(event, event["started_at_ms"]),
         "after": metrics_near(event, event["ended_at_ms"]) if ended else None,
@@ -189,9 +188,9 @@ def _line(event: sqlite3.Row, metrics_near: _MetricsNear, folder: Path) -> dict[
 
 
 def _nearest_samples(db: sqlite3.Connection) -> _MetricsNear:
-    """Return what finds the reading nearest to a moment, as BADC would have asked it of the device of a try."""
+    """Return a function that finds the sample nearest to a time, in the form of BADC's own GPU readings."""
     table = "sample"
-    if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database keeps its samples as they came
+    if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database: its samples have no index
         db.executescript(_SAMPLES_BY_TIME)
         table = "sample_by_time"
     side = f"""SELECT at_ms, utilization_percent, memory_used_bytes FROM {table}
@@ -206,7 +205,7 @@ def _nearest_samples(db: sqlite3.Connection) -> _MetricsNear:
         if event["device_id"] is None:
             return None
         asked = {"task": event["task_id"], "device": event["device_id"], "at": at_ms}
-        found = db.execute(sql, asked).fetchone()  # None: nothing was sampled around then
+        found = db.execute(sql, asked).fetchone()  # None: no sample within _NEAR_MS
         return found and {
             "index": event["device_index"],
             "utilization": found[0],
@@ -225,7 +224,7 @@ def _mib(size_bytes: int | None) -> int | None:
     return None if size_bytes is None else round(size_bytes / 2**20)
 
 
-# --- the summary from which it resumes --------------------------------------------------------------------------------
+# --- the summary for a resumed run ------------------------------------------------------------------------------------
 
 _CHUNKS = """chunk c LEFT JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = c.device_id"""
 _WORKER = """t.node || '/' || CASE WHEN c.device_id IS NULL THEN 'cpu'
@@ -233,11 +232,11 @@ _WORKER = """t.node || '/' || CASE WHEN c.device_id IS NULL THEN 'cpu'
 
 
 def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) -> tuple[Path, int]:
-    """Write, next to the telemetry log, how every chunk ended; return the file and how many chunks are in it.
+    """Write the final state of every chunk next to the telemetry log; return the file and the number of entries.
 
-    BADC keeps this list by chunk id alone, so each id is in it once.
+    BADC identifies a chunk by its chunk id alone, so each id has one entry.
     """
-    target = telemetry.with_name(telemetry.name + ".summary.json")  # the name that BADC derives from the log's
+    target = telemetry.with_name(telemetry.name + ".summary.json")  # BADC derives this name from the log's
     counts = db.execute(
         f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
                    sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))
@@ -265,6 +264,6 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
             text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
         text.write("\n}}\n")
     if hidden:
-        log.warning("BADC's resume summary has one entry per chunk id: it leaves out %d chunks whose id another "
-                    "recording has too, and BADC would do them again", hidden)  # fmt: skip
+        log.warning("BADC's resume summary has one entry per chunk id; chunks of other recordings with the same id are "
+                    "left out (%d), and BADC would analyse them again", hidden)  # fmt: skip
     return target, written

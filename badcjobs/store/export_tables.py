@@ -1,9 +1,18 @@
-"""What an export takes out of a sealed file, tables or detections, and the forms in which rows are written.
+"""Reads tables and detections of a published database for an export, and writes rows as CSV, JSON or Parquet.
 
-Text is UTF-8, whatever the machine's locale, and written as the rows come.
+Text is UTF-8 in every locale. Rows are streamed.
 """
 
 from __future__ import annotations
+
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import NameGaps
+from badcjobs.model import RecordingName
+from badcjobs.store.connect import as_sqlite_utils
+from badcjobs.store.connect import reading
+from badcjobs.store.task_writer import count_gaps
+from badcjobs.store.task_writer import RECORDINGS_ONCE
 
 import csv
 import importlib
@@ -20,47 +29,43 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import NameGaps, RecordingName
-from badcjobs.store.connect import as_sqlite_utils, reading
-from badcjobs.store.task_writer import EACH_ONCE, count_gaps
 
 Row = tuple[object, ...]
-_STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare
+_STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare; a view may have columns without a type
 
 
 def in_batches(cursor: sqlite3.Cursor, form: str) -> Iterator[list[Row]]:
-    """Yield rows, many at a time: neither all of them in memory nor one call for each."""
+    """Yield rows in batches, to limit both memory and the number of calls."""
     size = _ROW_GROUP if form == "parquet" else _TEXT_BATCH
     return iter(lambda: cursor.fetchmany(size), [])
 
 
 @contextmanager
 def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a published task or job database for reading; whatever goes wrong while reading it names the file.
+    """Open a published task or job database for reading; errors while reading name the file.
 
-    Refuse one beside which a writer has left something: opening it as sealed would miss those rows.
+    Refuse a file with a WAL or journal beside it: opened as sealed, it would lack those rows.
     """
     run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
-        # Of a job database's journal nothing is left by now.
+        # Opening a job database has already rolled back a journal of its own.
         for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
             if beside.exists() and beside.stat().st_size:
                 raise sqlite3.DatabaseError(
-                    f"{beside.name} lies next to it: it is being written, or its writer was killed"
+                    f"{beside.name} exists: the file is being written, or its writer was killed"
                 )
         yield db
 
 
 def list_tables(db: sqlite3.Connection) -> list[str]:
-    """Return the names of all tables and views, in the order of the file."""
+    """Return the names of all tables and views, in file order."""
     tool = as_sqlite_utils(db)
     return [*tool.table_names(), *tool.view_names()]
 
 
 def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> None:
-    """Refuse tables that the file does not have, all at once."""
+    """Refuse tables that the file does not have; the error names all of them."""
     there = list_tables(db)
     if missing := [name for name in wanted if name not in there]:
         raise BadInput(
@@ -70,22 +75,18 @@ def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> N
         )
 
 
-def declared_types(db: sqlite3.Connection, table: str) -> dict[str, str]:
-    """Map column to declared SQL type; an expression in a view may have none."""
-    return {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
-
-
 def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str, str], Iterator[list[Row]]]:
-    """Return the SQL type of each column, and all rows; text needs no types."""
-    columns, sql = declared_types(db, table), f"SELECT * FROM {quoted(table)}"
+    """Return the columns of a table with their SQL types (empty if not for parquet), and its rows in batches."""
+    columns = {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
+    sql = f"SELECT * FROM {quoted(table)}"
     types = _column_types(db, columns, sql) if form == "parquet" else dict.fromkeys(columns, "")
     return types, in_batches(db.execute(sql), form)
 
 
 def _column_types(db: sqlite3.Connection, declared: dict[str, str], sql: str) -> dict[str, str]:
-    """Map each column to its SQL type: as declared or, where a view computes it, as its values are.
+    """Map each column to its SQL type: the declared one or, for a computed column of a view, that of its values.
 
-    All values are looked at once: a view may take a while.
+    One query reads all values, because a view may be slow.
     """
     types = dict(declared)
     computed = [name for name, kind in types.items() if kind not in _STORED]
@@ -98,12 +99,12 @@ def _column_types(db: sqlite3.Connection, declared: dict[str, str], sql: str) ->
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL writes it."""
+    """Return an SQL identifier in quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
 VIEW = "recording_detection"
-# The names that were asked for come first, and stay.
+# Other people's scripts use these names; the order is theirs, too.
 COLUMNS = {
     "study_area": "TEXT",
     "location": "TEXT",
@@ -120,22 +121,22 @@ _RENAMED = "temp.renamed_recording"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which detections; no species: all of them."""
+class DetectionFilter:
+    """Which detections to export; without species: all species."""
 
     species: tuple[str, ...] = ()
     min_score: float | None = None
 
 
-class Heard:
-    """The detections of a job database."""
+class JobDetections:
+    """The detections of a job database, at their times in the recording."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._renamed = False
 
     def rename(self, name_of: Callable[[str, str, str], RecordingName]) -> None:
-        """Read the paths of all recordings anew; the database itself stays as it is."""
+        """Read study area, location and time of all recordings from their paths again; the database is not changed."""
         self._db.execute(
             f"""CREATE TABLE {_RENAMED} (
                     recording_id TEXT PRIMARY KEY, source_path, study_area, location, recorded_at, pattern
@@ -149,33 +150,33 @@ class Heard:
         self._renamed = True
 
     def gaps(self) -> NameGaps:
-        """Return of how many recordings the paths do not tell enough."""
-        return count_gaps(self._db, _RENAMED if self._renamed else EACH_ONCE)
+        """Count the recordings whose paths lack a study area, a date or a time."""
+        return count_gaps(self._db, _RENAMED if self._renamed else RECORDINGS_ONCE)
 
     def study_areas(self) -> list[str | None]:
-        """Return all study areas in the order of the rows; None: that of recordings without one."""
+        """Return all study areas in row order; None: recordings without one."""
         recordings = _RENAMED if self._renamed else "recording"
         found = self._db.execute(f"SELECT DISTINCT study_area FROM {recordings} ORDER BY study_area")
         return [area for (area,) in found]
 
     def count_chunks(self) -> tuple[int, int]:
-        """Return how many chunks there are, and how many of them are not done."""
+        """Return the number of chunks, and of those that are not done."""
         many, undone = self._db.execute("SELECT count(*), total(status != 'done') FROM chunk").fetchone()
         return int(many), int(undone)
 
     def never_heard(self, species: Iterable[str]) -> list[str]:
-        """Return those that no chunk of the job has heard, whatever the score."""
+        """Return the species without a single detection in the job, at any score."""
         there = set()
         for names in self._db.execute("SELECT DISTINCT label, label_name FROM detection"):
             there |= {name.upper() for name in names if name is not None}
         return [name for name in species if name.upper() not in there]
 
-    def batches(self, wanted: Wanted, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
-        """Yield the rows in their order, many at a time, those of one study area together with its name."""
+    def batches(self, wanted: DetectionFilter, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
+        """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
         marks, where = ", ".join("?" * len(wanted.species)), "true"
         if wanted.species:
             where = f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))"
-        if wanted.min_score is not None:  # an unknown score is not above it
+        if wanted.min_score is not None:  # drops rows without a score, too
             where += f" AND v.score >= {wanted.min_score!r}"
         place, join = ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._renamed else ("v", "")
         cursor = self._db.execute(
@@ -196,15 +197,15 @@ Write = Callable[[Iterable[Sequence[object]]], None]
 _ROW_GROUP, _TEXT_BATCH = 65_536, 5_000
 _ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 
-# ASCII: readers that cut lines at every Unicode line break, or read in the locale's encoding, stay right.
+# ASCII only: safe for readers that split lines at every Unicode line break, or decode with the locale's encoding.
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 @contextmanager
 def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> Iterator[Write]:
-    """Give what writes lots of rows to a file: csv (RFC 4180), json (an array), jsonl (an object per line) or parquet.
+    """Give a function that writes rows as csv (RFC 4180), json (an array), jsonl (one object per line) or parquet.
 
-    ``types`` maps each column to its SQL type, in order. A value that is not known is an empty field, or null.
+    ``types`` maps each column to its SQL type, in order. NULL becomes an empty field or null.
     """
     if form == "parquet":
         arrow, parquet = load_pyarrow()
@@ -236,25 +237,25 @@ def json_object(names: Sequence[str], row: Sequence[object]) -> str:
     """Return a row as a JSON object on one line."""
     try:
         return _encode(dict(zip(names, row, strict=True)))
-    except ValueError:  # SQLite stores infinity, JSON has no word for it
+    except ValueError:  # JSON has no infinity, SQLite does
         finite = [None if isinstance(value, float) and not math.isfinite(value) else value for value in row]
         return _encode(dict(zip(names, finite, strict=True)))
 
 
 @contextmanager
 def as_text(out: BinaryIO) -> Iterator[TextIO]:
-    """Write text to a binary file, which stays open."""
+    """Give a text file that writes to a binary file; the binary file stays open."""
     text = io.TextIOWrapper(out, encoding="utf-8", newline="")
     try:
         yield text
         text.flush()
     finally:
         with suppress(OSError):
-            text.detach()  # flushes once more; what is wrong with the file was said by the flush before
+            text.detach()  # flushes again; the first flush has already raised the error
 
 
 def load_pyarrow() -> tuple[Any, Any]:
-    """Return pyarrow and its Parquet writer, or say what to install."""
+    """Return pyarrow and pyarrow.parquet; raise NotHere with the install command without them."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:

@@ -1,12 +1,43 @@
-"""Merging: many task databases → one job database. Read ``merge`` first.
+"""Merges many task databases into one job database. Read ``merge`` first.
 
-Files that an earlier merge has read and that have not changed since are not opened. What it had of files that are gone
-by now, or damaged, or not given this time, stays. The other parts of the story: merge_target (one merge at a time, the
-old job database and the new one), source_files (look at each file; salvage what is damaged), merge_writer (the rows of
-a task, which file they are from, and the rule for chunks that several tasks have).
+Files that an earlier merge has read and that have not changed since are not opened. The rows of files that are now
+gone, damaged or not given stay in the job database. The other modules: merge_target (the merge lock, the old and the
+new job database), source_files (find and examine files), salvage (read damaged files), merge_writer (write the rows
+of each task, and choose between several results of one chunk).
 """
 
 from __future__ import annotations
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import stable_id
+from badcjobs.seams import Clock
+from badcjobs.store.connect import open_job_database
+from badcjobs.store.connect import read_filesystem
+from badcjobs.store.connect import transaction
+from badcjobs.store.merge_target import damaged_name
+from badcjobs.store.merge_writer import FileChanged
+from badcjobs.store.merge_writer import JobWriter
+from badcjobs.store.merge_writer import count_rows
+from badcjobs.store.schema import DERIVED
+from badcjobs.store.slurm_ends import find_ends
+from badcjobs.store.slurm_ends import has_new_ends
+from badcjobs.store.slurm_ends import read_ends
+from badcjobs.store.slurm_ends import write_ends
+from badcjobs.store.source_files import HOLDING
+from badcjobs.store.source_files import STILL_WRITTEN
+from badcjobs.store.source_files import Intake
+from badcjobs.store.source_files import NoTaskDatabases
+from badcjobs.store.source_files import SourceFile
+from badcjobs.store.source_files import check_inputs
+from badcjobs.store.source_files import examine
+from badcjobs.store.source_files import find_task_databases
+from badcjobs.store.source_files import full_path
+from badcjobs.store.source_files import read_source_files
+from badcjobs.store.source_files import salvage_instead
+from badcjobs.store.merge_target import merge_lock
+from badcjobs.store.merge_target import read_old_job
+from badcjobs.store.merge_target import write_in_place
+from badcjobs.store.merge_target import write_new_file
 
 import os
 import shutil
@@ -19,37 +50,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import stable_id
-from badcjobs.seams import Clock
-from badcjobs.store.connect import open_job_database, read_filesystem, transaction
-from badcjobs.store.merge_target import changed_in_place, damaged_name, drafted, look_at_old, only_merge
-from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
-from badcjobs.store.schema import DERIVED
-from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
-from badcjobs.store.source_files import (
-    HOLDING,
-    STILL_WRITTEN,
-    Intake,
-    NoTaskDatabases,
-    SourceFile,
-    check_inputs,
-    examine,
-    find_task_databases,
-    full_path,
-    read_source_files,
-    salvage_instead,
-)
 
-_MOST_IN_PLACE = 10  # SQLite attaches no more files at once
+_MOST_IN_PLACE = 10  # SQLite attaches at most 10 files at a time
 _LOOK_AHEAD = 3
-_LOOKS = 10
-_THREADS = 1  # more of them take more from the copying than they give
+_TRIES = 10
+_THREADS = 1  # measured: more threads slow down the copying more than they help
 
 
 @dataclass(frozen=True, slots=True)
 class MergeOrder:
-    """What is wanted of a merge."""
+    """The inputs, the target and the callbacks of a merge."""
 
     inputs: Sequence[Path]
     target: Path
@@ -59,32 +69,32 @@ class MergeOrder:
 
 @dataclass(frozen=True, slots=True)
 class MergeOutcome:
-    """What a merge knows now."""
+    """What a merge has done."""
 
-    files: tuple[SourceFile, ...]
-    read: int  # how many of them were opened this time
-    given: frozenset[str] = frozenset()  # those that this merge was asked to look at
+    files: tuple[SourceFile, ...]  # all files of the job database
+    read: int  # how many files were opened this time
+    given: frozenset[str] = frozenset()  # the files that this merge was asked to merge
 
 
 def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
-    """Bring the job database up to date with the files given; the old one stays until the new one is whole."""
+    """Bring the job database up to date with the given files; the old one stays until the new one is complete."""
     check_inputs(order.inputs)
     if order.target.is_dir():
         raise DatabaseProblem(f"{order.target} is a folder", fix=f"badcjobs merge … -o {order.target}/job.sqlite")
     try:
         order.target.parent.mkdir(parents=True, exist_ok=True)
-        with only_merge(order.target, clock, order.tell) as check:
+        with merge_lock(order.target, clock, order.tell) as check:
             return _merge(order, check)
     except (OSError, sqlite3.Error) as error:
         fix = "badcjobs merge … -o /a/folder/with/space/job.sqlite"
-        if "malformed" in str(error):  # not a task file: those were checked
+        if "malformed" in str(error):  # the job database: damaged task files are handled one by one
             fix = f"mv {order.target} {damaged_name(order.target)}   (then the same command again)"
         raise DatabaseProblem(f"{order.target} cannot be made", why=str(error), fix=fix) from error
 
 
 def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     found = find_task_databases(order.inputs, order.target)
-    state, files = look_at_old(order.target)
+    state, files = read_old_job(order.target)
     if not found and not files:
         raise NoTaskDatabases(
             "no task database in " + ", ".join(str(place) for place in order.inputs),
@@ -93,8 +103,8 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
         )
     known = {file.path: file for file in files}
     changed = [file for file in found if _has_changed(file, known.get(file.path))]
-    # Forget what was skipped and is gone, or was a closed folder and is open now; of other files that are gone the rows
-    # stay.
+    # Forget skipped files that are gone, and skipped folders that can be read now. The rows of other files that are
+    # gone stay.
     skipped = [(file.path, order.target.parent / file.path) for file in files if file.status == "skipped"]
     gone = {name for name, path in skipped if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
     old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
@@ -109,33 +119,33 @@ def _has_changed(file: Intake, known: SourceFile | None) -> bool:
     try:
         return not known.is_same(file.file.stat())
     except OSError:
-        return known.size_bytes is not None  # cannot be read any more: its rows stay, and that is noted
+        return known.size_bytes is not None  # no longer readable: keep its rows, and record that
 
 
 def _bring_up_to_date(
     order: MergeOrder, state: str, old: Mapping[str, SourceFile], changed: list[Intake], check: Callable[[], None]
 ) -> tuple[SourceFile, ...]:
-    """Write what is new: where the job database lies or, if that cannot be, into one that takes its place."""
-    # In the order of the key under which most rows are kept: then they are appended.
+    """Write the changed files into the job database itself or, where that is not possible, into a new one."""
+    # In the order of the key of the largest tables, so that rows are appended.
     changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
     with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch:
         intakes = _examined(changed, Path(scratch))
         if state == "current" and len(changed) <= _MOST_IN_PLACE:
             few = list(intakes)
-            # All whole, nothing to be put together, and nobody else's disk.
+            # In place only if every file is sealed, nothing must be combined, and the disk is local.
             unproven = {file.task_id for file in old.values() if file.status in HOLDING and file.checksum is None}
             whole = all(intake.checksum is not None and intake.task_id not in unproven for intake in few)
             if whole and not read_filesystem(order.target.parent).shared:
                 try:
-                    with changed_in_place(order.target, check=check) as db:
+                    with write_in_place(order.target, check=check) as db:
                         return _write(db, order, old, few, of=len(few))
                 except sqlite3.OperationalError as error:
-                    # Somebody reads it and does not stop; or a file was published meanwhile and attached once more.
+                    # Another program keeps reading it; or a file was published meanwhile and attached once more.
                     if "locked" not in str(error) and "attached" not in str(error):
                         raise
             intakes = iter(few)
         aside = damaged_name(order.target) if state == "damaged" else None
-        with drafted(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
+        with write_new_file(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
             return _write(db, order, old, intakes, of=len(changed))
 
 
@@ -147,7 +157,7 @@ def _write(
     rows, halves = 0, []
     for number, intake in enumerate(intakes, 1):
         if intake.is_half:
-            halves.append(intake)  # once its task is here
+            halves.append(intake)  # after the file that has the task itself
         else:
             _take(writer, intake)
         rows += sum(intake.counts.values())
@@ -162,17 +172,17 @@ def _write(
             fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
         )
     with transaction(db):
-        write_ends(db, ends)  # of tasks whose rows were written anew
+        write_ends(db, ends)  # for tasks whose rows were just written again
         write_ends(db, find_ends(db, files, order.target.parent))
     return files
 
 
 def _take(writer: JobWriter, intake: Intake) -> None:
-    """Hand a file over; look again where its task publishes it in this very moment, or where damage shows only now.
+    """Give a file to the writer; examine it again if it was published meanwhile, salvage it if damage shows only now.
 
-    What is wrong with one file ends here: it is salvaged or skipped, and the merge goes on.
+    An error in one file does not stop the merge: the file is salvaged or skipped.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         try:
             writer.take(intake)
             break
@@ -190,7 +200,7 @@ def _take(writer: JobWriter, intake: Intake) -> None:
 
 
 def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
-    """Look at the files in their order, a few ahead of the one that is being merged."""
+    """Examine the files in order, a few ahead of the one that is being merged."""
     waiting: deque[Future[Intake]] = deque()
     with ThreadPoolExecutor(_THREADS, "examine") as pool:
         try:
@@ -206,21 +216,21 @@ def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
             pool.shutdown(cancel_futures=True)
 
 
-# --- removing what is in the job database -----------------------------------------------------------------------------
+# --- removing merged files --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was removed, and what was not and why."""
+    """Which files were removed, and which were kept and why."""
 
     removed: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
 
 
 def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
-    """Count every task's rows in the job database as it lies there now; remove the files of those that are complete.
+    """Count the rows of every task in the finished job database; remove the files of tasks that are complete there.
 
-    Only of those ``given`` to this merge, and never the only file that says so: sealed ones, read to the last bit.
+    Remove only files ``given`` to this merge, with a correct seal, and never the last record of what is done.
     """
     removed, left = [], []
     try:
@@ -260,5 +270,5 @@ def _why_not(
         return "it has changed since it was merged"
     run = path.parent.parent
     if path.parent.name == "tasks" and full_path(run / "job.sqlite") != full_path(job_database):
-        return f"only {run}/job.sqlite tells a later run what is done; merge into that"
+        return f"a later run looks for finished work only in {run}/job.sqlite; merge into that file first"
     return None

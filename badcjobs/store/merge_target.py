@@ -1,6 +1,23 @@
-"""The job database that a merge makes: one merge at a time, the old one, and how the new one takes its place."""
+"""The target of a merge: the merge lock, the old job database, and how the new one replaces it."""
 
 from __future__ import annotations
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.seams import Clock
+from badcjobs.store.atomic_write import remove_unfinished
+from badcjobs.store.atomic_write import replacing
+from badcjobs.store.atomic_write import sync_file
+from badcjobs.store.atomic_write import unfinished_name
+from badcjobs.store.connect import SQLITE_MAGIC
+from badcjobs.store.connect import is_job_database
+from badcjobs.store.connect import open_job_database
+from badcjobs.store.connect import schema_problem
+from badcjobs.store.connect import transaction
+from badcjobs.store.job_schema import SORT_CACHE_KIB
+from badcjobs.store.job_schema import open_draft
+from badcjobs.store.schema import APPLICATION_ID
+from badcjobs.store.source_files import SourceFile
+from badcjobs.store.source_files import read_source_files
 
 import os
 import shutil
@@ -13,30 +30,23 @@ from pathlib import Path
 
 import psutil
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
-from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, schema_problem, transaction
-from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
-from badcjobs.store.schema import APPLICATION_ID
-from badcjobs.store.source_files import SourceFile, read_source_files
 
 # --- one merge at a time ----------------------------------------------------------------------------------------------
-# On whatever node it runs: a file that only one merge can create. No kernel lock, which shared filesystems may not
-# have. The holder touches the file every few seconds; one that is left alone, or whose process is gone from this
-# machine, belongs to a merge that was killed.
+# The lock is a file that only one merge can create, on any node; shared filesystems may have no kernel locks. Its owner
+# touches it every few seconds. A lock that is no longer touched, or whose process on this machine is gone, belongs to
+# a merge that was killed.
 
 _TOUCH_EVERY_S = 5.0
-_LEFT_ALONE_S = 60.0
-_LOOK_EVERY_S = 0.2
+_STALE_AFTER_S = 60.0
+_POLL_S = 0.2
 
 
 @contextmanager
-def only_merge(target: Path, clock: Clock, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def merge_lock(target: Path, clock: Clock, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Hold the lock of a job database; wait for another merge to end.
 
-    Gives a check for the moment before anything is replaced: a merge that stood still for a minute may have been taken
-    for dead, and another one may be at it.
+    Gives a function to call before anything is replaced: a merge that was suspended for a minute counts as dead, and
+    another one may have taken the lock.
     """
     lock = target.with_name(f".{target.name}.lock")
     me = f"{os.uname().nodename} {os.getpid()}"
@@ -45,15 +55,15 @@ def only_merge(target: Path, clock: Clock, tell: Callable[[str], None]) -> Itera
 
     def touch() -> None:
         while not over.wait(_TOUCH_EVERY_S):
-            with suppress(OSError):  # a full or vanished disk; the merge itself will say so
+            with suppress(OSError):  # a full or unmounted disk: the merge itself reports it
                 os.utime(lock)
 
     def check() -> None:
         if _read(lock)[0] != me:
             raise DatabaseProblem(
-                f"another merge has taken over {target.name} while this one stood still",
-                why="nothing was replaced by this one",
-                fix="the same command again",
+                f"another merge has taken over {target.name} while this one was suspended",
+                why="this merge has replaced nothing",
+                fix="run the same command again",
             )
 
     toucher = threading.Thread(target=touch, name="merge lock", daemon=True)
@@ -68,7 +78,7 @@ def only_merge(target: Path, clock: Clock, tell: Callable[[str], None]) -> Itera
 
 
 def _take(lock: Path, me: str, clock: Clock, tell: Callable[[str], None]) -> None:
-    seen, seen_at_s, told = None, clock.monotonic_s(), False
+    seen, seen_at_s, reported = None, clock.monotonic_s(), False
     while True:
         try:
             with lock.open("x", encoding="utf-8") as file:
@@ -77,25 +87,25 @@ def _take(lock: Path, me: str, clock: Clock, tell: Callable[[str], None]) -> Non
         except FileExistsError:
             now = _read(lock)
         except OSError:
-            lock.unlink(missing_ok=True)  # a full disk: an empty lock would keep others waiting
+            lock.unlink(missing_ok=True)  # a full disk: do not leave an empty lock
             raise
         if now != seen:
             seen, seen_at_s = now, clock.monotonic_s()
         if now == (None, None):
-            continue  # gone this moment
-        node, _, pid = (now[0] or "").partition(" ")  # empty: a lock that we may not read, or that is not written yet
+            continue  # it has just been removed
+        node, _, pid = (now[0] or "").partition(" ")  # empty: not readable, or not written yet
         is_dead = node == os.uname().nodename and pid.isdigit() and not psutil.pid_exists(int(pid))
-        if is_dead or clock.monotonic_s() - seen_at_s > _LEFT_ALONE_S:
+        if is_dead or clock.monotonic_s() - seen_at_s > _STALE_AFTER_S:
             _remove(lock, now[0])
             continue
-        if not told:
+        if not reported:
             tell(f"another merge is running on {node or 'an unknown node'}, process {pid or 'unknown'}; waiting for it")
-            told = True
-        clock.sleep(_LOOK_EVERY_S)
+            reported = True
+        clock.sleep(_POLL_S)
 
 
 def _read(lock: Path) -> tuple[str | None, int | None]:
-    """Return what a lock says, and when it was touched; None: it does not say, or is gone."""
+    """Return the content of a lock, and when it was touched; None: not readable, or gone."""
     text = touched_ns = None
     with suppress(OSError):
         touched_ns = lock.stat().st_mtime_ns
@@ -104,7 +114,7 @@ def _read(lock: Path) -> tuple[str | None, int | None]:
 
 
 def _remove(lock: Path, holder: str | None) -> None:
-    """Remove the lock of a dead merge; of several that try, one succeeds, and nobody removes the next one's."""
+    """Remove the lock of a dead merge; if several merges try this, none removes the lock of the next owner."""
     aside = lock.with_name(f"{lock.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     with suppress(OSError):
         os.rename(lock, aside)  # noqa: PTH104
@@ -120,10 +130,10 @@ def _remove(lock: Path, holder: str | None) -> None:
 # --- the job database of an earlier merge -----------------------------------------------------------------------------
 
 
-def look_at_old(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
-    """Return none, current (go on with a copy) or damaged (put aside), and the files it knows.
+def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
+    """Return the state of the old job database (none, current or damaged), and the files it lists.
 
-    Refuse to replace what is not a job database of ours, or is a newer one.
+    Refuse to replace a file that is not a job database of ours, or has a newer schema.
     """
     if not target.exists():
         return "none", ()
@@ -131,7 +141,7 @@ def look_at_old(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
         with target.open("rb") as file:
             if file.read(16) != SQLITE_MAGIC:
                 _refuse_if(target.suffix not in (".sqlite", ".db"), f"{target} is not a database")
-                raise sqlite3.DatabaseError("not a SQLite database")  # it may have lost its first page
+                raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
         with closing(open_job_database(target)) as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             what = "a task database" if application == APPLICATION_ID else "another program's database"
@@ -141,7 +151,7 @@ def look_at_old(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
             _refuse_if(complaint is not None, f"{target} has {complaint}")
             return "current", read_source_files(db)
     except sqlite3.Error as error:
-        reason = f"the earlier job database could not be read ({error}); made anew, and the old one put aside"
+        reason = f"the earlier job database could not be read ({error}); it was renamed, and a new one was made"
         return "damaged", (SourceFile(damaged_name(target).name, None, "skipped", reason),)
 
 
@@ -152,23 +162,23 @@ def _refuse_if(wrong: bool, what: str) -> None:
 
 
 def damaged_name(target: Path) -> Path:
-    """Return where a damaged file is kept: of a job database, rows whose task files are gone may still be in it."""
+    """Return a free name for a damaged job database, which may have rows of task files that are gone."""
     names = (target.with_name(f"{target.name}.damaged" + (f".{number}" if number > 1 else "")) for number in count(1))
     return next(name for name in names if not name.exists())
 
 
-# --- a draft, or a change in place ------------------------------------------------------------------------------------
-# ``drafted``: made beside the old one under a hidden name, and renamed when it is whole. Works on every filesystem, but
-# writes the whole file. ``changed_in_place``: one SQLite transaction, for a few more files on a local disk.
+# --- writing the new one ----------------------------------------------------------------------------------------------
+# ``write_new_file``: a new file with a hidden name, renamed when it is complete. This works on every filesystem, but
+# writes the complete file. ``write_in_place``: one SQLite transaction, for a few more files on a local disk.
 
-_READERS_PATIENCE_S = 5.0
+_READERS_TIMEOUT_S = 5.0
 
 
 @contextmanager
-def drafted(
+def write_new_file(
     target: Path, *, from_old: bool, keep_old_as: Path | None, check: Callable[[], None]
 ) -> Iterator[sqlite3.Connection]:
-    """Give a new job database, or a copy of the old one, to be written; put it in place when all went well."""
+    """Give a new job database, or a copy of the old one, to write to; move it into place if there was no error."""
     remove_unfinished(target)
     draft = unfinished_name(target)
     with replacing(target, draft):
@@ -183,13 +193,13 @@ def drafted(
 
 
 @contextmanager
-def changed_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sqlite3.Connection]:
-    """Give the job database itself; a kill leaves a journal, with which the next reader restores what was there."""
-    db = sqlite3.connect(target, isolation_level=None, uri=True, timeout=_READERS_PATIENCE_S)
+def write_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sqlite3.Connection]:
+    """Give the job database itself; after a kill, the next reader restores the old content from the journal."""
+    db = sqlite3.connect(target, isolation_level=None, uri=True, timeout=_READERS_TIMEOUT_S)
     try:
         db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
         db.execute("PRAGMA synchronous = FULL")
-        with transaction(db, "BEGIN EXCLUSIVE"):  # or not at all, when somebody is reading for long
+        with transaction(db, "BEGIN EXCLUSIVE"):  # fails if another program reads for longer than the timeout
             yield db
             check()
     finally:

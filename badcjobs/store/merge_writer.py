@@ -1,13 +1,13 @@
 """Writes the rows of a job database, file by file, and checks that every row has arrived.
 
-Of two sealed files of one task the later publication counts. Where one of them is damaged, or a live file, the two are
-put together.
+Of two sealed files of one task the one published later counts. If one of them is damaged, or a live file, the two are
+combined.
 
 Every attempt is kept as history; a chunk has one final state. The rule: done beats poison beats failed beats pending
 beats skipped; among equals the one that ended last wins, then that of the later task, then the higher task_id. The
-winner's row is in ``chunk`` and its detections in ``detection``; those of its rivals are in ``rival_chunk`` and
-``rival_detection``, and come back when the winner's task is taken out. So the content follows from the set of tasks
-alone, in whatever order they came.
+winner's row is in ``chunk`` and its detections are in ``detection``; those of the others are in ``rival_chunk`` and
+``rival_detection``, and are used again when the winner's task is removed. So the content depends only on the set of
+tasks, not on the order in which they were merged.
 """
 
 from __future__ import annotations
@@ -30,34 +30,32 @@ from badcjobs.store.schema import DERIVED, TABLES, columns_of
 from badcjobs.store.source_files import HOLDING, Intake, SourceFile, describe, total, write_source_files
 
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
-_BORN = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
-STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_BORN}, {{0}}.task_id)"
-_MEETING = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
+_TASK_STARTED = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
+STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_TASK_STARTED}, {{0}}.task_id)"
+_SAME_CHUNK = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
 _PLAIN = tuple(table.name for table in TABLES if table.name not in ("meta", "chunk"))
 _OWN = tuple(table.name for table in TABLES if table.name not in ("meta", *DERIVED))
 _WHERE_ROWS_ARE = (*_PLAIN, "chunk", "rival_chunk", "rival_detection")
 
 
-def put_in(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -> None:
+def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -> None:
     """Copy the rows of a task from the database attached as ``source``, inside the caller's transaction.
 
-    Its detections may stand beside a rival's until ``settle``. ``add_up``: the file's own figures cannot be trusted, as
-    those of a sealed one can.
+    Detections of rivals stay in ``detection`` until ``settle_detections``. ``add_up``: compute the task's figures from
+    its rows, because the file is not sealed.
     """
     for table in _PLAIN:
         copy_table(db, source, table)
     ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
     inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
-    if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # another task has some, too
-        met = f"FROM ({ours}) s JOIN main.chunk m ON {_MEETING.format('m', 's')} WHERE m.task_id != s.task_id"
+    if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # other tasks have some, too
+        met = f"FROM ({ours}) s JOIN main.chunk m ON {_SAME_CHUNK.format('m', 's')} WHERE m.task_id != s.task_id"
         stronger = f"{STRENGTH.format('s')} > {STRENGTH.format('m')}"
         db.execute(f"INSERT INTO rival_chunk SELECT s.* {met} AND NOT {stronger}", task)
         db.execute(f"INSERT INTO rival_chunk SELECT m.* {met} AND {stronger}", task)
-        db.execute(
-            f"""INSERT INTO main.chunk {ours} ON CONFLICT (recording_id, chunk_id) DO UPDATE SET {_all_anew("chunk")}
-                WHERE {STRENGTH.format("excluded")} > {STRENGTH.format("chunk")}""",
-            task,
-        )
+        replace_row = f"ON CONFLICT (recording_id, chunk_id) DO UPDATE SET {_replace_columns('chunk')}"
+        wins = f"{STRENGTH.format('excluded')} > {STRENGTH.format('chunk')}"
+        db.execute(f"INSERT INTO main.chunk {ours} {replace_row} WHERE {wins}", task)
     facts = f"SELECT ?, key, value FROM {source}.meta WHERE key NOT IN (?, ?)"
     db.execute(f"INSERT INTO task_meta {facts}", (task_id, ROWS, SEAL))
     if add_up:
@@ -67,52 +65,52 @@ def put_in(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -
 
 def copy_table(db: sqlite3.Connection, source: str, table: str) -> None:
     """Copy the rows of one table."""
-    # In these words, and no others, SQLite takes the samples over without looking into them.
+    # With exactly this statement SQLite copies the samples page by page, without decoding them.
     verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
     db.execute(f"{verb} INTO main.{table} SELECT * FROM {source}.{table}")
 
 
-def _all_anew(table: str) -> str:
+def _replace_columns(table: str) -> str:
     return ", ".join(f"{name} = excluded.{name}" for name in columns_of(table))
 
 
-def settle(db: sqlite3.Connection, incomplete: Collection[int]) -> None:
-    """Move the detections of rivals aside, so that each chunk has those of its winner, once.
+def settle_detections(db: sqlite3.Connection, incomplete: Collection[int]) -> None:
+    """Move the detections of rivals to ``rival_detection``, so that each chunk has only those of its winner.
 
     ``incomplete`` tasks may have lost the row of a chunk and kept its detections.
     """
-    lost = f"""FROM rival_chunk r JOIN detection d ON {_MEETING.format("d", "r")} AND d.task_id = r.task_id
+    lost = f"""FROM rival_chunk r JOIN detection d ON {_SAME_CHUNK.format("d", "r")} AND d.task_id = r.task_id
                WHERE r.status = 'done'"""
-    without_row = f"FROM detection d JOIN chunk c ON {_MEETING.format('c', 'd')} WHERE c.task_id != d.task_id"
+    without_row = f"FROM detection d JOIN chunk c ON {_SAME_CHUNK.format('c', 'd')} WHERE c.task_id != d.task_id"
     for which in (lost, *(f"{without_row} AND d.task_id = {task_id:d}" for task_id in incomplete)):
         if db.execute(f"INSERT INTO rival_detection SELECT d.* {which}").rowcount:
             db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {which})")
 
 
-def take_out(db: sqlite3.Connection, task_id: int) -> None:
-    """Remove a task; chunks that it had won go to the strongest of their rivals."""
+def remove_task(db: sqlite3.Connection, task_id: int) -> None:
+    """Remove a task; each chunk that it had won goes to the strongest rival."""
     index_samples(db)
     db.execute("CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?", (task_id,))
     for table in (*_WHERE_ROWS_ARE, "task_meta"):
         db.execute(f"DELETE FROM main.{table} WHERE task_id = ?", (task_id,))
-    heirs = f"""FROM vacated v JOIN rival_chunk r ON {_MEETING.format("r", "v")}
+    heirs = f"""FROM vacated v JOIN rival_chunk r ON {_SAME_CHUNK.format("r", "v")}
                 WHERE NOT EXISTS (SELECT 1 FROM rival_chunk b
-                    WHERE {_MEETING.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("r")})"""
+                    WHERE {_SAME_CHUNK.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("r")})"""
     db.execute(f"INSERT INTO chunk SELECT r.* {heirs}")
-    heard = f"""FROM vacated v JOIN chunk c ON {_MEETING.format("c", "v")}
-                JOIN rival_detection d ON {_MEETING.format("d", "c")} AND d.task_id = c.task_id"""
-    db.execute(f"INSERT INTO detection SELECT d.* {heard}")
-    db.execute(f"DELETE FROM rival_detection WHERE rowid IN (SELECT d.rowid {heard})")
+    found = f"""FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
+                JOIN rival_detection d ON {_SAME_CHUNK.format("d", "c")} AND d.task_id = c.task_id"""
+    db.execute(f"INSERT INTO detection SELECT d.* {found}")
+    db.execute(f"DELETE FROM rival_detection WHERE rowid IN (SELECT d.rowid {found})")
     db.execute(
         f"""DELETE FROM rival_chunk WHERE rowid IN (
-                SELECT r.rowid FROM vacated v JOIN chunk c ON {_MEETING.format("c", "v")}
-                JOIN rival_chunk r ON {_MEETING.format("r", "c")} AND r.task_id = c.task_id)"""
+                SELECT r.rowid FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
+                JOIN rival_chunk r ON {_SAME_CHUNK.format("r", "c")} AND r.task_id = c.task_id)"""
     )
     db.execute("DROP TABLE vacated")
 
 
 def count_rows(db: sqlite3.Connection, task_id: int, leave_out: Collection[str] = ()) -> dict[str, int]:
-    """Return how many rows of a task there are, by the table of its file that they came from."""
+    """Count the rows of a task by the table of its file that they come from."""
     counts: Counter[str] = Counter()
     for table in (table for table in _WHERE_ROWS_ARE if table not in leave_out):
         sql = f"SELECT count(*) FROM {table} WHERE task_id = ?"
@@ -120,7 +118,7 @@ def count_rows(db: sqlite3.Connection, task_id: int, leave_out: Collection[str] 
     return counts
 
 
-# What makes two rows the same reading or event, where the table has no key of its own that says so.
+# Columns that identify a reading or an event, for tables without a key.
 _SAME = {
     "sample": ("device_id", "at_ms"),
     "host_sample": ("at_ms",),
@@ -130,12 +128,12 @@ _SAME = {
     "mark": ("name", "started_at_ms"),
     "decision": ("at_ms", "kind", "subject"),
 }
-# The key of a table, and when the other's row tells more than ours: the same story, further on.
-_FURTHER = {
+# The key of a table, and the condition under which the other file's row replaces ours: it is more recent.
+_MORE_RECENT = {
     "task": (
         "task_id",
         """(main.task.ended_at_ms IS NULL AND excluded.ended_at_ms IS NOT NULL)
-           OR (main.task.version = 'unknown' AND excluded.version != 'unknown')""",  # made up by salvage
+           OR (main.task.version = 'unknown' AND excluded.version != 'unknown')""",  # ours was made by salvage
     ),
     "device": ("device_id", "main.device.token = '?' AND excluded.token != '?'"),
     "worker": ("worker_id", "main.worker.ended_at_ms IS NULL AND excluded.ended_at_ms IS NOT NULL"),
@@ -145,7 +143,7 @@ _FURTHER = {
 
 
 def extract_task(db: sqlite3.Connection, task_id: int, path: Path) -> None:
-    """Write the rows that a job database has of one task as a task database."""
+    """Write the rows of one task in a job database as a task database."""
     with closing(sqlite3.connect(path)) as new:
         create_tables(new)
     index_samples(db)
@@ -163,9 +161,10 @@ def extract_task(db: sqlite3.Connection, task_id: int, path: Path) -> None:
 
 
 def add_missing_rows(ours: Path, other: Path) -> None:
-    """Add to one task database what only another of the same task has; where both have a row, ours stays.
+    """Add to one task database the rows that only another one of the same task has.
 
-    Unless the other's tells more: a chunk that is done there, an attempt that has ended.
+    Where both have a row, ours stays, unless the other one is more recent: a chunk that is done there, an attempt that
+    has ended.
     """
     with closing(sqlite3.connect(file_uri(ours, "mode=rw"), uri=True, isolation_level=None)) as db:
         db.execute("ATTACH ? AS other", (read_only_uri(other, sealed=True),))
@@ -177,10 +176,10 @@ def add_missing_rows(ours: Path, other: Path) -> None:
                 if table in _SAME:
                     same = " AND ".join(f"m.{name} IS o.{name}" for name in _SAME[table])
                     db.execute(f"INSERT {rows} NOT EXISTS (SELECT 1 FROM main.{table} m WHERE {same})")
-                elif table in _FURTHER:
-                    key, further = _FURTHER[table]
-                    anew = f"ON CONFLICT ({key}) DO UPDATE SET {_all_anew(table)}"
-                    db.execute(f"INSERT {rows} true {anew} WHERE {further}")
+                elif table in _MORE_RECENT:
+                    key, more_recent = _MORE_RECENT[table]
+                    replace_row = f"ON CONFLICT ({key}) DO UPDATE SET {_replace_columns(table)}"
+                    db.execute(f"INSERT {rows} true {replace_row} WHERE {more_recent}")
                 else:
                     db.execute(f"INSERT OR IGNORE {rows} true")
             _add_detections(db)
@@ -191,10 +190,10 @@ def add_missing_rows(ours: Path, other: Path) -> None:
 
 
 def _add_detections(db: sqlite3.Connection) -> None:
-    """Add detections to the chunks that have fewer than they say; equal ones count as often as they come."""
+    """Add detections to chunks that have fewer than their row states; equal detections are counted."""
     names = ", ".join(columns_of("detection"))
     numbered = f"SELECT *, row_number() OVER (PARTITION BY {names}) AS number FROM {{0}}.detection"
-    # Of a chunk that is not known to be done, who can say how many there are? Its row may be lost.
+    # Also to chunks without a row or a number: how many detections they had is not known.
     short = """SELECT c.recording_id, c.chunk_id FROM main.chunk c WHERE c.detections IS NULL OR c.detections > (
                    SELECT count(*) FROM main.detection d
                    WHERE d.recording_id = c.recording_id AND d.chunk_id = c.chunk_id)"""
@@ -208,7 +207,7 @@ def _add_detections(db: sqlite3.Connection) -> None:
     db.execute("DROP INDEX same_detection")
 
 
-# --- which file each task's rows are from -----------------------------------------------------------------------------
+# --- the file that each task's rows come from -------------------------------------------------------------------------
 
 
 class FileChanged(Exception):
@@ -216,7 +215,7 @@ class FileChanged(Exception):
 
 
 class JobWriter:
-    """Knows which file each task's rows are from."""
+    """Writes the rows of each file, and records which file each task's rows come from."""
 
     def __init__(self, db: sqlite3.Connection, files: Mapping[str, SourceFile]) -> None:
         self._db = db
@@ -226,11 +225,11 @@ class JobWriter:
         self._attachments = 0
 
     def take(self, intake: Intake) -> None:
-        """Take what a file has to give."""
+        """Add the rows of a file, or record why they are not needed."""
         name, before = intake.path, self._files.get(intake.path)
         if before is not None and before.status in HOLDING and intake.task_id not in (None, before.task_id):
-            # The file of a task was replaced by one of another task: the rows of the first stay.
-            other = f"{name} (before {intake.task_name} took its place)"
+            # The file now belongs to another task; the rows of the first one stay.
+            other = f"{name} (before {intake.task_name} replaced it)"
             self._files[other] = replace(self._files.pop(name), path=other)
             self._holders[before.task_id] = other
         holder = self._files.get(self._holders.get(intake.task_id, ""))
@@ -242,33 +241,33 @@ class JobWriter:
                 kept = replace(before, status="kept", reason=reason, size_bytes=size_bytes, mtime_ns=mtime_ns)
                 self._files[name] = kept
         elif holder is None and intake.is_half:
-            reason = "half of a task whose other half is not here"
-            self._files[name] = SourceFile(name, None, "skipped", reason)  # without a time: tried again
+            reason = "a recorder's live file; the file of its task was not given"
+            self._files[name] = SourceFile(name, None, "skipped", reason)  # without a time, so that it is tried again
         elif holder is None:
-            self._hold(intake)
-        elif holder.path != name and self._is_namesake(intake):
-            reason = f"another task of the same name as that in {holder.path}; merge it into a job database of its own"
+            self._use_file(intake)
+        elif holder.path != name and self._is_other_task(intake):
+            reason = f"another task of the same name as the one in {holder.path}; merge it into another job database"
             self._files[name] = replace(intake, task_id=None, status="skipped", reason=reason)
         elif intake.checksum is None or holder.checksum is None:
-            self._put_together(intake, holder)
+            self._combine_files(intake, holder)
         elif holder.path == name:
-            self._hold(intake)
+            self._use_file(intake)
         elif intake.checksum == holder.checksum and name < holder.path:
             self._holders[holder.task_id] = name
             self._files[name] = intake
             self._files[holder.path] = _copy_of(holder, name)
         elif intake.checksum != holder.checksum and intake.rank > holder.rank:
-            self._hold(intake)  # the later publication has all that the earlier one had
+            self._use_file(intake)  # the later publication has all rows of the earlier one
             self._files[holder.path] = _copy_of(holder, name)
         else:
             self._files[name] = _copy_of(intake, holder.path)
 
     def finish(self) -> tuple[SourceFile, ...]:
-        """Settle what the tasks say of each other's chunks, check the rows, and write what became of each file."""
+        """Move the detections of rivals, check the row counts, and write the table of files."""
         salvaged = [file.task_id for file in self._files.values() if file.status == "salvaged" and file.task_id]
         with transaction(self._db):
             create_indexes(self._db)
-            settle(self._db, salvaged)
+            settle_detections(self._db, salvaged)
             for task_id, expected in self._expected.items():
                 for table, many in count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED)).items():
                     _check(table, task_id, expected.get(table, 0), many)
@@ -277,19 +276,21 @@ class JobWriter:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
         return files
 
-    def _is_namesake(self, intake: Intake) -> bool:
-        """Say whether a task of the same name and id is another one: it started at another time."""
+    def _is_other_task(self, intake: Intake) -> bool:
+        """Say whether this is another task of the same name: it started at another time."""
         row = self._db.execute("SELECT started_at_ms FROM task WHERE task_id = ?", (intake.task_id,)).fetchone()
         return not intake.is_half and row is not None and row[0] != intake.started_at_ms
 
-    def _hold(self, intake: Intake) -> None:
-        """Make this file's rows those of its task."""
+    def _use_file(self, intake: Intake) -> None:
+        """Write the rows of this file as those of its task."""
         rows = self._write(intake)
-        self._files[intake.path] = replace(intake, rows=rows, counts={})  # there may be thousands
+        self._files[intake.path] = replace(
+            intake, rows=rows, counts={}
+        )  # saves memory: there may be thousands of files
         self._holders[intake.task_id] = intake.path
 
     def _write(self, intake: Intake) -> int:
-        """Copy the rows of a task in place of those it had; return how many there are."""
+        """Replace the rows of a task by those of a file; return their number."""
         assert intake.database is not None and intake.task_id is not None
         db, task_id, counts = self._db, intake.task_id, dict(intake.counts)
         self._attachments += 1
@@ -298,20 +299,20 @@ class JobWriter:
         try:
             with transaction(db):
                 if task_id in self._holders:
-                    take_out(db, task_id)
-                put_in(db, source, task_id, add_up=intake.checksum is None or intake.database != intake.file)
+                    remove_task(db, task_id)
+                insert_task(db, source, task_id, add_up=intake.checksum is None or intake.database != intake.file)
                 if intake.was_replaced:
                     raise FileChanged(intake.file)
                 for table in (table for table in ORDERED_BY if table in counts):
                     counts[table] = self._count_keyed(source, table, task_id, counts[table])
         finally:
-            if not db.in_transaction:  # inside one it cannot be detached before its end
+            if not db.in_transaction:  # SQLite cannot detach inside a transaction
                 db.execute(f"DETACH {source}")
         self._expected[task_id] = counts
         return total(counts)
 
     def _count_keyed(self, source: str, table: str, task_id: int, wanted: int) -> int:
-        """Count and check rows that lie under a key; the same instant told twice is one row."""
+        """Count and check the rows of a table with a key: two readings of one instant are one row."""
         ours = f"{table} WHERE task_id = ?"
         (many,) = self._db.execute(f"SELECT count(*) FROM main.{ours}", (task_id,)).fetchone()
         if many != wanted and table not in DERIVED:
@@ -319,8 +320,8 @@ class JobWriter:
             _check(table, task_id, self._db.execute(keys, (task_id,)).fetchone()[0], many)
         return int(many)
 
-    def _put_together(self, intake: Intake, holder: SourceFile) -> None:
-        """Join two files of one task: one is damaged, or a live file, and each may have rows that the other has not."""
+    def _combine_files(self, intake: Intake, holder: SourceFile) -> None:
+        """Combine two files of one task: one is damaged, or a live file, and each may have rows the other lacks."""
         assert intake.database is not None and intake.task_id is not None
         held, theirs = intake.scratch / "held.sqlite", intake.scratch / "theirs.sqlite"
         for path in (held, theirs):
@@ -338,14 +339,14 @@ class JobWriter:
         else:
             self._files[other.path] = _copy_of(other, keeper.path)
         self._holders[intake.task_id] = keeper.path
-        # How many rows are still missing, if any of the files knows how many there were.
+        # How many rows are still missing, if one of the files states how many there were.
         sizes = [(f.rows or 0) + (f.rows_lost or 0) for f in (holder, intake) if f.checksum or f.rows_lost is not None]
         lost = max(0, max(sizes) - rows) if sizes else None
         damaged = keeper.status == "salvaged" or (other.status == "salvaged" and lost != 0 and other.rank > keeper.rank)
         reason, more = keeper.reason, rows - (keeper.rows or 0)
         if more > 0:
             origin = "an earlier merge" if other.path == keeper.path else other.path
-            reason = "; ".join(filter(None, [reason, f"{more:,} rows more from {origin}"]))
+            reason = "; ".join(filter(None, [reason, f"{more:,} more rows from {origin}"]))
         self._files[keeper.path] = replace(
             keeper,
             status="salvaged" if damaged else keeper.status,
@@ -357,7 +358,7 @@ class JobWriter:
 
 
 def _trust(file: SourceFile) -> tuple[object, ...]:
-    """Order two files of one task: whose rows are believed where both have them."""
+    """Return a sort key: of two files of one task, rows of the higher one are used where both have them."""
     return (file.checksum is not None, file.status != "salvaged", *file.rank)
 
 
@@ -367,10 +368,10 @@ def _copy_of(file: SourceFile, holder: str) -> SourceFile:
 
 
 def _check(table: str, task_id: int, wanted: int, found: int) -> None:
-    """Compare rows in and rows out."""
+    """Raise DatabaseProblem if rows were lost or added on the way."""
     if wanted != found:
         raise DatabaseProblem(
             f"the row check failed: task {task_id} has {wanted:,} rows of {table}, but {found:,} arrived",
-            why="this is a bug in badcjobs, or a disk that does not keep what is written; nothing was replaced",
+            why="this is a bug in badcjobs, or the disk loses data; nothing was replaced",
             fix="badcjobs merge RUN_FOLDER -o /another/disk/job.sqlite",
         )

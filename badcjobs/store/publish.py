@@ -1,7 +1,7 @@
-"""Publishing: joins the two live files of a task into one sealed file in the run folder.
+"""Publishes a task database: joins the two live files of a task into one sealed file in the run folder.
 
-The join is built beside the live files (or beside the target, where they have no room), copied over under a temporary
-name, then renamed: a reader on another node sees the old file or the new one, whole, and nothing needs to be locked.
+The joined file is built next to the live files (or next to the target, if their disk is full), copied under a temporary
+name, then renamed: a reader on another node sees either the old or the new file, complete, and no lock is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNREADABLE = """
 _WORK = frozenset({
     "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "mark",
     "usage_sample",
-})  # fmt: skip  # what the wrapper writes
+})  # fmt: skip  # the tables that the wrapper writes
 
 
 def publish(
@@ -51,16 +51,16 @@ def publish(
     closing: Mapping[str, object] | None = None,
     gaps: Sequence[tuple[int, int, str]] = (),
 ) -> int:
-    """Publish the join of the halves as ``target`` and return its size; its ending picks SQLite, CSV or JSON lines.
+    """Publish the halves, joined, as ``target``; return its size. The extension selects SQLite, CSV or JSON lines.
 
-    The first half is the wrapper's; a path is a live file on node-local disk. ``closing`` and ``gaps`` are last words:
-    columns of the task row that are still NULL, and stretches without readings that nobody could write down.
+    The first half is the wrapper's; a path is a live file on node-local disk. ``closing`` sets columns of the task row
+    that are still NULL; ``gaps`` are added to the table of gaps.
     """
     if workplace is None:
         workplace = next((half.parent for half in halves if isinstance(half, Path)), target.parent)
 
     def build(stack: ExitStack, place: Path) -> Path:
-        """Make the file to be published in a folder that ``stack`` removes."""
+        """Build the file in a temporary folder, which ``stack`` removes."""
         temporary = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place)
         folder = Path(stack.enter_context(temporary))
         joined = folder / "joined.sqlite"
@@ -70,7 +70,7 @@ def publish(
     with ExitStack() as stack:
         try:
             built = build(stack, workplace)
-        except (OSError, sqlite3.Error):  # a full local disk; the run folder may have room
+        except (OSError, sqlite3.Error):  # the local disk is full; the run folder may have space
             built = build(stack, target.parent)
         move_into_place(built, target)
     return target.stat().st_size
@@ -83,13 +83,13 @@ def join_files(
     closing: Mapping[str, object] | None = None,
     gaps: Sequence[tuple[int, int, str]] = (),
 ) -> None:
-    """Write a new database with the rows of all the halves that there are.
+    """Write a new database with the rows of all halves that exist.
 
-    The first is the wrapper's and must be readable; what cannot be read of the recorder's is a gap, not a failure.
+    The first half is the wrapper's and must be readable. If the recorder's cannot be read, a gap is recorded.
     """
     db = sqlite3.connect(unshared_uri(joined), isolation_level=None, uri=True)
     try:
-        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: only a rollback matters
+        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: durability does not matter
         db.execute("PRAGMA synchronous = OFF")
         create_tables(db)
         for half in halves:
@@ -98,12 +98,14 @@ def join_files(
                 found = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
                 if half is halves[0] or _can_be_read(part, joined.parent):
-                    raise  # it is our own file that has no room
-                log.warning("the recorder's file cannot be read, its readings are not published: %s", error)
+                    raise  # the target has no space
+                log.warning("the recorder's file cannot be read; its readings are not published: %s", error)
                 db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
             else:
                 if half is halves[0] and not found:
-                    raise FileNotFoundError("the wrapper's file is gone")  # never publish nothing over something
+                    raise FileNotFoundError(
+                        "the wrapper's file is gone"
+                    )  # never replace a published file by an empty one
         for column, value in (closing or {}).items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
         db.executemany("INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task", gaps)
@@ -116,7 +118,7 @@ def join_files(
 
 
 def _can_be_read(half: Half, workplace: Path) -> bool:
-    """Say whether every row of a half can be read, so that an error must have had another cause."""
+    """Say whether every row of a half can be read; if so, an error had another cause."""
     try:
         count_rows(half, workplace, [table.name for table in TABLES])
     except sqlite3.Error:
@@ -125,9 +127,10 @@ def _can_be_read(half: Half, workplace: Path) -> bool:
 
 
 def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
-    """Copy all there is, in the order in which it was written; return whether there was a database at all.
+    """Copy all rows in the order in which they were written; return whether there was a database.
 
-    Samples are copied device by device, as merge keeps them. Of a published file only the wrapper's tables are taken.
+    Samples are copied device by device, in the order of the job database. From a published file only the wrapper's
+    tables are copied.
     """
     uri = half(workplace)
     if uri is None:
@@ -135,7 +138,7 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
     db.execute("ATTACH ? AS live", (uri,))
     try:
         if db.execute("PRAGMA live.user_version").fetchone() == (0,):
-            return False  # just created: its tables come next
+            return False  # just created, without tables
         with transaction(db):  # one snapshot of the live file
             is_published = db.execute("SELECT 1 FROM live.meta WHERE key = ?", (SEAL,)).fetchone()
             for table in (table.name for table in TABLES if not is_published or table.name in _WORK):
@@ -150,11 +153,11 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
     return True
 
 
-# --- samples as text, for people who want no database -----------------------------------------------------------------
+# --- samples as text --------------------------------------------------------------------------------------------------
 
 
 def write_samples(database: Path, target: Path) -> Path:
-    """Write the samples of a task database as text; an unknown value is an empty field, or null."""
+    """Write the samples of a task database as CSV or JSON lines; NULL is an empty field or null."""
     with contextlib.closing(open_sealed(database)) as db, target.open("wb") as out:
         cursor = db.execute(_SAMPLES)
         types = {column[0]: "" for column in cursor.description}
@@ -163,14 +166,13 @@ def write_samples(database: Path, target: Path) -> Path:
     return target
 
 
-# --- now and then, from a thread of its own ---------------------------------------------------------------------------
-
+# --- publishing in the background -------------------------------------------------------------------------------------
 
 _NICENESS = 10
 
 
 class Publisher:
-    """Keeps the published file at most one interval behind the live ones; builds it in ``workplace``."""
+    """Publishes at regular intervals from a thread of its own; builds the file in ``workplace``."""
 
     def __init__(
         self, halves: Sequence[Half | Path], target: Path, *, base_interval_s: float, workplace: Path | None = None
@@ -187,27 +189,25 @@ class Publisher:
         self._failing = False
 
     def start(self) -> None:
-        """Publish once, so that a file is there from the beginning, then go on in the background."""
+        """Publish once, so that a file exists from the beginning, then continue in the background."""
         self.publish_now()
         self._thread.start()
 
     def publish_soon(self) -> None:
-        """Publish without waiting for the interval, and without making the caller wait."""
+        """Publish in the background without waiting for the interval."""
         self._wake.set()
 
     def publish_now(self, closing: Mapping[str, object] | None = None) -> bool:
-        """Publish and return whether it worked; a full or vanished disk is a warning, not the end of the job.
+        """Publish and return whether it worked; a full or unmounted disk is a warning, not the end of the job.
 
-        ``closing`` fills columns of the task row that a full disk would not take.
+        ``closing`` sets columns of the task row that a full disk did not accept.
         """
         with self._one_at_a_time:
             try:
                 self._size_bytes = publish(self._halves, self._target, workplace=self._workplace, closing=closing)
             except (OSError, sqlite3.Error) as error:
-                if not self._failing:  # once, not at every interval of a disk that stays full
-                    log.warning(
-                        "%s could not be published: %s; trying again at every interval", self._target.name, error
-                    )
+                if not self._failing:  # warn once, not at every interval
+                    log.warning("%s could not be published: %s; retrying at every interval", self._target.name, error)
                 self._failing = True
                 return False
         if self._failing:
@@ -216,13 +216,13 @@ class Publisher:
         return True
 
     def stop(self) -> None:
-        """End the background thread; the last publication is the caller's, by ``publish_now``."""
+        """Stop the background thread; the caller publishes a last time with ``publish_now``."""
         self._over.set()
         self._wake.set()
         self._thread.join()
 
     def _loop(self) -> None:
-        with contextlib.suppress(OSError):  # a sandbox may not let us; on Linux a priority is a thread's own
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; on Linux each thread has its own priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._over.is_set():
             self._wake.wait(publish_interval_s(self._size_bytes, self._base_interval_s))

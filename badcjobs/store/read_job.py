@@ -30,7 +30,7 @@ from badcjobs.store.read_model import (
 )
 from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
-from badcjobs.store.task_writer import EACH_ONCE, count_gaps
+from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100
@@ -116,7 +116,7 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         lost_gpu_s=spent_s.get("lost", 0.0),
         again_gpu_s=value(_AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
-        recording_names=names if (names := count_gaps(db, EACH_ONCE)).recordings else None,
+        recording_names=names if (names := count_gaps(db, RECORDINGS_ONCE)).recordings else None,
         merged=merged,
     )
 

@@ -1,8 +1,8 @@
-"""Salvage: what can still be read of a damaged task database → a clean new one.
+"""Salvages a damaged task database: writes the rows that can still be read into a new one.
 
-Every table is read with SQL from both ends; between two unreadable places the row numbers are bisected. Where the list
-of tables itself is damaged, the rest of it is taken from an empty task database, which has it on the same pages. The
-program ``sqlite3`` adds what its ``.recover`` finds, where it is installed. What cannot be had is counted by table.
+Every table is read with SQL from both ends; between two unreadable places the row numbers are bisected. If the list of
+tables itself is damaged, the rest of it is taken from an empty task database, where it is on the same pages. If the
+program ``sqlite3`` is installed, the rows that its ``.recover`` finds are added. Lost rows are counted by table.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from badcjobs.store.schema import DERIVED, TABLES, Column, columns_of
 
 _PAGE_BYTES = 4096  # SQLite's default, which we never change
 _LEAST_ROW_BYTES = 4
-_MOST_STRETCHES = 4000  # looked at in one table; what is left then is as narrow as a few pages
-_FEW_STRETCHES = 50
-_STRETCHES_IN_VAIN = 200
+_MOST_RANGES = 4000  # of row numbers, in one table; each of the remaining ones is only a few pages long
+_FEW_RANGES = 50
+_RANGES_WITHOUT_ROWS = 200
 _PROGRAM_LIMIT_S = 600
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
-_WORDS = {
+_ALLOWED = {
     "status": {"done", "failed", "poison", "pending", "skipped"},
     "outcome": {"done", "failed", "lost"},
     "verdict": {"done", "failed", "stopped", "killed"},
@@ -38,9 +38,9 @@ _WORDS = {
 _TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
 _LOST_DEVICE = """
     INSERT INTO device (device_id, task_id, token, backend, why)
-    SELECT DISTINCT device_id, task_id, '?', 'none', 'its row was lost; made anew from its samples' FROM sample
+    SELECT DISTINCT device_id, task_id, '?', 'none', 'its row was lost; restored from its samples' FROM sample
     WHERE device_id NOT IN (SELECT device_id FROM device)"""
-# A chunk is done when all that was heard in it is here; else it is to be done again.
+# A chunk stays done only if all its detections were saved.
 _REOPEN = """
     UPDATE chunk SET status = 'pending', detections = NULL WHERE status = 'done' AND detections > (
         SELECT count(*) FROM detection d
@@ -48,25 +48,25 @@ _REOPEN = """
 
 
 def salvage(damaged: Path, clean: Path) -> tuple[dict[str, int], dict[str, int] | None] | None:
-    """Write what can still be read of a damaged task database as a new one; None: nothing can.
+    """Write what can still be read of a damaged task database as a new one; None: nothing can be read.
 
-    The damaged file is only read. Its name says whose rows they are when the task's own row is lost. ``clean`` must not
-    exist; it does not after None either. Returns, by table, the rows that were read, and those that were there at
-    publication and are not any more; None for these: the file could not say how many it had.
+    The damaged file is only read. Its name tells the task if the task's own row is lost. ``clean`` must not exist; it
+    does not exist after None either. Returns, by table, the number of rows saved, and of rows that were published and
+    are lost; None for the latter: the file no longer states how many rows it had.
     """
     copy = clean.with_name(f"readable-{clean.name}")
     with closing(sqlite3.connect(clean, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file
         db.execute("PRAGMA synchronous = OFF")
-        db.execute("PRAGMA foreign_keys = OFF")  # a sample whose device is lost is still a sample
+        db.execute("PRAGMA foreign_keys = OFF")  # keep samples whose device is lost
         create_tables(db)
         empty, pages = clean.read_bytes(), _list_of_tables(clean)
         roots = {number for (number,) in db.execute("SELECT rootpage FROM sqlite_master")}
         _copy_pages(damaged, copy)
         db.execute("BEGIN")
         if not _read_tables(copy, db):
-            if _list_of_tables(copy).items() < pages.items():  # cut, and as far as it goes it is that of our files
-                _borrow_list_of_tables(copy, empty, roots)
+            if _list_of_tables(copy).items() < pages.items():  # a part of our own list of tables
+                _restore_list_of_tables(copy, empty, roots)
                 _read_tables(copy, db)
             _add_recovered(copy, db)
         copy.unlink()
@@ -76,14 +76,14 @@ def salvage(damaged: Path, clean: Path) -> tuple[dict[str, int], dict[str, int] 
             db.execute("COMMIT")
             return saved
     clean.unlink()
-    return None  # rows of no known task cannot be merged
+    return None  # rows without a task cannot be merged
 
 
 # --- a copy that SQLite opens -----------------------------------------------------------------------------------------
 
 
 def _copy_pages(damaged: Path, copy: Path) -> None:
-    """Copy whole pages; zeros stand for what the disk does not give, and a half-written end is left out."""
+    """Copy complete pages; unreadable pages become zeros, and an incomplete last page is left out."""
     last = b""
     with damaged.open("rb") as source, copy.open("wb") as target:
         for number in range(damaged.stat().st_size // _PAGE_BYTES):
@@ -101,7 +101,7 @@ def _copy_pages(damaged: Path, copy: Path) -> None:
 
 
 def _list_of_tables(path: Path) -> dict[str, int]:
-    """Return the tables that a file lists, and on which page each begins; SQLite reads its list as far as it comes."""
+    """Return the tables that a file lists, with their first page; SQLite reads the list up to the damage."""
     found = {}
     with suppress(sqlite3.DatabaseError), closing(_open(path)) as db:
         for name, page in db.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"):
@@ -109,11 +109,11 @@ def _list_of_tables(path: Path) -> dict[str, int]:
     return {name: page for name, page in found.items() if name in _CHECKS}
 
 
-def _borrow_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) -> None:
-    """Put the pages that list the tables of an empty database where the copy's own cannot be read.
+def _restore_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) -> None:
+    """Copy the pages with the list of tables from an empty database into the copy.
 
-    SQLite numbers the pages of a new file in the order of its tables, so they lie at the same places in all our files;
-    ``roots`` are the pages on which the tables themselves begin.
+    SQLite numbers the pages of a new file in the order of its tables, so these pages are the same in all our files.
+    ``roots`` are the first pages of the tables themselves, which stay as they are.
     """
     with copy.open("r+b") as file:
         for number in range(1, len(empty) // _PAGE_BYTES + 1):
@@ -127,7 +127,7 @@ def _borrow_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) -> 
 
 def _open(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(read_only_uri(path, sealed=True), uri=True, isolation_level=None)
-    db.execute("PRAGMA writable_schema = ON")  # opens a file that is shorter than its header says
+    db.execute("PRAGMA writable_schema = ON")  # allows a file that is shorter than its header states
     db.execute("PRAGMA cell_size_check = ON")
     return db
 
@@ -135,76 +135,76 @@ def _open(path: Path) -> sqlite3.Connection:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _believes(table: str, values: Sequence[Any]) -> bool:
-    """Say whether a row of this table can be true."""
+def _is_plausible(table: str, values: Sequence[Any]) -> bool:
+    """Say whether every value of a row is possible in its column."""
     checks = _CHECKS[table]
     return len(values) == len(checks) and all(check(value) for check, value in zip(checks, values, strict=True))
 
 
 def _add_rows(clean: sqlite3.Connection, table: str, rows: Iterable[tuple[int, Sequence[Any]]]) -> None:
-    """Add rows under their numbers; in some tables the number is the first column."""
+    """Add rows with their row numbers; in some tables the row number is the first column."""
     first = int(table in _NUMBERED)
     names = ("rowid", *columns_of(table)[first:])
     sql = f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
     clean.executemany(sql, ((rowid, *values[first:]) for rowid, values in rows))
 
 
-def _check_of(column: Column) -> Callable[[Any], bool]:
-    """Return what a value of this column must stand up to."""
+def _value_check(column: Column) -> Callable[[Any], bool]:
+    """Return a function that says whether a value is possible in this column."""
     name, kind = column.name, column.sql.split()[0]
     types, may_be_null = _TYPES[kind], "NOT NULL" not in column.sql
 
     def check(value: Any) -> bool:
         if value is None or type(value) not in types:
             return value is None and may_be_null
-        if name in _WORDS:
-            return value in _WORDS[name]
+        if name in _ALLOWED:
+            return value in _ALLOWED[name]
         if is_time(column):
             return bool(_YEAR_2000_MS <= value < _YEAR_2100_MS)
         if name.endswith("_percent"):
             return bool(0 <= value <= 100)
         if kind == "TEXT":
-            return not value.endswith("\0")  # the rest of it lay on a page that was never written
+            return not value.endswith("\0")  # its end was on a page that was never written
         return math.isfinite(value) and (value >= 0 or not name.endswith(("_bytes", "_id")))
 
     return check
 
 
 def is_time(column: Column) -> bool:
-    """Say whether a column holds an instant (and not a length, or a place in a recording)."""
+    """Say whether a column holds a time (not a duration, or a position in a recording)."""
     return column.name in ("at_ms", "from_ms", "to_ms") or column.name.endswith("_at_ms")
 
 
-# Derived tables are made anew from what is left.
+# Derived tables are computed again from the saved rows.
 _OWN = [table for table in TABLES if table.name not in DERIVED]
-_CHECKS = {table.name: [_check_of(column) for column in table.columns] for table in _OWN}
+_CHECKS = {table.name: [_value_check(column) for column in table.columns] for table in _OWN}
 _NUMBERED = {table.name for table in _OWN if table.columns[0].sql.startswith("INTEGER PRIMARY KEY")}
 
 
 def _read_tables(copy: Path, clean: sqlite3.Connection) -> bool:
-    """Copy the rows that SQLite can reach; return whether it could read every table to its end."""
+    """Copy the rows that SQLite can reach; return whether every table was read to its end."""
     there = _list_of_tables(copy)
     complete = len(there) == len(_CHECKS)
     highest = copy.stat().st_size // _LEAST_ROW_BYTES
     with closing(_open(copy)) as source:
         for table in (table for table in _CHECKS if table in there):
-            published = read_sealed_rows(clean).get(table, highest)  # from meta, which comes first
+            published = read_sealed_rows(clean).get(table, highest)  # from meta, the first table
             if table in _NUMBERED:
-                complete &= _read_table(source, clean, table, (0, 2**63 - 1), _MOST_STRETCHES)
-            else:  # numbered from 1; beyond the number that was published only if that is wrong
-                complete &= _read_table(source, clean, table, (1, published), _MOST_STRETCHES)
-                complete &= _read_table(source, clean, table, (published + 1, highest), _FEW_STRETCHES)
+                complete &= _read_table(source, clean, table, (0, 2**63 - 1), _MOST_RANGES)
+            else:  # numbered from 1; there are more rows than published only if that number is damaged
+                complete &= _read_table(source, clean, table, (1, published), _MOST_RANGES)
+                complete &= _read_table(source, clean, table, (published + 1, highest), _FEW_RANGES)
     return complete
 
 
 def _read_table(
-    source: sqlite3.Connection, clean: sqlite3.Connection, table: str, ends: tuple[int, int], most_stretches: int
+    source: sqlite3.Connection, clean: sqlite3.Connection, table: str, ends: tuple[int, int], most_ranges: int
 ) -> bool:
-    """Read a stretch of row numbers from both ends; halve what neither end reaches, the widest first."""
+    """Read a range of row numbers from both ends; halve what neither end reaches, the widest range first."""
     unread, complete, found = [(ends[0] - ends[1], *ends)], True, False
-    for number in range(most_stretches):
-        if not unread or (number == _STRETCHES_IN_VAIN and not found):
-            break  # the page above all others is lost
+    for number in range(most_ranges):
+        if not unread or (number == _RANGES_WITHOUT_ROWS and not found):
+            break  # the root page of the table is lost
         _, low, high = heapq.heappop(unread)
         reached = _copy_rows(source, clean, table, (low, high), "ASC")
         found |= reached != low - 1
@@ -217,7 +217,7 @@ def _read_table(
             continue
         last = reached - 1
         middle = (first + last) // 2
-        # Where an end was reached, only the row next to it is known to be unreadable.
+        # If rows were read from an end, only the next row is known to be unreadable.
         halves = [(first, middle), (middle + 1, last)] if (first, last) == (low, high) else [(first, last)]
         for a, b in halves:
             if a <= b and (a, b) != (low, high):
@@ -228,7 +228,7 @@ def _read_table(
 def _copy_rows(
     source: sqlite3.Connection, clean: sqlite3.Connection, table: str, ends: tuple[int, int], order: str
 ) -> int | None:
-    """Copy rows in one direction; None: all of them, else the last row number that was reached."""
+    """Copy rows in one direction; return None if all were read, else the last row number reached."""
     low, high = ends
     reached: int | None = low - 1 if order == "ASC" else high + 1
 
@@ -239,7 +239,7 @@ def _copy_rows(
         with suppress(sqlite3.DatabaseError):
             for rowid, *values in source.execute(sql, (low, high)):
                 reached = rowid
-                if _believes(table, values):
+                if _is_plausible(table, values):
                     yield rowid, values
             reached = None
 
@@ -251,9 +251,9 @@ def _copy_rows(
 
 
 def _add_recovered(copy: Path, clean: sqlite3.Connection) -> None:
-    """Add the rows that ``sqlite3 FILE .recover`` finds on pages that no other page leads to any more."""
+    """Add the rows that ``sqlite3 FILE .recover`` finds on pages that no other page refers to any more."""
     script, recovered = copy.with_suffix(".sql"), copy.with_name(f"recovered-{copy.name}")
-    # There may be no such program, or one without .recover.
+    # The program may be missing, or may lack .recover.
     with suppress(OSError, subprocess.SubprocessError, sqlite3.Error):
         with script.open("wb") as out:
             find = ["sqlite3", str(copy), ".recover"]
@@ -262,47 +262,47 @@ def _add_recovered(copy: Path, clean: sqlite3.Connection) -> None:
             write = ["sqlite3", str(recovered)]
             subprocess.run(write, stdin=sql, capture_output=True, check=False, timeout=_PROGRAM_LIMIT_S)
         with closing(sqlite3.connect(file_uri(recovered, "mode=ro"), uri=True)) as source:
-            _take_recovered(source, clean)
+            _copy_recovered(source, clean)
     script.unlink(missing_ok=True)
     recovered.unlink(missing_ok=True)
 
 
-def _take_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> None:
+def _copy_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> None:
     there = {name for (name,) in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     for table in (table for table in _CHECKS if table in there):
         _copy_rows(source, clean, table, (-(2**63), 2**63 - 1), "ASC")
     if "lost_and_found" not in there:
         return
-    # rootpgno, pgno, nfield, id, c0, c1, …: rows of pages whose table is not known
+    # Columns: rootpgno, pgno, nfield, id, c0, c1, …: rows of pages whose table is not known.
     for _, _, fields, rowid, *values in source.execute("SELECT * FROM lost_and_found"):
         row = values[:fields]
         numbered = [rowid, *row[1:]] if row and row[0] is None else row
-        fitting = [table for table in _CHECKS if _believes(table, numbered if table in _NUMBERED else row)]
+        fitting = [table for table in _CHECKS if _is_plausible(table, numbered if table in _NUMBERED else row)]
         if len(fitting) == 1:
             _add_rows(clean, fitting[0], [(rowid, row)])
 
 
-# --- whose rows -------------------------------------------------------------------------------------------------------
+# --- the task of the rows ---------------------------------------------------------------------------------------------
 
 
 def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
-    """Return the task of this file: the one that its name says, or else the only one that has a row in it."""
+    """Return the task of this file: the one of the same name, or else the only one in it; None: not known."""
     named = dict(db.execute("SELECT name, task_id FROM task"))
     if file_name in named:
         return int(named[file_name])
     rows_of: Counter[int] = Counter()
     for table in (table for table in _CHECKS if table != "meta"):
         rows_of.update(dict(db.execute(f"SELECT task_id, count(*) FROM {table} GROUP BY 1")))
-    if TaskKey.parse(file_name) and not file_name.startswith("."):  # a hidden file is a half-published copy
-        # An id that less than a tenth of the rows have is no task, but a byte that flipped.
+    if TaskKey.parse(file_name) and not file_name.startswith("."):  # a hidden file is an unfinished copy
+        # An id that less than a tenth of the rows have is a damaged byte, not another task.
         many = {task_id for task_id, count in rows_of.items() if count * 10 >= rows_of.total()}
         nameless = many - set(named.values())
         return nameless.pop() if len(nameless) == 1 else None
-    return int(*named.values()) if len(named) == 1 else None  # several: a job database
+    return int(*named.values()) if len(named) == 1 else None  # several tasks: a job database
 
 
 def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict[str, int], dict[str, int] | None]:
-    """Keep the rows of one task, add what can be said of those that are lost, and count."""
+    """Keep the rows of one task, restore lost rows of tasks and devices, and count."""
     rows = {}
     for table in _CHECKS:
         if table != "meta":
@@ -320,9 +320,9 @@ def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict
         }  # fmt: skip
         marks = ", ".join("?" * len(values))
         db.execute(f"INSERT INTO task ({', '.join(values)}) VALUES ({marks})", [*values.values()])
-    db.execute(_LOST_DEVICE)  # the summary goes through the devices: samples of none would not be seen
+    db.execute(_LOST_DEVICE)  # else the summary would not see the samples of a lost device
     db.execute(_REOPEN)
-    db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))  # these are other bytes
+    db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))  # the bytes differ from those that were sealed
     published = read_sealed_rows(db)
     lost = {table: count - rows[table] for table, count in published.items() if count > rows.get(table, count)}
     return rows, lost if published else None

@@ -1,10 +1,24 @@
-"""The files that merge is given (table ``source_file``): finding them, and looking at each.
+"""Finds and examines the files that a merge is given (table ``source_file``).
 
-A file is whole, or can be made whole, or some of it can be saved. The files themselves are never touched: what needs a
-journal rolled back, or rows read past damage, is done on a copy.
+A file is complete, or can be completed, or some of its rows can be saved. The files themselves are never changed: a
+journal is rolled back, and damage is read past, on a copy.
 """
 
 from __future__ import annotations
+
+from badcjobs.errors import DatabaseProblem
+from badcjobs.store.atomic_write import count_tables
+from badcjobs.store.atomic_write import read_checksum
+from badcjobs.store.atomic_write import read_sealed_rows
+from badcjobs.store.connect import SQLITE_MAGIC
+from badcjobs.store.connect import file_uri
+from badcjobs.store.connect import is_job_database
+from badcjobs.store.connect import open_sealed
+from badcjobs.store.connect import schema_problem
+from badcjobs.store.salvage import salvage
+from badcjobs.store.schema import APPLICATION_ID
+from badcjobs.store.schema import DERIVED
+from badcjobs.store.schema import SCHEMA_VERSION
 
 import os
 import shlex
@@ -19,24 +33,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
-from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, schema_problem
-from badcjobs.store.salvage import salvage
-from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 
-# merged: as it is. recovered: with the journal or WAL that lay beside it; nothing is lost. salvaged: damaged; the rows
-# that could be read. kept: cannot be read any more; its rows are those of an earlier merge. copy: another file of the
-# same task has all that this one has. skipped: nothing of it is here.
+# merged: as it is. recovered: with the journal or WAL next to it; no row is lost. salvaged: damaged; the rows that
+# could be read. kept: no longer readable; its rows come from an earlier merge. copy: another file of the same task has
+# all its rows. skipped: none of its rows are in the job database.
 Status = Literal["merged", "recovered", "salvaged", "kept", "copy", "skipped"]
-HOLDING = ("merged", "recovered", "salvaged", "kept")  # the rows of its task are those of this file
+HOLDING = ("merged", "recovered", "salvaged", "kept")  # the rows of the task come from this file
 NOT_OURS = "a job database, not a task database"
 STILL_WRITTEN = "it is still being written; merge again when it is complete"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file, read or not: a row of ``source_file``."""
+    """One file, merged or not: a row of ``source_file``."""
 
     path: str
     task_id: int | None
@@ -51,34 +60,34 @@ class SourceFile:
 
     @property
     def rank(self) -> tuple[int, int, str]:
-        """Of two files of one task, the one that ranks higher was published later."""
+        """A sort key: of two files of one task, the higher one was published later."""
         return self.last_sign_ms or 0, self.rows or 0, self.checksum or ""
 
     def is_same(self, now: os.stat_result) -> bool:
-        """Say whether a file has the size and the time that this one had."""
+        """Say whether a file still has the same size and modification time."""
         return (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
 
     @property
     def lost_something(self) -> bool:
-        """Whether rows of this file are missing, or may be; another job database has none of its own."""
+        """Whether rows of this file are missing, or may be; a job database among the inputs does not count."""
         return self.status in ("salvaged", "kept", "skipped") and self.reason != NOT_OURS
 
 
 @dataclass(frozen=True, slots=True)
 class Intake(SourceFile):
-    """A file that was found and, with a ``scratch``, looked at: then it is about to be merged."""
+    """A file that was found and, if it has a ``scratch`` folder, examined."""
 
     file: Path = Path()
-    has_leftovers: bool = False  # a WAL or a journal lies beside it
-    scratch: Path = Path()  # an empty folder for copies, until it is merged
-    database: Path | None = None  # what to merge: the file, or a copy made whole; None: nothing
+    has_leftovers: bool = False  # a WAL or a journal is next to it
+    scratch: Path = Path()  # a folder for copies, until the file is merged
+    database: Path | None = None  # what to merge: the file, or a repaired copy; None: nothing
     task_name: str | None = None
     started_at_ms: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # table → rows
 
     @property
     def was_replaced(self) -> bool:
-        """Whether the file of a task was published again since it was examined; a copy of ours never is."""
+        """Whether the file was published again since it was examined; a copy of ours never is."""
         try:
             return self.database == self.file and not self.is_same(self.file.stat())
         except OSError:
@@ -86,7 +95,7 @@ class Intake(SourceFile):
 
     @property
     def is_half(self) -> bool:
-        """Whether this is a recorder's live file: readings of a task without the task itself."""
+        """Whether this is a recorder's live file: readings without the row of their task."""
         return self.database is not None and self.task_name is None
 
 
@@ -94,12 +103,12 @@ _COLUMNS = tuple(column.name for column in fields(SourceFile))
 
 
 def read_source_files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
-    """Return what a job database says of its files."""
+    """Return the files that a job database lists."""
     return tuple(SourceFile(*row) for row in db.execute(f"SELECT {', '.join(_COLUMNS)} FROM source_file ORDER BY path"))
 
 
 def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> None:
-    """Write all of them anew."""
+    """Replace the list of files."""
     db.execute("DELETE FROM source_file")
     places = ", ".join("?" * len(_COLUMNS))
     sql = f"INSERT INTO source_file ({', '.join(_COLUMNS)}) VALUES ({places})"
@@ -112,39 +121,39 @@ _LEFTOVERS = ("-wal", "-journal")
 
 
 class NoTaskDatabases(DatabaseProblem):
-    """There are none yet, or they are elsewhere."""
+    """The given folders contain no task database."""
 
 
 def check_inputs(inputs: Iterable[Path]) -> None:
-    """Refuse places that do not exist, all at once."""
+    """Refuse paths that do not exist; the error names all of them."""
     missing = []
     for place in inputs:
         try:
             place.lstat()
         except FileNotFoundError:
             missing.append(str(place))
-        except OSError as error:  # a folder above it is closed to us
+        except OSError as error:  # no permission for a parent folder
             line = shlex.join(["ls", "-ld", str(place.absolute().parent)])
-            raise DatabaseProblem(f"{place} cannot be looked at", why=error.strerror, fix=line) from error
+            raise DatabaseProblem(f"{place} cannot be read", why=error.strerror, fix=line) from error
     if missing:
         above = next(folder for folder in Path(missing[0]).absolute().parents if folder.is_dir())
         raise DatabaseProblem(
             f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist",
-            why="wanted are run folders (what badcjobs run or submit got as --out), or task databases",
+            why="expected: run folders (--out of badcjobs run or submit), or task databases",
             fix=shlex.join(["ls", str(above)]),
         )
 
 
 def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
-    """Return the files given, and every ``*.sqlite`` below the folders given, in a stable order.
+    """Return the given files, and every ``*.sqlite`` below the given folders, in a stable order, not yet examined.
 
-    None has been looked at yet. A folder that may not be looked into is in it, too, with the reason.
+    Folders that cannot be read are returned, too, with the reason.
     """
     found: dict[Path, Intake] = {}
     home = f"{full_path(target.parent)}{os.sep}"
 
     def add(path: Path, *, has_leftovers: bool = False, closed: str | None = None) -> None:
-        # Not by relative_to, because this is done for thousands; what is no UTF-8 is no text for ``source_file``.
+        # Faster than relative_to, for thousands of files. ``source_file`` can store only valid UTF-8.
         name = str(path).removeprefix(home).encode("utf-8", "backslashreplace").decode()
         found.setdefault(path, Intake(name, None, "skipped", closed, file=path, has_leftovers=has_leftovers))
 
@@ -156,26 +165,26 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
         for parent, folders, names in os.walk(place, onerror=closed.append):
             folders[:] = [name for name in folders if not name.startswith(".")]
             there = set(names)
-            for name in names:  # hidden ones are unfinished copies and live files
+            for name in names:  # hidden files are unfinished copies and live files
                 if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
                     add(Path(parent, name), has_leftovers=any(name + ending in there for ending in _LEFTOVERS))
         for error in closed:
-            if not isinstance(error, FileNotFoundError):  # gone since it was listed
+            if not isinstance(error, FileNotFoundError):  # removed since it was listed
                 line = shlex.join(["ls", "-ld", error.filename])
-                why = f"the folder cannot be looked into: {error.strerror}; what lies in it is not here. try: {line}"
+                why = f"the folder cannot be read: {error.strerror}; its files are not merged. try: {line}"
                 add(Path(error.filename), closed=why)
     found.pop(full_path(target), None)
     return sorted(found.values(), key=lambda file: file.file)
 
 
 def full_path(path: Path) -> Path:
-    """Return the one way to spell a path, without following links."""
+    """Return the absolute path without ``..``; symbolic links are not followed."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to a file of another name
 
 
-# --- looking at one ---------------------------------------------------------------------------------------------------
+# --- examining one file -----------------------------------------------------------------------------------------------
 
-_LOOKS = 3
+_TRIES = 3
 _WHOSE_READINGS = "SELECT task_id, NULL, NULL FROM sample UNION SELECT task_id, NULL, NULL FROM host_sample LIMIT 2"
 _LAST_SIGN = """
     SELECT max(at_ms) FROM (
@@ -185,12 +194,12 @@ _LAST_SIGN = """
 
 
 def examine(found: Intake, scratch: Path) -> Intake:
-    """Look at a file that was found, and again if it changed meanwhile; what cannot be merged is skipped, with why."""
+    """Examine a file, and again if it changes meanwhile; a file that cannot be merged is skipped with a reason."""
     found = replace(found, scratch=scratch)
     if found.reason is not None:
         return found
     try:
-        for _ in range(_LOOKS):
+        for _ in range(_TRIES):
             before = found.file.stat()
             try:
                 intake = _read(found, before)
@@ -205,17 +214,17 @@ def examine(found: Intake, scratch: Path) -> Intake:
 
 
 def salvage_instead(intake: Intake, damage: str) -> Intake:
-    """Save what can be of a file that looked whole and is not."""
+    """Salvage a file whose damage was found only while its rows were copied."""
     try:
-        return _save_what_can_be(intake, damage)
+        return _salvage_rows(intake, damage)
     except DatabaseProblem as refusal:
         return replace(intake, status="skipped", reason=refusal.what, database=None, task_id=None, rows=None)
 
 
 def describe(intake: Intake) -> Intake:
-    """Fill in what the database itself says: whose it is, how many rows it has, until when.
+    """Fill in the task, the row counts and the last time that the database itself gives.
 
-    A sealed file is believed what it says of itself: not a bit of it has changed since it was published.
+    The counts of a sealed file are used as they are: its checksum shows that it has not changed since it was published.
     """
     assert intake.database is not None
     sealed = intake.checksum is not None
@@ -226,7 +235,7 @@ def describe(intake: Intake) -> Intake:
         tasks = db.execute("SELECT task_id, name, started_at_ms FROM task").fetchall()
         tasks = tasks or db.execute(_WHOSE_READINGS).fetchall()
         if len(tasks) != 1:
-            raise DatabaseProblem("it holds no task" if not tasks else f"it holds {len(tasks)} tasks")
+            raise DatabaseProblem("it contains no task" if not tasks else f"it contains {len(tasks)} tasks")
         column, table = ("last_at_ms", "device_total") if sealed else ("at_ms", "sample")
         (last_sign_ms,) = db.execute(_LAST_SIGN.format(column=column, table=table)).fetchone()
     ((task_id, name, started_at_ms),) = tasks
@@ -242,13 +251,13 @@ def describe(intake: Intake) -> Intake:
 
 
 def total(counts: Mapping[str, int]) -> int:
-    """Return how many rows there are, without those that are made from others."""
+    """Return the number of rows, without those of derived tables."""
     return sum(many for table, many in counts.items() if table not in ("meta", *DERIVED))
 
 
 def _read(intake: Intake, status: os.stat_result) -> Intake:
     path = intake.file
-    if not stat.S_ISREG(status.st_mode):  # a pipe of that name would keep us waiting for ever
+    if not stat.S_ISREG(status.st_mode):  # reading a named pipe would block forever
         raise DatabaseProblem("not a file")
     if status.st_size == 0:
         raise DatabaseProblem("the file is empty")
@@ -259,20 +268,20 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
     besides = [(ending, path.with_name(path.name + ending)) for ending in _LEFTOVERS]
     leftovers = [ending for ending, beside in besides if beside.exists() and beside.stat().st_size > 0]
     if leftovers:
-        reason = f"with what lay beside it in {path.name}{leftovers[0]}, on a copy"
+        reason = f"completed on a copy with {path.name}{leftovers[0]}"
         intake = replace(intake, status="recovered", reason=reason, database=_recover(path, leftovers, intake.scratch))
     elif damage is not None:
-        return _save_what_can_be(intake, damage)
+        return _salvage_rows(intake, damage)
     elif stated is None:
         intake = replace(intake, status="merged", database=path)
     else:
-        reason = "damaged: its bytes are not those that were published"
+        reason = "damaged: its checksum is wrong"
         intake = replace(intake, status="salvaged", reason=reason, database=path)
     return _read_unproven(intake, intake.database or path)
 
 
 def _read_unproven(intake: Intake, database: Path) -> Intake:
-    """Read a file without a good seal: a live one, or one that was recovered or changed."""
+    """Read a file without a valid seal: a live one, or one that was recovered or changed."""
     try:
         intake = describe(intake)
         with closing(open_sealed(database)) as db:
@@ -281,20 +290,20 @@ def _read_unproven(intake: Intake, database: Path) -> Intake:
     except sqlite3.Error as error:
         verdict = str(error)
     if verdict != "ok":
-        return _save_what_can_be(intake, f"damaged: {verdict}")
+        return _salvage_rows(intake, f"damaged: {verdict}")
     lost = {table: many - intake.counts.get(table, 0) for table, many in published.items()}
     lost = {table: many for table, many in lost.items() if many > 0}
     if not lost and intake.status != "salvaged":
         return intake
-    saved = _what_was_saved(intake.counts, lost if published else None)
+    saved = _saved_text(intake.counts, lost if published else None)
     reason = f"{intake.reason or 'damaged: rows are missing'}; {saved}"
     return replace(intake, status="salvaged", reason=reason, rows_lost=sum(lost.values()) if published else None)
 
 
 def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
-    """Return what the first page says of damage; refuse what is no task database of ours.
+    """Return the damage that the header shows; refuse a file that is not a task database of ours.
 
-    Not ``believed``: the file carries our seal, and it is broken; then a strange header is damage, too.
+    Not ``believed``: the file has a seal with a wrong checksum; then an unexpected header is damage, too.
     """
     with path.open("rb") as file:
         head = file.read(100)
@@ -302,7 +311,7 @@ def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
         return "not a SQLite database"
     page_bytes, pages, version, application = struct.unpack(">16xH10xI28xI4xI28x", head)
     if not believed and (application != APPLICATION_ID or version != SCHEMA_VERSION):
-        return "damaged: its header is not what was published"
+        return "damaged: its header is wrong"
     if application != APPLICATION_ID:
         raise DatabaseProblem("not a badcjobs database")
     if version != SCHEMA_VERSION:
@@ -313,7 +322,7 @@ def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
 
 
 def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
-    """Let SQLite finish, on a copy, what a dead writer had begun."""
+    """Let SQLite complete, on a copy, what a dead writer had started."""
     copy = scratch / path.name
     for ending in ("", *leftovers):
         shutil.copyfile(path.with_name(path.name + ending), copy.with_name(copy.name + ending))
@@ -321,29 +330,29 @@ def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
         with closing(sqlite3.connect(file_uri(copy, "mode=rw"), uri=True, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode = DELETE").fetchone()
     except sqlite3.Error:
-        pass  # the check that follows says what is wrong with it
+        pass  # the following check reports what is wrong
     return copy
 
 
-def _save_what_can_be(intake: Intake, damage: str) -> Intake:
-    """Pick the healthy rows out of a damaged file; refuse it when there are none."""
+def _salvage_rows(intake: Intake, damage: str) -> Intake:
+    """Salvage the rows of a damaged file; refuse it if there are none."""
     clean = intake.scratch / f"salvaged-{intake.file.name}"
     clean.unlink(missing_ok=True)
     saved = salvage(intake.database or intake.file, clean)
     if saved is None:
         raise DatabaseProblem(damage)
     rows, lost = saved
-    reason, rows_lost = f"{damage}; {_what_was_saved(rows, lost)}", None if lost is None else total(lost)
+    reason, rows_lost = f"{damage}; {_saved_text(rows, lost)}", None if lost is None else total(lost)
     return describe(
         replace(intake, status="salvaged", reason=reason, database=clean, rows_lost=rows_lost, checksum=None)
     )
 
 
-def _what_was_saved(saved: Mapping[str, int], lost: Mapping[str, int] | None) -> str:
+def _saved_text(saved: Mapping[str, int], lost: Mapping[str, int] | None) -> str:
     rows = total(saved)
     if lost is None:
-        return f"{rows:,} rows saved; how many there were is lost, too"
+        return f"{rows:,} rows saved; the number of lost rows is not known"
     if not total(lost):
-        return f"all {rows:,} rows saved, but a value in them may be wrong"
-    words = ", ".join(f"{many:,} of {table}" for table, many in sorted(lost.items()) if total({table: many}))
-    return f"{rows:,} of {rows + total(lost):,} rows saved (lost: {words})"
+        return f"all {rows:,} rows saved, but some values may be wrong"
+    by_table = ", ".join(f"{many:,} of {table}" for table, many in sorted(lost.items()) if total({table: many}))
+    return f"{rows:,} of {rows + total(lost):,} rows saved (lost: {by_table})"

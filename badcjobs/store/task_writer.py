@@ -1,7 +1,7 @@
-"""The wrapper's half of a task database: what was to do, who did it, and what came of it.
+"""Writes the wrapper's half of a task database: chunks, workers, attempts and detections.
 
 One connection, one thread, one file. The recorder writes the other half (telemetry/recorder.py); publish.py joins the
-two. A disk that refuses is the business of live_files.py: here everything that was written can be read again.
+two. live_files.py handles a full disk: everything written here can be read back.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, read_only
 from badcjobs.store.live_files import PatientDatabase
 from badcjobs.store.schema import columns_of, insert_sql
 
-# Chunks of one recording mostly come one after the other; where they do not, the first has told enough.
-_RECORDING = """
+# The chunks of a recording usually follow each other; if not, its first row stays.
+_INSERT_RECORDING = """
     INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at, pattern,
                            duration_s, sample_rate_hz, channels)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 _GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
 _GAPS = ("recorded_at IS NULL", "study_area IS NULL", "pattern IS NULL", "length(recorded_at) = length('2026-05-01')")
 _KEPT = ", ".join(f"max({name}) AS {name}" for name in ("study_area", "location", "recorded_at", "pattern"))
-# In a job database every task that has a part of a recording has a row of it.
-EACH_ONCE = f"(SELECT recording_id, min(source_path) AS source_path, {_KEPT} FROM recording GROUP BY recording_id)"
+# In a job database every task that has chunks of a recording has a row for it.
+RECORDINGS_ONCE = (
+    f"(SELECT recording_id, min(source_path) AS source_path, {_KEPT} FROM recording GROUP BY recording_id)"
+)
 
 
 def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGaps:
-    """Return of how many recordings the paths do not tell enough, with an example of each kind."""
+    """Count the recordings whose paths lack a study area, a date or a time, with an example of each."""
     kinds = ", ".join(_GAP.format(gap) for gap in _GAPS)
     return NameGaps(*db.execute(f"SELECT count(*), {kinds} FROM {recordings}").fetchone())
 
@@ -55,26 +57,26 @@ _RECENT = """
     SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
     FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
     WHERE a.task_id = ? AND a.outcome = 'done' ORDER BY a.attempt_id DESC LIMIT ?"""
-# Repeated chunks are the source's to tell, at its end and with their lines; then nothing of this is kept.
-_FILL = """
+# The source reports repeated chunks at its end, with their line numbers; then none of these rows are kept.
+_INSERT_CHUNK = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
                        audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status, attempts)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
 
 
-# A checksum, where both sides have one, outlives a move or a copy without its times; else path and time must agree. A
-# path may be written in another way, or begin elsewhere, not both. Without a fingerprint it counts as the same.
-_SAME = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
+# The same audio: equal checksums, if both sides have one (a file may be moved, or copied without its times); else equal
+# times and an equal path, as written in the source or as resolved. Without a fingerprint it counts as the same.
+_SAME_AUDIO = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
         o.audio_bytes = c.audio_bytes AND o.start_ms = c.start_ms AND o.end_ms IS c.end_ms
         AND CASE WHEN o.audio_sha256 IS NOT NULL AND c.audio_sha256 IS NOT NULL THEN o.audio_sha256 = c.audio_sha256
             ELSE o.audio_mtime_ns = c.audio_mtime_ns
                 AND (o.source_path = c.source_path OR o.audio_path = c.audio_path) END))"""
-# Our open chunks that the database attached as ``other`` knows as done (or as failed): row here, status there, class
-# and text of what went wrong there, whether it is the same audio. A chunk that failed in one database may be done in
-# the next, so those that are skipped with an error count as open.
-_SETTLED = f"""
+# Our open chunks that are done (or failed) in the database attached as ``other``: our row, the status there, the class
+# and text of the error there, whether it is the same audio. A chunk that failed in one database may be done in the
+# next, so chunks that are skipped with an error count as open.
+_DONE_ELSEWHERE = f"""
     SELECT c.rowid, o.status, CASE WHEN o.status != 'done' THEN coalesce(o.error_class, 'unknown') END,
-           CASE WHEN o.status != 'done' THEN o.error END, {_SAME}
+           CASE WHEN o.status != 'done' THEN o.error END, {_SAME_AUDIO}
     FROM main.chunk c CROSS JOIN other.chunk o ON o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id
     WHERE c.rowid > ? AND (c.status = 'pending' OR c.error_class IS NOT NULL)
         AND (o.status = 'done' OR ? AND o.status IN ('failed', 'poison'))
@@ -82,7 +84,7 @@ _SETTLED = f"""
 
 
 class TaskWriter:
-    """Writes one task's rows; every public method is one transaction unless ``batch`` holds it open."""
+    """Writes the rows of one task; each public method is one transaction, unless inside ``batch``."""
 
     def __init__(self, path: Path, key: TaskKey, *, shared: bool = False) -> None:
         self.path = path
@@ -99,27 +101,27 @@ class TaskWriter:
     # --- the task -------------------------------------------------------------------------------------------------
 
     def begin_task(self, allocation: Allocation, **values: object) -> None:
-        """Write the task's own row, with these columns: from here on a published file says that it was there."""
+        """Write the row of the task with these columns, and the environment variables of its allocation."""
         key = asdict(self._key)
         del key["born_ms"]
         self._insert("task", task_id=self.task_id, name=self._key.name, **key, cpus=allocation.cpus, **values)
         self.write_meta({"environment": json.dumps(dict(allocation.facts))})
 
     def update_task(self, **values: object) -> None:
-        """Write what is known of the task by now: its part of the source, its plan, its end."""
+        """Set columns of the task's row."""
         changes = ", ".join(f"{name} = ?" for name in values)
         self._write(f"UPDATE task SET {changes}", tuple(values.values()))
 
     def write_meta(self, values: Mapping[str, str]) -> None:
-        """Write facts about this file."""
+        """Write keys and values of the table ``meta``."""
         self._write_many("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
 
     def device_id(self, device: Device) -> int:
-        """Return the id under which this task writes about a device."""
+        """Return the id of a device in this task's tables."""
         return stable_id(self.task_id, "device", device.pin)
 
     def add_devices(self, devices: Sequence[Device]) -> None:
-        """Write the granted devices."""
+        """Write a row for each granted device."""
         with self.batch():
             for device in devices:
                 facts = {name: getattr(device, name) for name in columns_of("device") if hasattr(device, name)}
@@ -127,28 +129,28 @@ class TaskWriter:
                 self._insert("device", **ids, **facts)
 
     def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
-        """Write a stretch without readings that only the wrapper knows of."""
+        """Write a gap that only the wrapper can know of."""
         self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
 
     def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None:
-        """Write what the wrapper decided by itself, and why."""
+        """Write an automatic decision and its reason."""
         self._insert(
             "decision", task_id=self.task_id, at_ms=at_ms, kind=kind, subject=subject, value=value, reason=reason
         )
 
     def add_usage(self, reading: UsageReading, at_ms: int) -> None:
-        """Write what the task's own processes used."""
+        """Write the CPU, memory and disk use of the task's own processes."""
         self._insert("usage_sample", task_id=self.task_id, at_ms=at_ms, **asdict(reading))
 
     def begin_mark(self, name: str, at_ms: int) -> int:
-        """Write the begin of a stretch that somebody named, and return its number."""
+        """Write the start of a named mark, and return its number."""
         self._marks += 1
-        # Numbered by us: the same change is made a second time in memory when the disk refuses it.
+        # We number it ourselves, because a change that the disk refuses is repeated in memory.
         self._insert("mark", rowid=self._marks, task_id=self.task_id, name=name, started_at_ms=at_ms)
         return self._marks
 
     def end_mark(self, mark: int, at_ms: int) -> None:
-        """Write the end of a stretch."""
+        """Write the end of a mark."""
         self._write("UPDATE mark SET ended_at_ms = ? WHERE rowid = ?", (at_ms, mark))
 
     # --- the work -------------------------------------------------------------------------------------------------
@@ -159,17 +161,17 @@ class TaskWriter:
         progress: Callable[[int], None],
         name_of: Callable[[Chunk], RecordingName] | None = None,
     ) -> int:
-        """Write every chunk as pending, streaming; nothing is written when the source turns out to be wrong.
+        """Write every chunk as pending, streaming; nothing is written if the source has mistakes.
 
-        ``name_of`` says what the path of a recording tells; without it recordings have no rows of their own.
+        ``name_of`` reads study area, location and time from a path; without it no rows of recordings are written.
         """
-        rows, db = 0, self._db.on_disk()  # a list of work may be too long for memory
+        rows, db = 0, self._db.on_disk()  # the list may be too long for memory
         last_recording = None
         with transaction(db):
             for rows, chunk in enumerate(chunks, 1):
                 mark = chunk.fingerprint
                 db.execute(
-                    _FILL,
+                    _INSERT_CHUNK,
                     (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
                      chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256, int(chunk.is_cut)),
                 )  # fmt: skip
@@ -177,7 +179,7 @@ class TaskWriter:
                     last_recording = chunk.recording_id
                     name, header = name_of(chunk), mark.header
                     db.execute(
-                        _RECORDING,
+                        _INSERT_RECORDING,
                         (self.task_id, chunk.recording_id, chunk.source_path, name.study_area, name.location,
                          name.recorded_at, name.pattern, header.duration_s, header.sample_rate_hz, header.channels),
                     )  # fmt: skip
@@ -185,20 +187,20 @@ class TaskWriter:
         return rows
 
     def name_gaps(self) -> NameGaps:
-        """Return of how many recordings the paths do not tell enough."""
+        """Count the recordings whose paths lack a study area, a date or a time."""
         return count_gaps(self._db.now)
 
     def skip_done_in(self, database: Path, *, retry_failed: bool = True) -> int:
-        """Mark as skipped what another (sealed) database has done with the same audio; return how many that were.
+        """Skip the chunks that another (sealed) database has done with the same audio; return their number.
 
-        Not ``retry_failed``: also what failed there for good. Such a row is skipped with the error of that time, and
-        is open again for the next database, which may know the chunk as done.
+        Unless ``retry_failed``, skip chunks that failed there for good, too, with their error. Such a chunk counts as
+        open for the next database, where it may be done.
         """
-        db, skipped, last = self._db.now, 0, 0  # should the disk refuse in between, this one still reads both
+        db, skipped, last = self._db.now, 0, 0  # stays valid if the disk fills up meanwhile
         with reading(database):
             db.execute("ATTACH ? AS other", (published_uri(database),))
             try:
-                while found := db.execute(_SETTLED, (last, not retry_failed)).fetchall():
+                while found := db.execute(_DONE_ELSEWHERE, (last, not retry_failed)).fetchall():
                     same = [(error_class, error, row) for row, _, error_class, error, is_same in found if is_same]
                     sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
                     self._write_many(sql, same)
@@ -211,15 +213,15 @@ class TaskWriter:
 
     @property
     def changed(self) -> int:
-        """How many chunks were found done elsewhere, but with other audio than now."""
+        """How many chunks are done elsewhere, but with different audio."""
         return len(self._changed)
 
     def count_failed_before(self) -> int:
-        """Return how many chunks are skipped because they failed in an earlier task."""
+        """Count the chunks that are skipped because they failed in an earlier task."""
         return int(self._value("SELECT count(*) FROM chunk WHERE status = 'skipped' AND error_class IS NOT NULL"))
 
     def next_pending(self, limit: int) -> list[Chunk]:
-        """Return the next chunks to do, in source order; each is returned once."""
+        """Return the next pending chunks in source order; each is returned once."""
         rows = self._db.now.execute(_PENDING, (self._cursor, limit)).fetchall()
         if rows:
             self._cursor = rows[-1][0]
@@ -231,41 +233,41 @@ class TaskWriter:
         ]
 
     def count_by_status(self) -> dict[str, int]:
-        """Return how many chunks are in each state."""
+        """Count the chunks by status."""
         return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
 
     def count_retrying(self) -> int:
-        """Return how many chunks have failed, or were lost, and are not settled."""
+        """Count the pending chunks that have failed, or were lost, at least once."""
         return int(self._value("SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"))
 
     def start_up_s(self) -> float | None:
-        """Return how long the task was there before it began its first chunk; None: it has begun none."""
+        """Return the seconds from the start of the task to its first attempt; None: no attempt yet."""
         sql = """SELECT max(0.0, (min(a.started_at_ms) - t.started_at_ms) / 1000.0) FROM attempt a
                  JOIN task t USING (task_id) WHERE a.task_id = ? AND a.attempt_id = 1"""
         seconds = self._value(sql, self.task_id)
         return None if seconds is None else float(seconds)
 
     def audio_done_s(self) -> float:
-        """Return the seconds of audio analysed by this task so far."""
+        """Return the seconds of audio analysed so far."""
         return float(self._value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"))
 
     def done_by_device(self) -> dict[int | None, tuple[int, float]]:
-        """Return how many chunks, and seconds of audio, each device has done; None: the CPU."""
+        """Return the number of chunks and the seconds of audio that each device has done; None: the CPU."""
         sql = "SELECT device_id, count(*), total(audio_s) FROM chunk WHERE status = 'done' GROUP BY 1"
         return {device_id: (done, audio_s) for device_id, done, audio_s in self._db.now.execute(sql)}
 
     def under_way(self) -> dict[int | None, list[str]]:
-        """Return what each device is working on; None: the CPU."""
+        """Return the names of the chunks in progress by device; None: the CPU."""
         sql = f"""SELECT device_id, {CHUNK_NAME} FROM attempt
                   WHERE task_id = ? AND ended_at_ms IS NULL ORDER BY attempt_id"""
         return grouped(self._db.now.execute(sql, (self.task_id,)))
 
     def recent_work(self, limit: int) -> list[tuple[int | None, float | None, float]]:
-        """Return device, seconds of audio and seconds of work of the chunks that were done last."""
+        """Return device, seconds of audio and seconds of work of the chunks done last."""
         return self._db.now.execute(_RECENT, (self.task_id, limit)).fetchall()
 
     def failed_chunks(self, limit: int) -> list[tuple[str, str, str, str]]:
-        """Return (recording, chunk, class, error) of what failed for good, here or in an earlier task."""
+        """Return (recording, chunk, error class, error) of chunks that failed for good, here or in an earlier task."""
         return self._db.now.execute(
             """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
                WHERE status IN ('failed', 'poison') OR status = 'skipped' AND error_class IS NOT NULL
@@ -273,7 +275,7 @@ class TaskWriter:
             (limit,),
         ).fetchall()
 
-    # --- what the supervisor tells us (seams.Journal) -------------------------------------------------------------
+    # --- called by the supervisor ---------------------------------------------------------------------------------
 
     def batch(self) -> AbstractContextManager[None]:
         """Hold one transaction open over several calls: ``with writer.batch(): …``."""
@@ -298,7 +300,7 @@ class TaskWriter:
     def attempt_started(
         self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
     ) -> None:
-        """Write the start of a try; a kill then leaves a row that says what was running."""
+        """Write the start of an attempt; after a kill its row shows what was running."""
         self._attempts += 1
         self._open_attempts[chunk.key] = self._attempts
         self._insert(
@@ -317,7 +319,7 @@ class TaskWriter:
         device_id: int | None,
         gpu_state: str | None = None,
     ) -> None:
-        """Write the end of a try, the chunk's new state, and what was heard."""
+        """Write the end of an attempt, the chunk's new state, and its detections."""
         chunk = result.chunk
         if chunk.key not in self._open_attempts:
             self.attempt_started(
@@ -343,15 +345,15 @@ class TaskWriter:
              for d in result.detections],
         )  # fmt: skip
 
-    # --- what becomes of it ---------------------------------------------------------------------------------------
+    # --- publishing and closing -----------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """How many transactions the disk has refused so far; they are in memory, and in every publication."""
+        """How many transactions are only in memory, because the disk refused them; publications contain them."""
         return self._db.waiting
 
     def half(self, workplace: Path) -> str:
-        """Return a scratch copy of all that was written, whether the disk has it or not; for any thread."""
+        """Write a scratch copy of everything written so far and return its URI; may be called from any thread."""
         copy = workplace / "own.sqlite"
         self._db.snapshot(copy)
         return read_only_uri(copy, sealed=True)

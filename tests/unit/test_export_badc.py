@@ -234,7 +234,7 @@ def test_a_chunk_id_of_two_recordings_is_in_the_summary_once_and_a_warning_says_
         "success",
         "other",
     )  # what is done is worth more than what is not
-    assert "leaves out 1 chunk" in caplog.text
+    assert "chunks of other recordings with the same id are left out (1)" in caplog.text
 
 
 # --- ids as paths -----------------------------------------------------------------------------------------------------

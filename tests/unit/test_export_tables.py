@@ -22,7 +22,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import Reading
 from badcjobs.report.export import ExportedFile, ExportOrder, export
 from badcjobs.store.connect import open_sealed
-from badcjobs.store.export_tables import Wanted, list_tables
+from badcjobs.store.export_tables import DetectionFilter, list_tables
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.schema import TABLES, columns_of
 
@@ -281,7 +281,7 @@ def test_what_is_no_database_of_ours_is_named(tmp_path: Path) -> None:
 def test_a_file_that_somebody_may_be_writing_is_not_half_exported(tmp_path: Path, ending: str) -> None:
     database = task_file(tmp_path)
     database.with_name(database.name + ending).write_bytes(b"rows of which a sealed file knows nothing")
-    with pytest.raises(DatabaseProblem, match=f"{ending} lies next to it: it is being written"):
+    with pytest.raises(DatabaseProblem, match=f"{ending} exists: the file is being written"):
         write(database, "csv", tmp_path / "out.csv")
 
 
@@ -343,7 +343,7 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     (note,) = notes_of(tmp_path)
     assert note.startswith("merged: as of ")
     assert note.endswith(f"; 1 task database has changed since; to take that in: badcjobs merge {tmp_path}")
-    heard = ExportOrder(tmp_path, "csv", None, wanted=Wanted(min_score=0.1))
+    heard = ExportOrder(tmp_path, "csv", None, wanted=DetectionFilter(min_score=0.1))
     assert export(heard, io.BytesIO())[1][0] == note
 
 

@@ -108,9 +108,9 @@ def test_a_folder_we_may_not_look_into_is_named_what_else_there_is_merged_and_it
         closed.chmod(0)
         for _ in range(2):  # nor is it forgotten by the next merge
             name, file = next(item for item in merged(folder).items() if item[1].status != "merged")
-            words = f"Permission denied; what lies in it is not here. try: ls -ld {closed}"
+            words = f"Permission denied; its files are not merged. try: ls -ld {closed}"
             assert (name, file.status, file.lost_something) == (closed.name, "skipped", True)
-            assert file.reason == f"the folder cannot be looked into: {words}"
+            assert file.reason == f"the folder cannot be read: {words}"
             assert count(folder, "chunk", 1) == 1
         closed.chmod(0o700)
         assert {file.status for file in merged(folder).values()} == {"merged"}
@@ -122,8 +122,8 @@ def test_where_nothing_but_a_closed_folder_is_there_the_error_says_so() -> None:
         TaskFile(folder, index=0, states=STATES).write().parent.chmod(0)
         with pytest.raises(DatabaseProblem) as caught:
             merged(folder)
-        assert "tasks: the folder cannot be looked into: Permission denied" in (caught.value.why or "")
-        with pytest.raises(DatabaseProblem, match="cannot be looked at"):
+        assert "tasks: the folder cannot be read: Permission denied" in (caught.value.why or "")
+        with pytest.raises(DatabaseProblem, match="cannot be read"):
             merged(folder / "tasks" / "x.sqlite")
 
 
@@ -139,7 +139,7 @@ def test_a_link_to_nothing_and_a_pipe_are_skipped(run: Path) -> None:
 def test_a_recorders_half_holds_no_task(run: Path) -> None:
     with closing(create_live(run / "tasks" / "recorder.sqlite")) as db:
         db.execute("PRAGMA journal_mode = DELETE")
-    assert merged(run)["recorder.sqlite"].reason == "it holds no task"
+    assert merged(run)["recorder.sqlite"].reason == "it contains no task"
 
 
 # --- some of it can ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_a_flipped_bit_that_sqlite_does_not_notice_is_noticed(run: Path, victim:
     assert query(victim, "PRAGMA integrity_check") == [("ok",)]
     file = merged(run)[victim.name]
     assert (file.status, file.lost_something, file.rows_lost) == ("salvaged", True, 0)
-    assert "its bytes are not those that were published" in (file.reason or "")
+    assert "its checksum is wrong" in (file.reason or "")
     assert count(run, "detection") == CHUNKS
 
 
@@ -289,7 +289,7 @@ def test_what_an_earlier_merge_had_completes_a_file_that_is_damaged_now(run: Pat
     damage.truncate(victim, 0.9)
     file = merged(run)[victim.name]
     assert file.status == "salvaged"
-    assert "more from an earlier merge" in (file.reason or "")
+    assert "more rows from an earlier merge" in (file.reason or "")
     assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
     assert query(run / "job.sqlite", "SELECT count(*) FROM attempt") == [(CHUNKS + 1,)]
 

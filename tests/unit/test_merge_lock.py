@@ -17,19 +17,19 @@ from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.seams import Clock
 from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.merge_target import only_merge
+from badcjobs.store.merge_target import merge_lock
 
 
 def told(*, lock_of: Path, clock: Clock | None = None) -> list[str]:
     said: list[str] = []
-    with only_merge(lock_of, clock or SystemClock(), tell=said.append):
+    with merge_lock(lock_of, clock or SystemClock(), tell=said.append):
         return said
 
 
 def test_the_second_merge_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
     target, said = tmp_path / "job.sqlite", []
     order: list[str] = []
-    with only_merge(target, SystemClock(), tell=said.append):
+    with merge_lock(target, SystemClock(), tell=said.append):
         second = threading.Thread(target=lambda: (said.extend(told(lock_of=target)), order.append("second")))
         second.start()
         time.sleep(0.5)
@@ -45,8 +45,8 @@ def test_the_lock_of_a_merge_that_was_killed_here_is_taken_over_at_once(tmp_path
 import os, signal, sys
 from pathlib import Path
 from badcjobs.clock import SystemClock
-from badcjobs.store.merge_target import only_merge
-with only_merge(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), tell=print):
+from badcjobs.store.merge_target import merge_lock
+with merge_lock(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), tell=print):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -92,7 +92,7 @@ def test_a_merge_that_takes_long_keeps_its_lock_fresh(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(threading.Event, "wait", wait_a_hundredth)
     lock = tmp_path / ".job.sqlite.lock"
-    with only_merge(tmp_path / "job.sqlite", SystemClock(), tell=print):
+    with merge_lock(tmp_path / "job.sqlite", SystemClock(), tell=print):
         for _ in range(2):
             os.utime(lock, (0, 0))
             patience_s = time.monotonic() + 20

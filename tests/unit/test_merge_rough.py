@@ -22,7 +22,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import HostReading
 from badcjobs.store.merge import MergeOrder, MergeOutcome, merge, remove_merged_files
-from badcjobs.store.merge_target import only_merge
+from badcjobs.store.merge_target import merge_lock
 from badcjobs.store.read_job import read_job
 from badcjobs.store.source_files import SourceFile
 from badcjobs.store.task_writer import TaskWriter
@@ -95,7 +95,7 @@ def test_a_recorders_half_alone_is_skipped_and_taken_when_its_task_comes(tmp_pat
         telemetry.write_tick(START_MS + 77, [], HostReading(1.0, 2, 3))
     TaskFile(tmp_path, index=5, states={"z": "done"}).write()
     half = by_name(merged(tmp_path))["recorder.sqlite"]
-    assert (half.status, half.reason) == ("skipped", "half of a task whose other half is not here")
+    assert (half.status, half.reason) == ("skipped", "a recorder's live file; the file of its task was not given")
     task.write()
     assert by_name(merged(tmp_path))["recorder.sqlite"].status == "copy"
     assert count(tmp_path, "host_sample", f"at_ms = {START_MS + 77}") == 1
@@ -220,7 +220,7 @@ def test_a_lock_that_says_nothing_keeps_nobody_in_a_loop(tmp_path: Path, kind: s
     lock = tmp_path / ".job.sqlite.lock"
     lock.mkdir() if kind == "folder" else lock.touch()
     clock, said = HandClock(), list[str]()
-    with only_merge(tmp_path / "job.sqlite", clock, tell=said.append):
+    with merge_lock(tmp_path / "job.sqlite", clock, tell=said.append):
         assert lock.is_file()
     assert said == ["another merge is running on an unknown node, process unknown; waiting for it"]
     assert clock.monotonic_s() - HandClock().monotonic_s() >= 60
@@ -245,7 +245,7 @@ def test_only_files_given_are_removed_and_only_where_a_later_run_will_look(tmp_p
     outcome = merged(tmp_path, other)
     removal = remove_merged_files(tmp_path / "job.sqlite", outcome.given)
     assert removal.removed == ()
-    assert "tells a later run what is done" in removal.left[0][1]
+    assert "a later run looks for finished work only in" in removal.left[0][1]
     assert all(path.exists() for path in (*base, other))
 
 

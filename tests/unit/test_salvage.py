@@ -24,7 +24,7 @@ from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 
 FULL = Reading(80, 41, 12 * 2**30, 67, 251.25, 1_234_567.5, 1410, 1215, 4, 55.5, 33.25)
-MADE_ANEW = "its row was lost; made anew from its samples"
+MADE_ANEW = "its row was lost; restored from its samples"
 LONG_NAME = "a chunk with a name that no page can hold " * 200
 TABLE_NAMES = [table.name for table in TABLES if table.name not in DERIVED]
 
