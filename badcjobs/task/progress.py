@@ -1,10 +1,22 @@
-"""How far the work of a task is, and whether there is time for more.
+"""Counts the progress of a task, and decides whether there is time for another chunk.
 
-Progress is for the heartbeat line of the log and for the progress bars. The end of the time is asked for once, then
-watched, so that no chunk is started that would not finish; ``devices/allocation.py`` reads the variables and squeue.
+Progress is for the heartbeat line of the log and for the progress bars. The end time is read once, from the settings,
+Slurm's variables or squeue (parsed in ``devices/allocation.py``); then no chunk is started that would not finish.
 """
 
 from __future__ import annotations
+
+from badcjobs.devices.allocation import END_VARIABLE
+from badcjobs.devices.allocation import EndTime
+from badcjobs.devices.allocation import end_time_command
+from badcjobs.devices.allocation import parse_end
+from badcjobs.model import Allocation
+from badcjobs.model import Chunk
+from badcjobs.model import Device
+from badcjobs.model import parse_stop_after
+from badcjobs.seams import Clock
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.workers.work_queue import Fits
 
 import heapq
 import logging
@@ -14,27 +26,22 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from badcjobs.devices.allocation import END_VARIABLE, EndTime, end_time_command, parse_end
-from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
-from badcjobs.seams import Clock
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.workers.work_queue import Fits
 
 log = logging.getLogger(__name__)
 
-_SQUEUE_PATIENCE_S = 10.0
-_RESERVE_S = 20.0  # for the last publication, the end of the engines and the recorder
-_MARGIN_S = 5.0  # chunks differ
-_SMALL_SHARE = 0.1  # neither takes more than this of the whole: who has a minute is to get work done in it
+_SQUEUE_TIMEOUT_S = 10.0
+_RESERVE_S = 20.0  # for the last publication, and for stopping the engines and the recorder
+_MARGIN_S = 5.0  # because chunks differ
+_SMALL_SHARE = 0.1  # reserve and margin take at most this share each, so that a task of one minute gets work done
 _LEARN_EVERY_S = 1.0
-_RECENT = 200  # chunks: many enough for a p95, few enough to follow a device that slows down
+_RECENT = 200  # chunks: enough for a p95, few enough to notice a device that slows down
 
 Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWorkNow:
-    """What one device has done in this task, and what it is at."""
+    """What one device has done in this task, and the chunks in progress on it."""
 
     label: str  # "GPU 0  Tesla V100", or "CPU"
     done: int
@@ -44,27 +51,27 @@ class DeviceWorkNow:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """How far a task is."""
+    """The progress of a task."""
 
     chunks_settled: int
     chunks_total: int
     audio_done_s: float
     elapsed_s: float
-    start_up_s: float = 0.0  # of that, before the first chunk was begun
-    failed: int = 0  # of the settled ones, for good
-    retrying: int = 0  # of those that are left: they have failed before, and are tried again or wait for it
+    start_up_s: float = 0.0  # the part of elapsed_s before the first chunk
+    failed: int = 0  # the part of chunks_settled that failed for good
+    retrying: int = 0  # chunks not settled that have failed before
     devices: tuple[DeviceWorkNow, ...] = ()
 
     @property
     def rate(self) -> float | None:
-        """Seconds of audio per second; None before anything is known."""
+        """Seconds of audio per second; None: not known yet."""
         return self.audio_done_s / self.elapsed_s if self.elapsed_s > 0 and self.audio_done_s > 0 else None
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last chunk, at the pace since the first; None before anything is known.
+        """Seconds until the last chunk, at the pace since the first one; None: not known yet.
 
-        Nor when nothing is left but what has failed before: how long that rests, and how often, has no pace.
+        Also None if only chunks that have failed before are left: their waiting time has no pace.
         """
         left = self.chunks_total - self.chunks_settled
         if self.chunks_settled == 0 or 0 < left <= self.retrying:
@@ -73,10 +80,10 @@ class TaskProgress:
 
 
 def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices: int) -> str:
-    """Return the line as other people's scripts read it; '?': not known. ``load``: percent of CPU, memory and GPU."""
+    """Return the heartbeat line, a promised format. ``load``: percent of CPU, memory and GPU; '?': not known."""
     percents = ["?" if percent is None else f"{percent:.0f}%" for percent in load]
     rate, eta = "?", "?"
-    if progress.rate is not None:  # a whole number; below 1, where that would be 0, two digits, and never 5e-05
+    if progress.rate is not None:  # below 1 two digits, because 0x would be wrong; never 5e-05
         rate = f"{progress.rate:.0f}x" if progress.rate >= 1 else f"{max(progress.rate, 0.0001):.2g}x"
     if progress.eta_s is not None:
         minutes, seconds = divmod(round(progress.eta_s), 60)
@@ -87,7 +94,7 @@ def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices
 
 
 def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Device] = ()) -> TaskProgress:
-    """Return how far the work is, on each of these devices too."""
+    """Count the progress of the task, and of each of these devices."""
     counts = writer.count_by_status()
     failed = counts.get("failed", 0) + counts.get("poison", 0)
     settled = counts.get("done", 0) + failed
@@ -111,11 +118,11 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
     )
 
 
-# --- the end of the time ----------------------------------------------------------------------------------------------
+# --- the time limit ---------------------------------------------------------------------------------------------------
 
 
 def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
-    """Return when our time is over: as the user says, else Slurm's variable, else one call of squeue, else None."""
+    """Return the end of our time: the user's setting, else Slurm's variable, else one call of squeue, else None."""
     seconds = None if stop_after is None else parse_stop_after(stop_after)
     if seconds is not None:
         return EndTime(now_ms + round(seconds * 1000), "run.stop_after")
@@ -126,13 +133,13 @@ def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[st
 
 
 def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
-    """Ask squeue once; an empty text where it is missing, slow or refuses."""
+    """Call squeue once; return an empty text if it is missing, too slow or fails."""
     question = end_time_command(allocation)
     program = shutil.which(question[0], path=environ.get("PATH"))
     if program is None:
         return ""
     try:
-        # Seconds since 1970 instead of a local date, which is an hour off twice a year and may be set to say less.
+        # Seconds since 1970: a local date is ambiguous for an hour each autumn, and the site may set its format.
         answer = subprocess.run(
             [program, *question[1:]],
             env={**environ, "SLURM_TIME_FORMAT": "%s"},
@@ -140,17 +147,17 @@ def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SQUEUE_PATIENCE_S,
+            timeout=_SQUEUE_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("squeue does not say when the job ends: %s", error)
+        log.warning("squeue failed, so the end of the job is not known: %s", error)
         return ""
     return answer.stdout
 
 
 class Rates:
-    """How slow chunks are, from those finished last: of 100 like them 95 are quicker than what this predicts."""
+    """Predicts how long a chunk takes: the 95th percentile of the chunks finished last."""
 
     def __init__(self, work: Iterable[Work] = ()) -> None:
         work = list(work)
@@ -160,7 +167,7 @@ class Rates:
         self._anywhere = _slowest(work)
 
     def expected_s(self, device_id: int | None, audio_s: float | None) -> float | None:
-        """Return how long a chunk would take on a device, or on any if it has finished none; None: not known."""
+        """Return the expected seconds of a chunk on a device, or on any if it has finished none; None: not known."""
         per_audio_s, per_chunk_s = self._by_device.get(device_id, self._anywhere)
         return per_chunk_s if audio_s is None or per_audio_s is None else per_audio_s * audio_s
 
@@ -175,50 +182,50 @@ def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
 
 
 class TimeBudget:
-    """Whether there is time for more, for workers' threads to ask; without an end there always is.
+    """Decides whether there is time for more work; without an end time there always is.
 
-    Only the monotonic clock counts after this is made.
+    Called from the workers' threads. After the start only the monotonic clock counts.
     """
 
     def __init__(self, end: EndTime | None, clock: Clock) -> None:
-        self.out_of_time = False  # whether anything was turned down
-        self._told = False
+        self.out_of_time = False  # whether any work was refused
+        self._reported = False
         self._clock = clock
         whole_s = math.inf if end is None else max(0.0, (end.at_ms - clock.now_ms()) / 1000)
         self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
         self._stop_at_s = clock.monotonic_s() + whole_s - min(_RESERVE_S, _SMALL_SHARE * whole_s)
-        self._rates = Rates()  # replaced as a whole, so that threads need no lock
+        self._rates = Rates()  # replaced as one object, so that threads need no lock
         self._learn_at_left_s = math.inf
 
     @property
     def left_s(self) -> float:
-        """How long work may still go on: until the end, less what publishing takes."""
+        """Seconds until work must stop: the end less the reserve."""
         return self._stop_at_s - self._clock.monotonic_s()
 
     def learn(self, recent_work: Callable[[int], Iterable[Work]]) -> None:
-        """Take the rates of what was finished last; asks for it no more than once a second."""
+        """Update the rates from the chunks finished last, at most once a second."""
         if math.isfinite(self.left_s) and self.left_s <= self._learn_at_left_s:
             self._learn_at_left_s = self.left_s - _LEARN_EVERY_S
             self._rates = Rates(recent_work(_RECENT))
 
     def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work that takes ``expected_s`` would end in time; None: not known, so any time will do."""
+        """Say whether work of ``expected_s`` that ends in ``ends_in_s`` (None: not known) is in time."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0
         return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
 
     def room(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
-        """Return what says of one chunk after the other whether a worker would still finish it.
+        """Return a function that says, chunk by chunk, whether a worker would finish it in time.
 
-        ``in_hand``: what the worker has already, with the moment (ms) at which a chunk was begun; it works on ``lanes``
-        of them at a time. Whatever is allowed counts as in hand for the next.
+        ``in_hand``: the chunks that the worker already has, each with its start time (ms) if it has one; the worker
+        runs ``lanes`` of them at a time. Each accepted chunk counts as in hand for the next.
         """
         rates, now_ms = self._rates, self._clock.now_ms()
-        free_in_s = [0.0] * max(1, lanes)  # a heap, of the lanes
-        for chunk, begun_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
+        free_in_s = [0.0] * max(1, lanes)  # a heap: when each lane is free
+        for chunk, started_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
             left_s = rates.expected_s(device_id, chunk.audio_s) or 0.0
-            if begun_at_ms is not None:  # one that has taken longer than expected may end at any time
-                left_s = max(0.0, left_s - (now_ms - begun_at_ms) / 1000)
+            if started_at_ms is not None:  # a chunk that takes longer than expected may end at any time
+                left_s = max(0.0, left_s - (now_ms - started_at_ms) / 1000)
             heapq.heapreplace(free_in_s, free_in_s[0] + left_s)
 
         def fits(chunk: Chunk) -> bool:
@@ -234,13 +241,13 @@ class TimeBudget:
 
     @property
     def is_news(self) -> bool:
-        """Whether something was turned down for want of time since this was last asked."""
-        news, self._told = self.out_of_time and not self._told, self.out_of_time
+        """Whether work was refused for lack of time since the last call."""
+        news, self._reported = self.out_of_time and not self._reported, self.out_of_time
         return news
 
     @property
     def over(self) -> bool:
-        """Whether there is no time for anything."""
+        """Whether the time for work is over."""
         is_over = self.left_s <= 0
         if is_over:
             self.out_of_time = True

@@ -1,4 +1,4 @@
-"""The recorder alone, or around any command: what ``badcjobs record`` does."""
+"""Runs the recorder alone, or around any command: ``badcjobs record``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from badcjobs.telemetry.books import RECORDING_MARK
 log = logging.getLogger(__name__)
 
 _PUBLISH_EVERY_S = 30.0
-_FIRST_SAMPLE_PATIENCE_S = 10.0
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may be well again later
+_FIRST_SAMPLE_TIMEOUT_S = 10.0
+_TEMPORARY = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may accept files later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
 
@@ -38,7 +38,7 @@ def run_record(
     overwrite: bool = False,
     live_mode: str = "auto",
 ) -> dict[str, Any]:
-    """Record until the command ends, the time is over or a signal comes; return what ``--json`` prints."""
+    """Record until the command ends, the time is over or a signal arrives; return the JSON document of ``--json``."""
     _check_options(options, duration_s, out)
     check_target(out, overwrite=overwrite)
     needs_device = None if command else f"badcjobs record --out {out} --simulate 2"
@@ -49,14 +49,14 @@ def run_record(
         exit_code = _follow_command(command, end_s, world, records)
     else:
         exit_code = 0
-        while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are good endings here
-            records.look_after_recorder()
+        while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are a normal end
+            records.check_recorder()
             world.clock.sleep(min(0.2, max(0.0, end_s - world.clock.monotonic_s())))
     published = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     records.writer.close()
     kept = "on" if published else f"not published; the files stay in {records.local.path}"
     if not command and (records.telemetry_failure or not published):
-        exit_code = ExitCode.DATABASE  # there was nothing else to do than to record
+        exit_code = ExitCode.DATABASE  # recording was the only purpose
     return {
         "exit_code": int(exit_code),
         "out": str(out),
@@ -69,39 +69,39 @@ def run_record(
 def start_recording(
     target: Path, world: World, options: RecordingOptions, *, live_mode: str = "auto", needs_device: str | None = None
 ) -> tuple[Records, tuple[Device, ...]]:
-    """Record the devices of this process into ``target``; return when the first sample is taken.
+    """Record the devices of this process into ``target``; return after the first sample.
 
-    Without a device the machine alone is recorded, or NotHere raised with the line ``needs_device`` to paste.
+    Without a device, record the machine alone or, if ``needs_device`` is given, raise NotHere with that line to paste.
     """
     allocation = read_allocation(world)
     grant = find_devices(world, options.stand_in)
     if not grant.devices and needs_device is not None:
         raise NotHere("there is no GPU to record", why=grant.why, fix=needs_device)
     if not grant.devices:
-        log.warning("no GPU to record (%s): recording the machine alone", grant.why)
+        log.warning("no GPU to record (%s): recording only CPU and memory", grant.why)
     records = Records(allocation.key, target, allocation, world, live_mode=live_mode)
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
     records.writer.update_task(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
-    records.start_recorder(grant.devices, options, wait_s=_FIRST_SAMPLE_PATIENCE_S)
+    records.start_recorder(grant.devices, options, wait_s=_FIRST_SAMPLE_TIMEOUT_S)
     return records, grant.devices
 
 
 def _follow_command(command: Sequence[str], end_s: float, world: World, records: Records) -> int:
-    """Run the command, pass our signals on to it, and return its exit code."""
+    """Run the command, forward our signals to it, and return its exit code."""
     try:
         child = subprocess.Popen(command, env={**world.environ, RECORDING_MARK: records.mark})
     except OSError as error:
         log.error("%s could not be started: %s", command[0], error)
         return 127 if isinstance(error, FileNotFoundError) else 126
     stop = world.stop
-    passed_on: set[object] = {None, signal.SIGINT}  # a Ctrl-C has reached it already: it is in our process group
+    forwarded: set[object] = {None, signal.SIGINT}  # a Ctrl-C reaches it directly: it is in our process group
     while child.poll() is None:
-        records.look_after_recorder()
+        records.check_recorder()
         for number in (stop.warned_by, stop.ended_by, stop.cut_short_by):
-            if number is not None and number not in passed_on:
-                passed_on.add(number)
+            if number is not None and number not in forwarded:
+                forwarded.add(number)
                 child.send_signal(number)
         if world.clock.monotonic_s() >= end_s:
             end_s = math.inf
@@ -125,18 +125,21 @@ def _check_options(options: RecordingOptions, duration_s: float | None, out: Pat
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
-    """Refuse a file that a recording cannot be written to."""
+    """Refuse a target that cannot be written, or that exists."""
     if out.suffix not in _ENDINGS:
-        why, known = "endings are " + ", ".join(_ENDINGS), out.parent / f"{out.stem or 'recording'}.sqlite"
-        raise BadInput(f"{out} has an unknown ending {out.suffix!r}", why=why, fix=f"write to {known}")
+        why, known = "known extensions: " + ", ".join(_ENDINGS), out.parent / f"{out.stem or 'recording'}.sqlite"
+        raise BadInput(f"{out} has an unknown extension {out.suffix!r}", why=why, fix=f"write to {known}")
     try:
         if out.exists() and not overwrite:
-            why, fix = "a recording is never overwritten by accident", "another name, or --overwrite (overwrite=True)"
-            raise BadInput(f"{out} exists already", why=why, fix=fix)
+            why, fix = (
+                "recordings are not overwritten without --overwrite",
+                "another name, or --overwrite (overwrite=True)",
+            )
+            raise BadInput(f"{out} already exists", why=why, fix=fix)
         if not out.absolute().parent.is_dir():
             raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
         try_to_write(out)
     except OSError as error:
-        if error.errno not in _PASSING:
-            why = f"no file can be made there: {error.strerror or error}"
+        if error.errno not in _TEMPORARY:
+            why = f"no file can be created there: {error.strerror or error}"
             raise BadInput(f"{out} cannot be written", why=why, fix=f"write to ~/{out.name[-40:]}") from error

@@ -1,6 +1,40 @@
-"""A task's records: its own database, the recorder beside it, and the one file that both are published to."""
+"""The records of a task: its database, the recorder next to it, and the file to which both are published."""
 
 from __future__ import annotations
+
+from badcjobs import __version__
+from badcjobs.devices.allocation import EndTime
+from badcjobs.devices.allocation import requested_memory_bytes
+from badcjobs.model import AlertHooks
+from badcjobs.model import AlertLimits
+from badcjobs.model import Allocation
+from badcjobs.model import Device
+from badcjobs.model import MemoryHeld
+from badcjobs.model import StandIn
+from badcjobs.model import TaskKey
+from badcjobs.paths import LocalFolder
+from badcjobs.processes import TASK_MARK
+from badcjobs.store.live_files import LiveHalf
+from badcjobs.store.live_files import last_reading_ms
+from badcjobs.store.live_files import left_behind
+from badcjobs.store.live_files import read_device_state
+from badcjobs.store.live_files import read_memory_peaks
+from badcjobs.store.live_folder import Owner
+from badcjobs.store.live_folder import choose_live_folder
+from badcjobs.store.live_folder import hold
+from badcjobs.store.publish import Publisher
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.startup import World
+from badcjobs.telemetry.alert_command import AlertCommand
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.books import RECORDING_MARK
+from badcjobs.telemetry.recorder import Followed
+from badcjobs.telemetry.recorder import SidecarOrder
+from badcjobs.telemetry.sidecar import Sidecar
+from badcjobs.telemetry.usage import UsageReader
+from badcjobs.telemetry.usage import UsageWatch
+from badcjobs.task.startup import task_mark
+
 
 import logging
 import sqlite3
@@ -10,53 +44,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from badcjobs import __version__
-from badcjobs.devices.allocation import EndTime, requested_memory_bytes
-from badcjobs.model import AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
-from badcjobs.paths import LocalFolder
-from badcjobs.processes import TASK_MARK
-from badcjobs.store.live_files import LiveHalf, last_reading_ms, left_behind, read_device_state, read_memory_peaks
-from badcjobs.store.live_folder import Owner, choose_live_folder, hold
-from badcjobs.store.publish import Publisher
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.startup import World, mark_of
-from badcjobs.telemetry.alert_command import AlertCommand
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.books import RECORDING_MARK
-from badcjobs.telemetry.recorder import Followed, SidecarOrder
-from badcjobs.telemetry.sidecar import Sidecar
-from badcjobs.telemetry.usage import UsageReader, UsageWatch
 
 log = logging.getLogger(__name__)
 
-_SIDECAR_PATIENCE_S = 5.0
-_SNAPSHOT_PATIENCE_S = 5.0
-_LITTLE_PATIENCE_S = 0.5  # with a recorder that gave none the last time: its disk may be full
+_SIDECAR_TIMEOUT_S = 5.0
+_SNAPSHOT_TIMEOUT_S = 5.0
+_SHORT_TIMEOUT_S = 0.5  # for a recorder that did not answer the last time: its disk may be full
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """How devices are to be recorded."""
+    """How to record devices."""
 
     interval_s: float
     stand_in: StandIn
     limits: AlertLimits = field(default_factory=AlertLimits)
-    on_alert: Callable[[Alert], None] | None = None  # called at each begin and end, from look_after_recorder
+    on_alert: Callable[[Alert], None] | None = None  # called when an alert starts or ends, from check_recorder
     hooks: AlertHooks = field(default_factory=AlertHooks)  # the alert command
 
 
 class Records:
-    """Written to live files, published to ``target``; the recorder publishes in our place if we are killed."""
+    """Writes live files and publishes them to ``target``; if we are killed, the recorder publishes for us."""
 
     def __init__(
         self, key: TaskKey, target: Path, allocation: Allocation, world: World, *, live_mode: str = "auto"
     ) -> None:
         self.started_at_ms = self.ended_at_ms = allocation.started_at_ms or world.clock.now_ms()
-        self.mark = mark_of(allocation, world)
+        self.mark = task_mark(allocation, world)
         self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
         self.local = self._live.folder
         owner = Owner.of(target, self.mark, shared=self._live.shared, hostname=world.hostname)
-        self._lock = hold(self.local, owner)  # for as long as we live
+        self._lock = hold(self.local, owner)  # until this process ends
         try:
             self.writer = TaskWriter(self.local.wrapper_file, key, shared=self._live.shared)
         except BaseException:
@@ -75,10 +93,10 @@ class Records:
         self.readings_at_hand = self._readings.uri_at_hand
 
     def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
-        """Write the task's own row, and log where the live files are."""
+        """Write the row of the task, and log where the live files are."""
         log.info("%s", self._live.description)
         if self._live.is_risky:
-            log.warning("WAL on a filesystem that other machines see may be destroyed by a reader on another machine")
+            log.warning("WAL on a shared filesystem: a reader on another machine may destroy the database")
         self.writer.begin_task(
             self._allocation,
             started_at_ms=self.started_at_ms,
@@ -92,15 +110,15 @@ class Records:
         self.writer.write_meta(self._live.to_meta())
 
     def start_publishing(self, every_s: float) -> None:
-        """Publish now, so that a file is there from the beginning, and again every so many seconds."""
+        """Publish now, so that a file exists from the beginning, and then at this interval."""
         halves = (self.writer.half, self._readings.uri)
         self._publisher = Publisher(halves, self._target, base_interval_s=every_s, workplace=self.local.path)
         self._publisher.start()
 
     def start_recorder(self, devices: tuple[Device, ...], how: RecordingOptions, *, wait_s: float = 0.0) -> None:
-        """Start the recorder as a process of its own; it follows the same devices by UUID.
+        """Start the recorder as a separate process; it records the same devices by UUID.
 
-        ``wait_s``: wait so long for its first sample, so that what comes next is recorded from its beginning.
+        ``wait_s``: wait up to this long for its first sample, so that the work is recorded from its beginning.
         """
         world = self._world
         listeners = [] if how.on_alert is None else [how.on_alert]
@@ -139,11 +157,11 @@ class Records:
             self.recorder.wait_until_ready(wait_s)
 
     def start_usage(self) -> None:
-        """Read what our own processes use in a thread; look_after_recorder writes it."""
+        """Start a thread that reads the CPU, memory and disk use of our processes; check_recorder writes it."""
         self._usage = UsageWatch(UsageReader(self._world.pid), self._world.clock)
 
-    def look_after_recorder(self, *, work_waits: bool | None = None) -> None:
-        """Restart a dead recorder, once, and write what our own processes use; to be called now and then.
+    def check_recorder(self, *, work_waits: bool | None = None) -> None:
+        """Restart a dead recorder, once, and write the use of our own processes; call this regularly.
 
         ``work_waits``: whether an idle device is worth an alert.
         """
@@ -160,28 +178,28 @@ class Records:
             for reading, at_ms in self._usage.news():
                 self.writer.add_usage(reading, at_ms)
         except sqlite3.Error as error:
-            log.warning("what our processes use cannot be written: %s", error)
-            self._usage = None  # once: the next chunk will say it, too
+            log.warning("the CPU and memory use of our processes cannot be written: %s", error)
+            self._usage = None  # warn once; the next chunk meets the same error
 
     def memory_held(self) -> MemoryHeld | None:
-        """Return the main memory that our own processes held at the last reading; None: not known."""
+        """Return the main memory of our own processes at the last reading; None: not known."""
         return None if self._usage is None else self._usage.memory_held
 
     def publish_soon(self) -> None:
-        """Publish without waiting for the next time, and without making the caller wait."""
+        """Publish in the background without waiting for the interval."""
         if self._publisher is not None:
             self._publisher.publish_soon()
 
     def device_state(self, device_id: int | None, before_ms: int) -> str | None:
-        """Return what a device said last before something failed on it; None: not known."""
+        """Return the last reading of a device before a failure; None: not known."""
         return None if device_id is None else read_device_state(self.readings_at_hand(), device_id, before_ms)
 
     def memory_peaks(self, last_s: float) -> dict[int, int]:
-        """Return the most memory that was in use lately on each device that says so."""
+        """Return the peak memory in use on each device over the last seconds, where it is known."""
         return read_memory_peaks(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
     def close(self, *, exit_code: int, verdict: str) -> bool:
-        """Stop the recorder, write the end, publish a last time; return False where the live files had to stay."""
+        """Stop the recorder, write the end, publish a last time; return False if that failed: the live files stay."""
         if self._publisher is not None:
             self._publisher.stop()
         if self.recorder is not None:
@@ -191,21 +209,21 @@ class Records:
             self._write_usage()
         self.ended_at_ms = self._world.clock.now_ms()
         end: dict[str, Any] = {"ended_at_ms": self.ended_at_ms, "exit_code": exit_code, "verdict": verdict}
-        with _warned("the end of the task"):  # the publication has it, too
+        with _warned("the end of the task"):  # also given to the publication
             self.writer.update_task(**end)
         published = self._publisher is not None and self._publisher.publish_now(end)
         if self.recorder is not None:
-            self.recorder.release(_SIDECAR_PATIENCE_S)
+            self.recorder.release(_SIDECAR_TIMEOUT_S)
         if published:
             self._readings.beside_target.unlink(missing_ok=True)
             self.local.remove()
         if self._calls is not None:
-            self._calls.finish()  # last: the results are safe, whatever the alert command does
+            self._calls.finish()  # last: the results are safe, even if the alert command hangs
         return published
 
     def _stop(self, recorder: Sidecar) -> None:
-        """Stop the recorder, and write why telemetry is not complete, where it is not."""
-        recorder.stop(_SIDECAR_PATIENCE_S, last_copy=self._readings.refuge)
+        """Stop the recorder; write a gap with the reason if telemetry is not complete."""
+        recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
         now_ms, failure = self._world.clock.now_ms(), recorder.failure
         gaps = recorder.unwritten.gaps(now_ms)
         if failure is not None:
@@ -218,7 +236,7 @@ class Records:
 
 @contextmanager
 def _warned(what: str) -> Iterator[None]:
-    """Go on without what a disk does not take."""
+    """Log a warning, and continue, if the disk refuses a write."""
     try:
         yield
     except sqlite3.Error as error:
@@ -226,30 +244,30 @@ def _warned(what: str) -> Iterator[None]:
 
 
 class RecorderHalf:
-    """The recorder's part of what is published: its file where it is safe to open that, else a snapshot it makes.
+    """The recorder's half of a publication: its file if it is safe to open, else a snapshot that the recorder makes.
 
-    It is not safe on a shared filesystem while the recorder writes, and not possible where the node-local folder was
-    cleaned up: then the file has no name any more, but the recorder still has it open.
+    It is not safe on a shared filesystem while the recorder writes. It is not possible if the node-local folder was
+    removed: then the file has no name any more, but the recorder still has it open.
     """
 
     def __init__(self, local: LocalFolder, target: Path, *, shared: bool) -> None:
         self.recorder: Sidecar | None = None  # None: it was not started yet
         self._local = local
         self._shared = shared
-        self._patience_s = _SNAPSHOT_PATIENCE_S
+        self._timeout_s = _SNAPSHOT_TIMEOUT_S
         self.beside_target = target.with_name(f".{target.name}.recorder.tmp")
 
     def uri(self, workplace: Path) -> str | None:
-        """Return where the recorder's rows can be read now."""
+        """Return the URI of the recorder's rows, with a new snapshot if needed; None: there are none."""
         if self.recorder is None:
             return None
-        if not self.recorder.over and (self._shared or self._is_tidied_away):
-            has_answered = self.recorder.ask_for_snapshot(self._snapshot, self._patience_s)
-            self._patience_s = _SNAPSHOT_PATIENCE_S if has_answered else _LITTLE_PATIENCE_S
+        if not self.recorder.over and (self._shared or self._is_removed):
+            has_answered = self.recorder.ask_for_snapshot(self._snapshot, self._timeout_s)
+            self._timeout_s = _SNAPSHOT_TIMEOUT_S if has_answered else _SHORT_TIMEOUT_S
         return self._at_hand(workplace)
 
     def uri_at_hand(self) -> str | None:
-        """Return where recent readings can be read without waiting for the recorder; None: nowhere."""
+        """Return the URI of recent readings without waiting for the recorder; None: there are none."""
         try:
             return self._at_hand(self._local.path)
         except (OSError, sqlite3.Error):
@@ -257,19 +275,19 @@ class RecorderHalf:
 
     def _at_hand(self, workplace: Path) -> str | None:
         writes_on = self.recorder is not None and not self.recorder.over
-        if self._is_tidied_away or (self._shared and writes_on):
+        if self._is_removed or (self._shared and writes_on):
             return LiveHalf(self._snapshot, "sealed")(workplace)
         return left_behind(self._local.recorder_file, shared=self._shared)(workplace)
 
     @property
-    def refuge(self) -> Path | None:
-        """Where the recorder must leave its readings before it closes a file that has no name any more."""
-        return self.beside_target if self._is_tidied_away else None
+    def last_copy(self) -> Path | None:
+        """Where the recorder must copy its readings before it closes a file without a name; None: not needed."""
+        return self.beside_target if self._is_removed else None
 
     @property
-    def _is_tidied_away(self) -> bool:
+    def _is_removed(self) -> bool:
         return not self._local.path.exists()
 
     @property
     def _snapshot(self) -> Path:
-        return self.beside_target if self._is_tidied_away else self._local.recorder_snapshot
+        return self.beside_target if self._is_removed else self._local.recorder_snapshot

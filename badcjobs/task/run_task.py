@@ -1,21 +1,66 @@
 """The life of one array task, from its allocation to its exit code. Read this file first.
 
-    resolve_task     read the allocation; find our part of the source, our devices, the engine, the end of our time
+    resolve_task     read the allocation; find our part of the source, our devices, the engine, the end time
     open_task        take a file name in the run folder; open the task database
     list_work        write one row for each chunk of our part
-    skip_done        mark the chunks that earlier tasks have done
-    freeze_run       write run.toml: all tasks of a run share their settings
-    plan_workers     one worker (an engine process) for each device, or as many as pay
-    start_recorder   a second process samples the devices from now on
-    run_workers      hand out chunks until the work or the time is over
+    skip_done        mark the chunks that earlier tasks have already done
+    freeze_run       write run.toml: all tasks of a run have the same settings
+    plan_workers     one worker (an engine process) per device, or as many as are useful
+    start_recorder   start a second process that samples the devices
+    run_workers      give chunks to the workers until the work or the time is over
     decide_verdict   choose the exit code
-    close_task       stop the recorder, publish the task database, report
+    close_task       stop the recorder, publish the task database, return the result
 
-The task database lives on the node. A copy is published to the run folder at the start, every half minute and at the
-end, so that a task that is killed leaves a readable file. If we are killed, the recorder publishes in our place.
+The task database is on the node. A copy is published to the run folder at the start, every half minute and at the end,
+so that a task that is killed leaves a readable file. If we are killed, the recorder publishes for us.
 """
 
 from __future__ import annotations
+
+from badcjobs import __version__
+from badcjobs.devices.allocation import own_memory_bytes
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import DatabaseProblem
+from badcjobs.errors import ExitCode
+from badcjobs.model import Device
+from badcjobs.model import TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import end_leftovers
+from badcjobs.settings import RunSettings
+from badcjobs.settings import check_against
+from badcjobs.settings import freeze
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.recording_names import gap_lines
+from badcjobs.sources.recording_names import name_reader
+from badcjobs.sources.walk import Shard
+from badcjobs.store.live_files import read_pulse
+from badcjobs.store.live_folder import publish_left_behind
+from badcjobs.store.read_job import merged_files
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.progress import TimeBudget
+from badcjobs.task.progress import count_progress
+from badcjobs.task.progress import heartbeat_line
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import Records
+from badcjobs.task.startup import ResolvedTask
+from badcjobs.task.startup import World
+from badcjobs.task.startup import announce
+from badcjobs.task.startup import raise_if_stopped
+from badcjobs.task.startup import resolve_task
+from badcjobs.telemetry.sidecar import wait_for_orphans
+from badcjobs.workers.autoscale import Autoscaler
+from badcjobs.workers.feed import EngineSetup
+from badcjobs.workers.learned import LESSONS
+from badcjobs.workers.learned import STORE
+from badcjobs.workers.learned import Learned
+from badcjobs.workers.learned import find_limits
+from badcjobs.workers.learned import known_files
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor
+from badcjobs.workers.supervise import Tally
+from badcjobs.report.words import count
 
 import logging
 import signal
@@ -26,39 +71,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from badcjobs import __version__
-from badcjobs.devices.allocation import own_memory_bytes
-from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
-from badcjobs.model import Device, TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import end_leftovers
-from badcjobs.settings import RunSettings, check_against, freeze
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.recording_names import gap_lines, name_reader
-from badcjobs.sources.walk import Shard
-from badcjobs.store.live_files import read_pulse
-from badcjobs.store.live_folder import publish_left_behind
-from badcjobs.store.read_job import merged_files
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
-from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
-from badcjobs.telemetry.sidecar import wait_for_orphans
-from badcjobs.workers.autoscale import Autoscaler
-from badcjobs.workers.feed import EngineSetup
-from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
-from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.supervise import Supervisor, Tally
 
 log = logging.getLogger(__name__)
 
-_ORPHAN_PATIENCE_S = 10.0
+_ORPHAN_TIMEOUT_S = 10.0
 _NAMED_FAILURES = 20
 
 
 def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
-    """Run one array task to its end; return how it ended, as ``badcjobs run --json`` prints it."""
+    """Run one array task to its end; return the JSON document of ``badcjobs run --json``."""
     resolved = resolve_task(settings, world)  # raises before anything is written
     with resolved.locks, open_task(resolved, settings, world) as task:
         list_work(task)
@@ -73,7 +94,7 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
             verdict = decide_verdict(task, run_workers(task, workers))
         except sqlite3.Error as error:
             verdict = ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}"
-        except BaseException:  # a bug: publish what there is, then let the CLI report it
+        except BaseException:  # a bug: publish what exists, then let the CLI report it
             close_task(task, (ExitCode.BUG, "killed", None))
             raise
         return close_task(task, verdict)
@@ -81,16 +102,16 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Task:
-    """What the steps below share."""
+    """The values that the steps below share."""
 
     settings: RunSettings  # options and config file
     world: World  # environment, clock, signals
     resolved: ResolvedTask  # allocation, place in the array, sources, devices, engine
     out: RunFolder
-    key: TaskKey  # our name: job, index, restart, node
+    key: TaskKey  # our name: job, array index, restart, node
     records: Records  # the task database, its publication, and the recorder
-    time: TimeBudget  # what is left until Slurm ends the job
-    learned: Learned  # what earlier tasks found out about these devices
+    time: TimeBudget  # the time until Slurm ends the job
+    learned: Learned  # limits that earlier tasks found for these devices
 
     @property
     def writer(self) -> TaskWriter:
@@ -98,7 +119,7 @@ class Task:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices that work is given to."""
+        """The devices that get work."""
         return self.resolved.grant.devices[: self.settings.max_gpus]
 
     @property
@@ -106,7 +127,7 @@ class Task:
         return (self.world.clock.now_ms() - self.records.started_at_ms) / 1000
 
     def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str) -> None:
-        """Record something that was decided automatically, and why."""
+        """Record an automatic decision and its reason."""
         self.writer.add_decision(kind, subject, value, reason, self.world.clock.now_ms())
 
 
@@ -115,7 +136,7 @@ class Task:
 
 @contextmanager
 def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> Iterator[Task]:
-    """Take a file name in the run folder and open the task database; a task that cannot begin leaves nothing behind."""
+    """Take a file name in the run folder and open the task database; a task that cannot start leaves no files."""
     out = RunFolder(settings.out.absolute())
     out.create()
     key = out.claim(resolved.allocation.key)
@@ -131,7 +152,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
         learned = Learned(subject_of(settings), known_files(LESSONS, out.path, world.environ))
         yield Task(settings, world, resolved, out, key, records, time, learned)
     except (BadcjobsError, sqlite3.Error) as error:
-        if records is not None and not database.exists():  # once published, the live files may hold more
+        if records is not None and not database.exists():  # after a publication, the live files may have more rows
             records.local.remove()
         out.give_back(key)
         if isinstance(error, BadcjobsError):
@@ -151,13 +172,13 @@ def list_work(task: Task) -> None:
     place, sources = task.resolved.place, task.resolved.sources
     log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
     if (end := task.resolved.end) is None:
-        log.info("time: no end is known; working until all is done")
+        log.info("time: no time limit is known; working until all chunks are done")
     else:
         at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
-        log.info("time: until %s, %s from now, says %s", at, left, end.source)
+        log.info("time: until %s, %s from now (%s)", at, left, end.source)
     shard = Shard(place.index, place.count)
-    if sources.picked_by_position:  # our line of a list of manifests: only the tasks of a step share it
+    if sources.picked_by_position:  # our line of a list of manifests: shared only by the tasks of a step
         shard = Shard(place.step_index, place.step_count)
 
     def keep_going(rows: int) -> None:
@@ -169,7 +190,7 @@ def list_work(task: Task) -> None:
     chunks = sources.chunks(shard, remarks, while_waiting=lambda: raise_if_stopped(task.world.stop))
     rows = task.writer.fill(chunks, keep_going, names.of)
     task.writer.update_task(shard_index=shard.index, shard_count=shard.count)
-    log.info("source: %s; part %s: %d chunks", ", ".join(sources.descriptions), shard, rows)
+    log.info("source: %s; shard %s: %s", ", ".join(sources.descriptions), shard, count(rows, "chunk"))
     for line in remarks.lines():
         log.warning("%s", line)
     for line in (*remarks.notes(), *gap_lines(task.writer.name_gaps(), names.patterns)):
@@ -177,12 +198,12 @@ def list_work(task: Task) -> None:
 
 
 def skip_done(task: Task) -> None:
-    """Skip what job.sqlite, and the task databases that are not merged into it, say is done.
+    """Skip the chunks that are done in job.sqlite, or in task databases that are not merged into it.
 
-    First publish what tasks that were killed on this node have left in their live files.
+    First publish the live files of tasks that were killed on this node.
     """
     out, writer = task.out, task.writer
-    wait_for_orphans(out.tasks, task.world.clock, _ORPHAN_PATIENCE_S)
+    wait_for_orphans(out.tasks, task.world.clock, _ORPHAN_TIMEOUT_S)
     publish_left_behind(out, task.records.local, task.key, hostname=task.world.hostname)
     databases = [out.job_database] if out.job_database.exists() else []
     for database in databases + out.earlier_databases(task.key, merged_files(out.job_database)):
@@ -192,21 +213,21 @@ def skip_done(task: Task) -> None:
             log.warning("%s", problem.what)
     skipped, failed = writer.count_by_status().get("skipped", 0), writer.count_failed_before()
     if skipped - failed:
-        log.info("%d chunks are done already and are skipped", skipped - failed)
+        log.info("already done, skipped: %s", count(skipped - failed, "chunk"))
     if failed:
-        log.warning("%d chunks failed in earlier tasks and are not tried again (run.retry_failed = false)", failed)
+        log.warning("failed in earlier tasks, not tried again (run.retry_failed = false): %s", count(failed, "chunk"))
     if writer.changed:
-        log.warning("%d chunks were done with other audio than now lies there; they are done again", writer.changed)
+        log.warning("done earlier, but with different audio, so analysed again: %s", count(writer.changed, "chunk"))
 
 
 def freeze_run(task: Task) -> None:
-    """Write run.toml if we are the first; refuse to go on if another task was first with other settings."""
+    """Write run.toml if we are the first; refuse to continue if another task was first with other settings."""
     mine, path = task.resolved.run, task.out.run_toml
     check_against(freeze(path, mine, __version__), mine, path)
 
 
 def plan_workers(task: Task) -> Autoscaler:
-    """Plan the workers of each device; none when nothing is left to do."""
+    """Plan the workers of each device; no workers if no chunks are pending."""
     settings, writer, grant = task.settings, task.writer, task.resolved.grant
     writer.add_devices(grant.devices)
     log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
@@ -226,7 +247,7 @@ def plan_workers(task: Task) -> Autoscaler:
 
 
 def start_recorder(task: Task) -> None:
-    """Sample the devices, and the CPU and memory of our own processes, until the task is closed."""
+    """Start to sample the devices, and the CPU and memory of our own processes, until the task is closed."""
     settings = task.settings
     stand_in = settings.stand_in(task.world.cwd)
     options = RecordingOptions(settings.interval_s, stand_in, settings.alerts, hooks=settings.hooks)
@@ -238,9 +259,9 @@ def start_recorder(task: Task) -> None:
 
 
 def run_workers(task: Task, workers: Autoscaler) -> Tally:
-    """Hand out chunks until the work or the time is over; this loop runs about five times a second."""
+    """Give chunks to the workers until the work or the time is over; the loop runs about five times a second."""
     if task.world.stop.requested or task.time.over:
-        return Tally()  # the signal came, or the time ran out, while the work was listed
+        return Tally()  # the signal arrived, or the time ended, while the work was listed
     setup = set_up_engine(task, workers)
     supervisor = Supervisor(
         task.resolved.engine,
@@ -263,10 +284,10 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
             left = pending - supervisor.tally.done - supervisor.tally.failed
-            obey_signals(task, supervisor)
-            obey_deadline(task, supervisor)
-            work_waits = left >= len(workers.plans) and not supervisor.draining  # else idle devices deserve no alert
-            task.records.look_after_recorder(work_waits=work_waits)
+            handle_signals(task, supervisor)
+            check_deadline(task, supervisor)
+            work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
+            task.records.check_recorder(work_waits=work_waits)
             workers.update(
                 supervisor,
                 left=left,
@@ -288,7 +309,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
 
 
 def set_up_engine(task: Task, workers: Autoscaler) -> EngineSetup:
-    """Prepare staging and cutting of audio, with the limits that probes and earlier tasks found for our devices."""
+    """Prepare staging and cutting of audio, with the limits known from probes and earlier tasks."""
     engine, files = task.resolved.engine, known_files(STORE, task.out.path, task.world.environ)
     return EngineSetup(
         stage=task.settings.stage,
@@ -302,13 +323,13 @@ def set_up_engine(task: Task, workers: Autoscaler) -> EngineSetup:
 
 
 def write_decisions(task: Task, setup: EngineSetup) -> None:
-    """Write the decisions of threads that may not write to the database themselves."""
+    """Write the decisions of other threads, which must not write to the database themselves."""
     for decision in setup.decisions():
         task.add_decision(*decision)
 
 
-def obey_signals(task: Task, supervisor: Supervisor) -> None:
-    """Start nothing new after a signal; end what still runs when the grace period is over."""
+def handle_signals(task: Task, supervisor: Supervisor) -> None:
+    """After a signal start nothing new; when the grace period is over, end what is still running."""
     stop = task.world.stop
     if stop.requested and not supervisor.draining:
         log.warning("%s: starting nothing new, finishing what is running", stop.name)
@@ -319,13 +340,13 @@ def obey_signals(task: Task, supervisor: Supervisor) -> None:
         supervisor.kill()
 
 
-def obey_deadline(task: Task, supervisor: Supervisor) -> None:
-    """Start nothing that would not finish before Slurm ends the job."""
+def check_deadline(task: Task, supervisor: Supervisor) -> None:
+    """Start no chunk that would not finish before Slurm ends the job."""
     task.time.learn(task.writer.recent_work)
     if task.time.over and not supervisor.draining:
         supervisor.drain()
     if task.time.is_news:
-        log.warning("the time is nearly over: starting nothing that would not finish")
+        log.warning("the time limit is near: starting only chunks that can finish")
         task.records.publish_soon()
 
 
@@ -340,44 +361,44 @@ def log_heartbeat(task: Task) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-Verdict = tuple[int, str, str | None]  # an exit code of the contract, the word in the task's row, a note for people
+Verdict = tuple[int, str, str | None]  # the exit code, the verdict in the task's row, a note for the user
 
 
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
-    """Choose the exit code from what is left, what failed and which signals came."""
+    """Choose the exit code from the chunks left, the failures and the signals."""
     stop = task.world.stop
     counts = task.writer.count_by_status()
     failed = counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before()
-    again = "run the same command again to go on where this stopped"
+    again = "run the same command again to continue"
     if not counts.get("pending", 0):
         early = len(tally.retired)
-        note = f"{early} of the workers ended before the work did; the last one: {tally.retired[-1]}" if early else None
+        note = f"workers that stopped early: {early}; the last one: {tally.retired[-1]}" if early else None
         return (ExitCode.CHUNKS_FAILED, "failed", note) if failed else (ExitCode.DONE, "done", note)
     if stop.requested:
         by_hand = stop.cut_short_by or (stop.ended_by if stop.ended_by is signal.SIGINT else None)
         return (128 + by_hand if by_hand else ExitCode.RUN_ME_AGAIN), "stopped", again
     if task.time.out_of_time and tally.gave_up is None:
-        return ExitCode.RUN_ME_AGAIN, "stopped", f"the time is nearly over; {again}"
-    why = tally.gave_up or next(iter(tally.retired), "no worker could be started; the log says why")
+        return ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {again}"
+    why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
     return ExitCode.NOT_HERE, "failed", why
 
 
 def close_task(task: Task, end: Verdict) -> dict[str, Any]:
-    """Leave no process running, stop the recorder, publish the task database, and return how it ended."""
+    """Kill the remaining processes, stop the recorder, publish the task database, and return the result."""
     exit_code, verdict, note = end
     records = task.records
     end_leftovers(records.mark)
     published = records.close(exit_code=exit_code, verdict=verdict)
-    telemetry = "on" if records.recorder is not None else "not needed: there was nothing to do"
+    telemetry = "on" if records.recorder is not None else "not needed: no chunks were pending"
     if not task.settings.telemetry:
         telemetry = "off (--no-emit-gpu-telemetry)"
     elif records.telemetry_failure is not None:
         telemetry = f"incomplete: {records.telemetry_failure}"
     if not published:
-        unsaved = task.writer.waiting  # transactions
+        unsaved = task.writer.waiting
         note = f"the last publication failed; the task's own files stay in {records.local.path}"
-        note += f", without the last {unsaved} changes, which no disk would take" if unsaved else ""
-        note += f"; while this node is there: badcjobs merge {task.settings.out} {records.local.path}"
+        note += f", without the last {unsaved} transactions, which no disk accepted" if unsaved else ""
+        note += f"; as long as this node exists: badcjobs merge {task.settings.out} {records.local.path}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, counts)

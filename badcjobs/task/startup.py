@@ -1,9 +1,46 @@
-"""Finds out what this task has, before anything is written: allocation, part of the source, devices, engine.
+"""Resolves a task before anything is written: allocation, part of the source, devices, engine, end time.
 
-Signals are a request to stop, in three degrees: drain, drain before a deadline, stop now.
+Signals are requests to stop, in three degrees: drain, drain with a deadline, stop now.
 """
 
 from __future__ import annotations
+
+from badcjobs.devices.allocation import EndTime
+from badcjobs.devices.allocation import ShardPlace
+from badcjobs.devices.allocation import array_shape
+from badcjobs.devices.allocation import find_place
+from badcjobs.devices.allocation import parse_allocation
+from badcjobs.devices.free import DeviceRequest
+from badcjobs.devices.free import Waiting
+from badcjobs.devices.free import pick_free
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.locks import describe_holder
+from badcjobs.devices.locks import lock_folder
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import Allocation
+from badcjobs.model import StandIn
+from badcjobs.model import TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.processes import parse_prefix
+from badcjobs.seams import Clock
+from badcjobs.seams import Engine
+from badcjobs.settings import FrozenRun
+from badcjobs.settings import RunSettings
+from badcjobs.settings import check_against
+from badcjobs.sources.open import Sources
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import parse_shard
+from badcjobs.store.slurm_ends import SPOOL_KEY
+from badcjobs.store.slurm_ends import wanted_file
+from badcjobs.task.progress import TaskProgress
+from badcjobs.task.progress import find_end
+from badcjobs.workers.engines import choose_engine
 
 import atexit
 import logging
@@ -15,38 +52,22 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from badcjobs.devices.allocation import EndTime, ShardPlace, array_shape, find_place, parse_allocation
-from badcjobs.devices.free import DeviceRequest, Waiting, pick_free
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import Allocation, StandIn, TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import SubprocessLauncher, parse_prefix
-from badcjobs.seams import Clock, Engine
-from badcjobs.settings import FrozenRun, RunSettings, check_against
-from badcjobs.sources.open import Sources, open_sources
-from badcjobs.sources.walk import parse_shard
-from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
-from badcjobs.task.progress import TaskProgress, find_end
-from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)
 
-NOTES_VARIABLE = "BADCJOBS_SLURM_NOTES"  # a file of ours on this node: the task epilog reads where our database is
-SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder that the whole cluster shares: asks for the job's end state
+NOTES_VARIABLE = "BADCJOBS_SLURM_NOTES"  # a file on this node in which the task epilog finds the path of our database
+SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder on a shared filesystem, for requests for the end state of a job
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SAME_BREATH_S = 5.0  # Slurm may send TERM twice; that is one message
+_REPEATED_S = 5.0  # Slurm may send TERM twice within this time; the second does not count
 
 
 class StopRequest:
-    """What the signals so far ask for.
+    """The request of the signals received so far.
 
-    A warning (USR1, USR2) drains: nothing new is started. TERM, INT and HUP drain with a deadline. Another of
-    these, not in the same breath, means now.
+    A warning (USR1, USR2) drains: nothing new is started. TERM, INT and HUP drain with a deadline. Another one of
+    these, unless it is a repeated TERM, means stop now.
     """
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
@@ -57,20 +78,20 @@ class StopRequest:
         self.cut_short_by: signal.Signals | None = None
 
     def receive(self, signum: int, _frame: object = None) -> None:
-        """Take note of a signal; safe as a signal handler."""
+        """Record a signal; safe as a signal handler."""
         number = signal.Signals(signum)
         if number in WARNINGS:
             self.warned_by = number
         elif self.ended_by is None:
             self.ended_by, self.ended_at_s = number, self._monotonic_s()
-        elif number is signal.SIGINT or self._monotonic_s() - self.ended_at_s > _SAME_BREATH_S:
+        elif number is signal.SIGINT or self._monotonic_s() - self.ended_at_s > _REPEATED_S:
             self.cut_short_by = number
 
     def install(self) -> None:
-        """Receive the signals of this process."""
+        """Install the handlers in this process."""
         for number in (*WARNINGS, *ENDINGS):
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: the work is to outlive the terminal
+                continue  # nohup: the work continues after the terminal is closed
             signal.signal(number, self.receive)
         atexit.register(self._ignore_all)
 
@@ -80,27 +101,27 @@ class StopRequest:
         return self.warned_by is not None or self.ended_by is not None
 
     def overdue(self, grace_s: float) -> bool:
-        """Whether what is still running must be ended now."""
+        """Say whether running work must be ended now."""
         if self.cut_short_by is not None:
             return True
         return self.ended_by is not None and self._monotonic_s() - self.ended_at_s > grace_s
 
     @property
     def name(self) -> str:
-        """The signal, for the log."""
+        """The name of the last signal, for the log."""
         last = self.cut_short_by or self.ended_by or self.warned_by
         return last.name if last else "no signal"
 
     @staticmethod
     def _ignore_all() -> None:
-        """Let no late signal change the exit code: a leaving Python gives its handlers back."""
+        """Ignore late signals, which could change the exit code: Python removes its handlers at exit."""
         for number in (*WARNINGS, *ENDINGS):
             signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
 class World:
-    """The environment, the time, the signals and the place of this process."""
+    """The environment, clock, signals and location of this process."""
 
     environ: Mapping[str, str]
     clock: Clock
@@ -111,7 +132,7 @@ class World:
     cores: int
     log_to: Callable[[Path], None] = field(default=lambda path: None)
     progress: Callable[[int], None] = field(default=lambda rows: None)
-    show: Callable[[Callable[[], TaskProgress]], None] = field(default=lambda look: None)  # looks only when it likes to
+    show: Callable[[Callable[[], TaskProgress]], None] = field(default=lambda look: None)  # calls look if it needs it
 
     @classmethod
     def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:
@@ -122,16 +143,16 @@ class World:
 
 @dataclass(frozen=True)
 class ResolvedTask:
-    """What this task has to work with."""
+    """The inputs of a task, all known before anything is written."""
 
     allocation: Allocation
-    run: FrozenRun  # the settings that all tasks of the run share
-    place: ShardPlace  # which part of the source is ours
+    run: FrozenRun  # the settings common to all tasks of the run
+    place: ShardPlace  # our part of the source
     sources: Sources
-    grant: Grant  # our devices, and why these
+    grant: Grant  # our devices, and the reason
     engine: Engine
-    end: EndTime | None  # of our time; None: not known, or there is none
-    locks: AbstractContextManager[object]  # of the devices that --free picked; released on exit
+    end: EndTime | None  # the end of our time; None: no time limit, or not known
+    locks: AbstractContextManager[object]  # the locks of the devices that --free picked; released on exit
 
 
 def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
@@ -140,7 +161,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     if settings.free is not None and allocation.in_slurm:
         raise BadInput(
             f"--free {settings.free} cannot be used inside a Slurm job",
-            why="Slurm has chosen the devices of this job already; others on this node belong to other jobs",
+            why="Slurm has already chosen the devices of this job; the others on this node belong to other jobs",
             fix=f"the same command without --free, in a job with #SBATCH --gpus-per-node={settings.free}",
         )
     run_toml = RunFolder(settings.out).run_toml
@@ -162,49 +183,51 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     if listed is not None and place.positions is not None and listed > place.positions:
         raise BadInput(
             f"the list names {listed} manifests, but the array has {place.positions} tasks",
-            why="each array task takes one line of the list; the others would never be done",
+            why="each array task takes one line of the list; the last lines would never be analysed",
             fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
         )
     grant = find_devices(world, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
-        try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"  # a job without GPUs simulates none
+        try_out = (
+            "" if allocation.in_slurm else ", or --simulate 2 to try it out"
+        )  # not in a job: it has no GPUs to simulate
         raise NotHere(
             "this task has no GPU",
             why=grant.why,
             fix=f"ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2{try_out}",
         )
-    engine = make_engine(settings, world, mark_of(allocation, world), grant)
+    engine = make_engine(settings, world, task_mark(allocation, world), grant)
     end = find_end(settings.stop_after, allocation, world.environ, began_ms)
     locks: AbstractContextManager[object] = nullcontext()
-    if settings.free is not None:  # last: a missing engine is found before we wait for a device
+    if settings.free is not None:  # last: find a missing engine before waiting for a device
         grant, locks = take_free_devices(settings, settings.free, world)
-        allocation = replace(allocation, started_at_ms=world.clock.now_ms())  # the wait is no GPU time
+        allocation = replace(allocation, started_at_ms=world.clock.now_ms())  # do not count the wait as GPU time
     return ResolvedTask(allocation, mine, place, sources, grant, engine, end, locks)
 
 
 def read_allocation(world: World) -> Allocation:
-    """Return what Slurm gave to this process; outside Slurm, the machine."""
+    """Return the allocation of this process: Slurm's or, outside Slurm, the machine."""
     now_ms = world.clock.now_ms()
     return parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=now_ms)
 
 
-def mark_of(allocation: Allocation, world: World) -> str:
-    """Return the mark that our processes carry in their environment.
+def task_mark(allocation: Allocation, world: World) -> str:
+    """Return the mark that our processes have in their environment.
 
-    Not the name in the run folder: that is taken later, and ``badcjobs record`` in the same job has the same one.
+    Not the name in the run folder: that is chosen later, and ``badcjobs record`` in the same job has the same name.
     """
     return f"{allocation.key.name}-{world.pid}"
 
 
 def find_devices(world: World, stand_in: StandIn) -> Grant:
-    """Return the devices that this task really has, and why; the reader that knows them is part of the reason."""
+    """Return the devices of this task and the reason, which includes the reader that found them."""
     with open_devices(world.environ, world.clock, stand_in) as sight:
         read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.backend_why}"
         return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
 
 
 def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[Grant, DeviceLocks]:
-    """Return the freest devices, locked for this run; wait for them as long as the settings say."""
+    """Return the devices with the most free capacity, locked for this run; wait for them as the settings say."""
     locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
     request = DeviceRequest(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
     waiting = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
@@ -217,16 +240,16 @@ def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[
 
 
 def raise_if_stopped(stop: StopRequest) -> None:
-    """Raise an error after a signal; for the time before any worker is started."""
+    """Raise an error if a signal has arrived; for the time before the first worker."""
     if stop.requested:
-        stopped = BadcjobsError(f"{stop.name} came before anything was started", fix="run the same command again")
+        stopped = BadcjobsError(f"{stop.name} arrived before any work was started", fix="run the same command again")
         by_hand = stop.ended_by is signal.SIGINT
         stopped.exit_code = 128 + signal.SIGINT if by_hand else ExitCode.RUN_ME_AGAIN
         raise stopped
 
 
 def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:
-    """Return the engine, checked: a missing program is found here, not by every chunk."""
+    """Return the engine after its check, so that a missing program is found now and not by every chunk."""
     prefix = settings.engine_prefix
     launcher = SubprocessLauncher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
     allow_cpu = not grant.devices
@@ -239,20 +262,20 @@ def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) ->
 
 
 def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[str, str]:
-    """Tell Slurm's hooks, where a site has them, where our task database is; return what merge must know of them."""
+    """Write the path of our task database for Slurm's hooks, if the site has them; return the meta rows for merge."""
     notes, spool = environ.get(NOTES_VARIABLE), environ.get(SPOOL_VARIABLE)
-    # A job that was submitted from inside another one may have inherited the other's variables.
+    # A job submitted from inside another job may have inherited that job's variables.
     if notes and Path(notes).name.startswith(f"{environ.get('SLURM_JOB_ID')}."):
         try:
             fd = os.open(notes, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND | os.O_NOFOLLOW)
             with os.fdopen(fd, "wb") as file:
                 file.write(os.fsencode(database) + b"\n")
         except OSError as error:
-            log.debug("the task epilog will not know of this task: %s", error)
+            log.debug("the task epilog will not find this task: %s", error)
     if not spool or not key.job_id.isdecimal():
         return {}
     try:
-        with suppress(FileExistsError):  # another task of the array has asked already
+        with suppress(FileExistsError):  # another task of the array has already written it
             wanted_file(Path(spool), key.job_id).touch(mode=0o644, exist_ok=False)
     except OSError as error:
         log.debug("Slurm's end states are not recorded: %s", error)

@@ -89,7 +89,7 @@ def test_a_command_that_does_not_exist_is_said_in_the_shells_way(site: Site, out
 def test_a_recording_is_not_overwritten_by_accident(site: Site, out: Path) -> None:
     out.write_text("precious")
     refused = site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1)
-    assert_refused(refused, 2, "exists already", "--overwrite")
+    assert_refused(refused, 2, "already exists", "--overwrite")
     assert out.read_text() == "precious"
     assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1, "--overwrite").exit_code == 0
     assert rows(out, "SELECT verdict FROM task") == [("done",)]

@@ -37,8 +37,8 @@ def test_a_changed_file_is_done_again_and_its_new_result_is_the_one_that_counts(
     rewrite_in_place(audio(site, "c000"))
     again = site.run(manifest, *ON_CPU)
     assert again.exit_code == 0, again.stderr
-    assert "1 chunks were done with other audio than now lies there; they are done again" in again.stderr
-    assert "2 chunks are done already and are skipped" in again.stderr
+    assert "done earlier, but with different audio, so analysed again: 1 chunk\n" in again.stderr
+    assert "already done, skipped: 2 chunks" in again.stderr
     assert statuses(site) == [("c000", "done"), ("c001", "skipped"), ("c002", "skipped")]
     assert rows(site.merged(), "SELECT chunk_id, count(*) FROM detection GROUP BY 1") == [
         ("c000", 2), ("c001", 1), ("c002", 2),
@@ -105,7 +105,7 @@ def test_what_failed_is_tried_again(site: Site, with_a_failure: Path) -> None:
 def test_what_failed_can_be_left_alone_and_is_still_named(site: Site, with_a_failure: Path) -> None:
     attempts = site.count("attempt")
     again = site.run(with_a_failure, *ON_CPU, "--config", "run.retry_failed=false", "--json")
-    assert "1 chunks failed in earlier tasks and are not tried again" in again.stderr
+    assert "failed in earlier tasks, not tried again (run.retry_failed = false): 1 chunk\n" in again.stderr
     assert (again.exit_code, again.json["chunks"]) == (1, {"skipped": 3})
     assert [(failed["chunk_id"], failed["error_class"]) for failed in again.json["failed"]] == [("c001", "bad_audio")]
     assert (site.count("attempt"), site.count("worker")) == (attempts, 1), "nobody was started for it"

@@ -139,7 +139,7 @@ def test_a_signal_during_a_long_listing_ends_it_with_nothing_started(site: Site)
     wait_for(lambda: list(site.out.glob("tasks/*.log")), "the listing to begin")
     program.send(signal.SIGTERM)
     done = program.wait(60)
-    assert_refused(done, 75, "SIGTERM came before anything was started")
+    assert_refused(done, 75, "SIGTERM arrived before any work was started")
     assert not site.out.exists()
 
 
@@ -149,5 +149,5 @@ def test_a_signal_is_heard_while_a_run_waits_for_a_filesystem_that_does_not_answ
     program = site.start_run(site.folder / "audio", *ON_TWO, env=slow_files(site))
     wait_for(lambda: somebody_waits(site), "a listing that reads a header")
     program.send(signal.SIGINT)
-    assert_refused(program.wait(60), 130, "SIGINT came before anything was started")
+    assert_refused(program.wait(60), 130, "SIGINT arrived before any work was started")
     assert not site.out.exists()

@@ -14,8 +14,8 @@ CHUNKS = 60
 
 def assert_stopped_in_order(site: Site, stopped: Outcome) -> None:
     assert stopped.exit_code == 75, stopped.stderr
-    assert "the time is nearly over: starting nothing that would not finish" in stopped.stderr
-    assert "the time is nearly over; run the same command again" in stopped.stdout
+    assert "the time limit is near: starting only chunks that can finish" in stopped.stderr
+    assert "the time limit is near; run the same command again" in stopped.stdout
     assert site.rows("SELECT verdict, exit_code FROM task") == [("stopped", 75)]
     ((done, left),) = site.rows("SELECT sum(status = 'done'), sum(status = 'pending') FROM chunk")
     assert done >= 2
@@ -47,7 +47,7 @@ def test_a_task_stops_in_order_before_its_time_is_over_and_the_same_command_fini
     assert site.rows("SELECT ended_at_ms - started_at_ms < 5000 FROM task") == [(1,)], "its time was over"
     assert_stopped_in_order(site, stopped)
     assert "time: until " in stopped.stderr
-    assert "0:00:05 from now, says run.stop_after" in stopped.stderr
+    assert "0:00:05 from now (run.stop_after)" in stopped.stderr
     finished = site.run(manifest, *SLOW, "--config", "run.stop_after=1:00:00")
     assert finished.exit_code == 0, finished.stderr
     assert site.count("attempt", "outcome = 'done'") == CHUNKS, "each was done once"
@@ -56,7 +56,7 @@ def test_a_task_stops_in_order_before_its_time_is_over_and_the_same_command_fini
 def test_the_end_of_the_job_is_asked_of_squeue_once(site: Site, manifest: Path) -> None:
     stopped = site.run(manifest, *SLOW, env=fake_squeue(site, "echo $(($(date +%s) + 5))"))
     assert_stopped_in_order(site, stopped)
-    assert "from now, says squeue" in stopped.stderr
+    assert "from now (squeue)" in stopped.stderr
     assert asked(site) == ["-h -j 4821_0 -o %e"]
 
 
@@ -64,14 +64,14 @@ def test_slurms_own_variable_saves_the_question(site: Site, manifest: Path) -> N
     env = fake_squeue(site, "echo 1")
     stopped = site.run(manifest, *SLOW, env={**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 7)})
     assert_stopped_in_order(site, stopped)
-    assert "from now, says SLURM_JOB_END_TIME" in stopped.stderr
+    assert "from now (SLURM_JOB_END_TIME)" in stopped.stderr
     assert asked(site) == []
 
 
 def test_a_job_whose_end_nobody_knows_works_until_all_is_done(site: Site) -> None:
     done = site.run(site.manifest(2), *SLOW, env=fake_squeue(site, "echo NONE"))
     assert done.exit_code == 0, done.stderr
-    assert "time: no end is known" in done.stderr
+    assert "time: no time limit is known" in done.stderr
     assert len(asked(site)) == 1
 
 

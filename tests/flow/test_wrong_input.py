@@ -81,7 +81,7 @@ CASES = {
     "gpus without any": Case(("gpus", "--simulate", 0), 2, ("--simulate", "0")),
     "demo with an argument": Case(("demo", "extra"), 2, ("extra",)),
     "demo into a file": Case(("demo", "--out", "good.csv"), 2, ("good.csv",)),
-    "record into a format nobody knows": Case(("record", "--out", "r.xls"), 2, ("unknown ending '.xls'", ".csv")),
+    "record into a format nobody knows": Case(("record", "--out", "r.xls"), 2, ("unknown extension '.xls'", ".csv")),
     "record into a folder that does not exist": Case(("record", "--out", "no/r.csv"), 2, ("mkdir -p no",)),
     "record without a file": Case(("record",), 2, ("--out",)),
 }  # fmt: skip

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from badcjobs.api.python import read_stats
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import Device
+from badcjobs.model import HostReading
+from badcjobs.model import Reading
+from badcjobs.store.connect import read_only_uri
+from badcjobs.telemetry.alert_command import AlertCalls
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.recorder import TelemetryWriter
+
 import sqlite3
 import subprocess
 import sys
@@ -13,13 +24,6 @@ from support.databases import query
 from support.task_files import make_job
 
 import badcjobs
-from badcjobs.api.python import read_stats
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import Device, HostReading, Reading
-from badcjobs.store.connect import read_only_uri
-from badcjobs.telemetry.alert_command import AlertCalls
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.recorder import TelemetryWriter
 
 FIGURES = {"min", "mean", "p50", "p95", "max", "samples"}
 METRICS = {"utilization", "memory_used_mb", "memory_usage_percent", "temperature_c", "power_draw_w"}
@@ -111,9 +115,9 @@ def test_devices_are_named_by_index_and_slices_of_one_card_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("run.xls", "unknown ending '.xls'"),
+        ("run.xls", "unknown extension '.xls'"),
         ("no/such/folder/run.sqlite", "does not exist"),
-        ("there.sqlite", "exists already"),
+        ("there.sqlite", "already exists"),
         ("/proc/run.sqlite", "/proc/run.sqlite cannot be written"),
         (f"{'x' * 300}.sqlite", "cannot be written"),
         ("a.file/run.sqlite", "does not exist"),
