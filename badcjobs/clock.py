@@ -1,4 +1,4 @@
-"""The time: one wall anchor plus a monotonic clock, so that a step of the system clock cannot reorder rows."""
+"""The clock: wall time at the start plus monotonic time, so that a change of the system clock cannot reorder rows."""
 
 from __future__ import annotations
 

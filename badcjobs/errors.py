@@ -1,4 +1,4 @@
-"""Our own errors: each is an answer with what, why and a line to paste, and knows its exit code."""
+"""Our own errors: what, why and a line to paste, each with an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What badcjobs says to the shell and to Slurm; a second signal or Ctrl-C adds 128 + its number."""
+    """The exit codes of badcjobs; after Ctrl-C or a second signal it is 128 + the signal number."""
 
     DONE = 0
     CHUNKS_FAILED = 1
@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
 
 
 class BadcjobsError(Exception):
-    """Something the user can act on; printed without a traceback."""
+    """An error that the user can act on; printed without a traceback."""
 
     exit_code: int = ExitCode.BUG
 

@@ -1,4 +1,4 @@
-"""Where things lie: the run folder that everybody sees, and the folder of one task's live files."""
+"""Paths: the run folder, the folder of one task's live files, the files of this installation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import TaskKey
 
-LIVE_PREFIX = ".live-"  # hidden folders of live files; nobody but their owners looks into them
+LIVE_PREFIX = ".live-"  # hidden folders of live files; only their owners may open these
 
 
 def is_there(path: Path) -> bool:
-    """Say whether something exists; raise BadInput where nobody can tell: a folder above it is closed to us."""
+    """Say whether a path exists; raise BadInput if that is not known, because a parent folder cannot be read."""
     try:
         return path.exists()
     except OSError as error:
         line = shlex.join(["ls", "-ld", str(path.absolute().parent)])
-        raise BadInput(f"{path} cannot be looked at", why=error.strerror, fix=line) from error
+        raise BadInput(f"{path} cannot be read", why=error.strerror, fix=line) from error
 
 
 class RunFolder:
@@ -44,23 +44,23 @@ class RunFolder:
         return self.tasks / f"{key.name}.log"
 
     def create(self) -> None:
-        """Make the folder, or say why it cannot be made."""
+        """Make the folder; raise BadInput if that is not possible."""
         try:
             self.tasks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            elsewhere = "choose a folder that compute nodes can write, on Sockeye: --out /scratch/<alloc>/…"
+            elsewhere = "use a folder that compute nodes can write to, on Sockeye: --out /scratch/<alloc>/…"
             raise self._unusable(error, elsewhere) from error
 
     def _unusable(self, error: OSError, fix: str) -> BadInput:
         return BadInput(f"--out {self.path} cannot be used", why=f"{error.strerror}: {error.filename}", fix=fix)
 
     def claim(self, key: TaskKey) -> TaskKey:
-        """Take a name nobody has used: a second run inside the same job counts as a restart."""
+        """Claim a name that is not used yet: a second run inside the same job counts as a restart."""
         candidate = key
         while True:
             try:
                 if candidate is key:
-                    os.scandir(self.tasks).close()  # who may not look into it would do all once more
+                    os.scandir(self.tasks).close()  # without read permission, work already done would be done again
                 if not self.task_database(candidate).exists():
                     self.task_log(candidate).open("x").close()
                     return candidate
@@ -72,7 +72,7 @@ class RunFolder:
             candidate = replace(candidate, restart=candidate.restart + 1)
 
     def give_back(self, key: TaskKey) -> None:
-        """Undo ``claim`` and ``create`` for a task that could not even begin."""
+        """Undo ``claim`` and ``create`` for a task that could not start."""
         if self.task_database(key).exists():
             return
         self.task_log(key).unlink(missing_ok=True)
@@ -80,13 +80,13 @@ class RunFolder:
             try:
                 folder.rmdir()
             except OSError:
-                return  # not empty: it is somebody else's
+                return  # not empty: other tasks use it
 
     def earlier_databases(self, key: TaskKey, merged: set[str]) -> list[Path]:
-        """Return the task databases to look into for work already done.
+        """Return the task databases in which to look for work already done.
 
-        Not those that job.sqlite has merged, and not those of our own array with another index: their shards are
-        disjoint from ours. One listing of the folder, no matter how large the array.
+        Not those that are merged into job.sqlite, and not those of our own array with another index: their shards are
+        disjoint from ours. Lists the folder once, however large the array is.
         """
         found = []
         for path in sorted(self.tasks.glob("*.sqlite")):
@@ -98,7 +98,7 @@ class RunFolder:
 
 
 class LocalFolder:
-    """One task's own folder, on the node if possible: its live databases, and scratch space for its workers."""
+    """The folder of one task, on the node if possible: its live databases, and scratch space for its workers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,7 +115,7 @@ class LocalFolder:
             return cls(Path(tempfile.mkdtemp(prefix=prefix, dir=parent)))
         except OSError as error:
             raise BadInput(
-                f"there is no folder to work in: {parent}",
+                f"no folder can be created in {parent}",
                 why=error.strerror,
                 fix="export TMPDIR=/a/local/folder   (in the job script, before badcjobs)",
             ) from error
@@ -125,20 +125,20 @@ class LocalFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-# --- files that change ------------------------------------------------------------------------------------------------
+# --- has a file changed? ----------------------------------------------------------------------------------------------
 
-Mark = tuple[int, int, int]
+FileVersion = tuple[int, int, int]
 
 
-def mark_of(status: os.stat_result) -> Mark:
-    """Return what is another thing once a file was replaced."""
+def version_of(status: os.stat_result) -> FileVersion:
+    """Return a value that changes when a file is replaced."""
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def mark_at(path: Path) -> Mark | None:
-    """Return the mark of a file; None: there is none."""
+def file_version(path: Path) -> FileVersion | None:
+    """Return the version of a file; None: it does not exist."""
     try:
-        return mark_of(path.stat())
+        return version_of(path.stat())
     except OSError:
         return None
 
@@ -151,19 +151,19 @@ _PACKAGE = Path(__file__).resolve().parent
 def folder(name: str) -> Path:
     """Return the folder ``templates``, ``slurm`` or ``guide``.
 
-    A wheel carries the first two inside the package; in a checkout they lie beside it, where users look for them.
+    A wheel has the first two inside the package; a repository has them next to it, where users look for them.
     """
     for candidate in (_PACKAGE / "_shipped" / name, _PACKAGE / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
     raise NotHere(
         f"the folder {name}/ is missing from this installation",
-        why=f"it is neither inside {_PACKAGE} nor beside it",
+        why=f"it is neither in {_PACKAGE} nor next to it",
         fix="pip install --force-reinstall badcjobs",
     )
 
 
 def user_cache(environ: Mapping[str, str]) -> Path | None:
-    """Return our folder in the user's cache; None: there is no home."""
+    """Return our folder in the user's cache; None: no home folder is known."""
     home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
     return Path(home) / "badcjobs" if home else None

@@ -1,4 +1,4 @@
-"""Where badcjobs meets the world: one Protocol per seam, one contract suite each in ``tests/contract``."""
+"""The seams to the outside world: one Protocol each, with one contract suite each in ``tests/contract``."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ class Clock(Protocol):
 
 
 class ReaderUnavailable(Exception):
-    """This way of reading GPUs does not work here; the text says why."""
+    """This reader does not work here; the text is the reason."""
 
 
 class DeviceUnreadable(Exception):
-    """One device gives no reading now; the text is the reason written into the gap."""
+    """One device cannot be read now; the text is the reason recorded with the gap."""
 
 
 class GpuReader(Protocol):
     """Reads the devices of this machine.
 
-    ``inventory`` raises ReaderUnavailable; ``read`` raises only DeviceUnreadable, and leaves
-    a metric that the device does not give as None, with the reason in ``Reading.missing``.
-    A reason stays the same while its cause does: each new text is a gap of its own.
+    ``inventory`` raises ReaderUnavailable; ``read`` raises only DeviceUnreadable. A metric that the device does not
+    give is None, with the reason in ``Reading.missing``. The reason must not vary while its cause is the same: each
+    new text starts a new gap.
     """
 
     backend: str
-    why: str  # why this one reads the devices, in words
+    why: str  # why this reader was chosen
 
     def inventory(self) -> Sequence[InventoryDevice]: ...
 
     def read(self, uuid: str) -> Reading: ...
 
     def force_full_read(self) -> None:
-        """Let the next reading of each device leave nothing out: it is the last of a recording."""
+        """Read every metric at the next reading of each device, which is the last of a recording."""
         return
 
     def close(self) -> None:
-        """Give back what the reader holds."""
+        """Release the reader's resources."""
         return
 
 
 class Process(Protocol):
-    """A running program, as much of ``subprocess.Popen`` as engines use."""
+    """A running program: the part of ``subprocess.Popen`` that engines use."""
 
     pid: int
     stdin: IO[bytes] | None
@@ -75,9 +75,9 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts programs in a process group of their own and ends whole groups.
+    """Starts programs in their own process groups, and kills complete groups.
 
-    Slurm's signals are the wrapper's business: a program hears none of them, or TERM alone with ``hears_term``.
+    Slurm's signals are for the wrapper: a program ignores all of them or, with ``receives_term``, all but TERM.
     """
 
     def start(
@@ -88,22 +88,22 @@ class Launcher(Protocol):
         cwd: Path | None,
         stderr: Path,
         pipes: bool = False,
-        hears_term: bool = False,
+        receives_term: bool = False,
     ) -> Process: ...
 
     def kill(self, process: Process) -> None: ...
 
     def prefix_for(self, worker: str) -> list[str]:
-        """Return the words that are put before a program (``--engine-prefix``); most often there are none."""
+        """Return the words before a program (``--engine-prefix``); usually none."""
         ...
 
 
 class SessionBroken(Exception):
-    """The engine process is gone or useless: open a new session.
+    """The engine process is dead or unusable: open a new session.
 
-    Of the chunks without a result those that had begun are suspects: one alone is blamed, several are tried again in
-    smaller company. Where the engine never says what it begins, the first one is blamed. All others go back to the
-    queue. ``at_start``: the engine was not ready yet, and no chunk had anything to do with it.
+    Chunks that had started and have no result are suspects: a single one is blamed, several are retried in smaller
+    groups. If the engine does not report starts, the first chunk is blamed. All other chunks go back to the queue.
+    ``at_start``: the engine was not ready yet, so no chunk is the cause.
     """
 
     def __init__(self, error_class: str, message: str, *, at_start: bool = False) -> None:
@@ -113,27 +113,27 @@ class SessionBroken(Exception):
 
 
 class More(Protocol):
-    """Where a session that is at work gets further chunks."""
+    """Gives a working session more chunks."""
 
     def __call__(self, wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-        """Return up to ``wanted`` chunks that belong to the batch from now on; never blocks, may return none.
+        """Return up to ``wanted`` more chunks, which then belong to the batch; never blocks, may return none.
 
-        ``idle`` says how many the session could begin at once: near the end of the work it gets no more than those.
+        ``idle``: how many the session could start immediately; near the end of the work it gets no more than that.
         """
         ...
 
 
 def nothing_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-    """Be the ``more`` of a batch that stays as it is."""
+    """Return no chunks: the ``more`` of a fixed batch."""
     return ()
 
 
 class Session(Protocol):
-    """One engine at work on one device.
+    """One engine process on one device.
 
-    ``process`` yields a result for every chunk of the batch and of what it got from ``more`` (and ChunkStarted where
-    the engine knows), or fewer after ``interrupt``, or raises SessionBroken. ``more`` is called in the same thread,
-    before the session runs dry; ``interrupt`` and ``kill`` come from another thread.
+    ``process`` yields a result for every chunk of the batch and of ``more`` (and ChunkStarted if the engine reports
+    it), or fewer after ``interrupt``, or raises SessionBroken. ``more`` is called in the same thread, before the
+    session runs out of chunks; ``interrupt`` and ``kill`` are called from another thread.
     """
 
     pid: int | None  # None: a new process for each chunk
@@ -148,26 +148,26 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """A way to analyse audio: knows how to start, and what its own success looks like."""
+    """A way to analyse audio: how to start it, and how to recognise success."""
 
     name: str
 
     @property
     def version(self) -> str | None:
-        """What tells this engine from another version of it; None: not known."""
+        """The version of this engine; None: not known."""
         ...
 
     @property
     def wants(self) -> int:
-        """How many chunks a session likes to hold: a few if it asks for more, a batch if it takes only that."""
+        """How many chunks a session should hold: a few if it calls ``more``, else a full batch."""
         ...
 
     def check(self) -> None:
-        """Raise NotHere when this engine cannot run on this machine."""
+        """Raise NotHere if this engine cannot run on this machine."""
         ...
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
-        """Start working on one device; ``scratch`` is an empty node-local folder."""
+        """Start a session on one device; ``scratch`` is an empty node-local folder."""
         ...
 
 
@@ -175,20 +175,20 @@ class Scheduler(Protocol):
     """Where arrays run: under Slurm, or emulated on this machine."""
 
     name: str
-    poll_s: float  # nobody is asked for states more often than this
+    poll_s: float  # the shortest interval between two queries of states
 
     def script(self, order: ArrayOrder) -> str:
-        """Return the text that ``submit`` would hand in for the array, byte for byte; do nothing."""
+        """Return exactly the script that ``submit`` would submit for the array; do nothing."""
         ...
 
     def submit(self, order: ArrayOrder) -> Submitted:
-        """Hand in the array; raise NotHere without a scheduler, its own words when it refuses."""
+        """Submit the array; raise NotHere without a scheduler, and the scheduler's message if it refuses."""
         ...
 
     def states(self, job: Submitted) -> JobStates:
-        """Ask once where the whole array stands, its merge job included; raise Unanswered when nobody answers now."""
+        """Query the states of the array and its merge job once; raise Unanswered without an answer."""
         ...
 
 
 class Unanswered(Exception):
-    """The scheduler did not say where a job stands; ask again later."""
+    """The scheduler gave no answer; ask again later."""

@@ -27,6 +27,7 @@ from badcjobs.telemetry.alert_command import AlertCalls
 from badcjobs.telemetry.alerts import Alert
 
 
+
 import atexit
 import logging
 import os

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from badcjobs.cluster.sbatch_options import ArraySpec, parse_array, parse_memory, parse_minutes, range_instead
 from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, ArrayShape, usual_cpus, usual_mem
+from badcjobs.model import ArrayOrder, ArrayShape, default_cpus, default_mem
 from badcjobs.settings import FrozenRun, is_config_file
 
 _ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # --exclusive is not: srun, by which tasks start, sees none
@@ -92,8 +92,8 @@ def make_order(
         only=only,
         parallel=options.parallel or (spec.parallel if spec else None),
         gpus_per_task=gpus,
-        cpus=options.cpus or usual_cpus(gpus),
-        mem=_memory(options.mem) or usual_mem(gpus),
+        cpus=options.cpus or default_cpus(gpus),
+        mem=_memory(options.mem) or default_mem(gpus),
         time_min=minutes["--time"],
         warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, minutes["--time"] * 60 // 4)),
         requeues=options.requeues,

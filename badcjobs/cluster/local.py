@@ -25,7 +25,7 @@ from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.slurm import has_ended, query_number, query_states
 from badcjobs.cluster.wait_for_job import EXIT_CODES, has_worked, nobody_began, verdict_of
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, usual_mem
+from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, default_mem
 from badcjobs.paths import RunFolder
 from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
@@ -143,7 +143,7 @@ class LocalScheduler:
     def submit(self, order: ArrayOrder, *, keep: Sequence[int] = ()) -> Submitted:
         """Run the array to its end; ``rows`` then says how its tasks ended."""
         order.logs.mkdir(parents=True, exist_ok=True)
-        asked_mem = order.mem not in (None, usual_mem(order.gpus_per_task))
+        asked_mem = order.mem not in (None, default_mem(order.gpus_per_task))
         done = self.run(self.script(order), order.name, state_folder=order.logs, keep=keep, tell_mem=asked_mem)
         self.rows = done[1]
         return Submitted(done[0], None, order.indices)

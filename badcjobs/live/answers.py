@@ -16,7 +16,7 @@ from badcjobs.live.run_files import resolves_outside
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import ProcessFacts
-from badcjobs.paths import Mark, mark_at
+from badcjobs.paths import FileVersion, file_version
 from badcjobs.report.prometheus import HOST, READING, Sample, device_samples, prometheus_text, run_samples, samples_of
 from badcjobs.seams import Clock
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
@@ -103,7 +103,7 @@ class LiveSource:
     view: View
     home: Path | None = None  # the run folder; links that leave it are not followed; None: a machine
     _cache: DocumentCache = field(default_factory=DocumentCache)
-    _processes: dict[str, tuple[Mark | None, _OnDevices]] = field(default_factory=dict)
+    _processes: dict[str, tuple[FileVersion | None, _OnDevices]] = field(default_factory=dict)
 
     def look(self) -> Documents:
         """Read what has changed and return it as JSON documents."""
@@ -130,7 +130,7 @@ class LiveSource:
             path = self._file(f"{task}.sqlite") if task and device["alive"] else None
             if path is None:
                 continue
-            mark, known = mark_at(path), self._processes.get(task)
+            mark, known = file_version(path), self._processes.get(task)
             if known is None or known[0] != mark:
                 known = self._processes[task] = (mark, read_processes(path))
             found[device["key"]] += map(asdict, known[1].get((task, device["uuid"], device["token"]), ()))

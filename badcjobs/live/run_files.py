@@ -11,7 +11,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort
-from badcjobs.paths import Mark, RunFolder, mark_at, mark_of
+from badcjobs.paths import FileVersion, RunFolder, file_version, version_of
 from badcjobs.report.progress import tells_of_a_kill
 from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
@@ -38,10 +38,10 @@ class _FileState:
     """The content of a file when it was last read."""
 
     path: Path
-    mark: Mark
+    mark: FileVersion
     tasks: tuple[TaskFacts, ...]
     checked_at_ms: int
-    end_mark: Mark | None = None  # of the Slurm record beside it, when that was last read
+    end_mark: FileVersion | None = None  # of the Slurm record beside it, when that was last read
     accounts: tuple[TaskFacts, ...] | None = None  # None: not read yet
 
     @property
@@ -150,12 +150,12 @@ class RunFiles:
 
     def _read(self, name: str, path: Path, now_ms: int, found: Iterable[str]) -> None:
         self.check_inside(path)
-        mark, seen = mark_of(path.stat()), self._seen.get(name)
+        mark, seen = version_of(path.stat()), self._seen.get(name)
         if seen is None or seen.mark != mark:
             self._seen[name] = seen = _FileState(path, mark, read_tasks(path, self._with_own_file(path, found)), now_ms)
         record = end_beside(path)  # how a task ended, for tasks that were killed
         if not seen.ended and (record.name in self._records or path == self.only):
-            end_mark = mark_at(record)
+            end_mark = file_version(record)
             if end_mark not in (None, seen.end_mark) and not self.is_outside(record):
                 seen.end_mark = end_mark
                 if tells_of_a_kill(read_end_beside(path)):

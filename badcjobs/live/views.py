@@ -20,7 +20,7 @@ from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
 from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_abandoned, last_job_of, read_array
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
 from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
-from badcjobs.paths import RunFolder, is_there, mark_at
+from badcjobs.paths import RunFolder, file_version, is_there
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.seams import Clock, DeviceUnreadable
@@ -85,7 +85,7 @@ class RunView:
         files, now_ms = self.files, self.clock.now_ms()
         until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s
         unread = files.read_changes(now_ms, until_s)
-        mark = tuple(map(mark_at, files_of_array(files.folder)))
+        mark = tuple(map(file_version, files_of_array(files.folder)))
         if files.only is None and mark != self._array_mark:
             self._array, self._array_mark = read_array(files), mark
         every, array = files.tasks, self._array

@@ -1,6 +1,6 @@
-"""The nouns that travel between stages: frozen, typed, with the unit in each name.
+"""The value types that all rooms share: frozen, typed, with the unit in each name.
 
-No behaviour beyond what a noun knows about itself; no imports from the rest of the package.
+They import nothing from the rest of the package, and do nothing beyond describing themselves.
 """
 
 from badcjobs.model.arrays import Allocation as Allocation
@@ -11,14 +11,14 @@ from badcjobs.model.arrays import JobStates as JobStates
 from badcjobs.model.arrays import Progress as Progress
 from badcjobs.model.arrays import Submitted as Submitted
 from badcjobs.model.arrays import TaskKey as TaskKey
+from badcjobs.model.arrays import default_cpus as default_cpus
+from badcjobs.model.arrays import default_mem as default_mem
 from badcjobs.model.arrays import expected_end_ms as expected_end_ms
 from badcjobs.model.arrays import is_silent as is_silent
 from badcjobs.model.arrays import parse_stop_after as parse_stop_after
 from badcjobs.model.arrays import publish_interval_s as publish_interval_s
 from badcjobs.model.arrays import silent_after_s as silent_after_s
 from badcjobs.model.arrays import stable_id as stable_id
-from badcjobs.model.arrays import usual_cpus as usual_cpus
-from badcjobs.model.arrays import usual_mem as usual_mem
 from badcjobs.model.devices import CHARTED as CHARTED
 from badcjobs.model.devices import COUNTERS as COUNTERS
 from badcjobs.model.devices import METRICS as METRICS
@@ -37,8 +37,8 @@ from badcjobs.model.devices import Reading as Reading
 from badcjobs.model.devices import StandIn as StandIn
 from badcjobs.model.devices import Stretches as Stretches
 from badcjobs.model.devices import UsageReading as UsageReading
-from badcjobs.model.work import AS_IT_COMES as AS_IT_COMES
 from badcjobs.model.work import FITS as FITS
+from badcjobs.model.work import NO_CUTTING as NO_CUTTING
 from badcjobs.model.work import NO_START as NO_START
 from badcjobs.model.work import TOO_LONG as TOO_LONG
 from badcjobs.model.work import AudioHeader as AudioHeader

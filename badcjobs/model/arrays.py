@@ -1,4 +1,4 @@
-"""Job arrays: their shape, what one task of them was given, what is handed to a scheduler, and when it will be done."""
+"""Job arrays: shape, allocation of one task, submission, states, and progress with the expected end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
-_BITS_OF_BIRTH = 17
+_BITS_OF_START = 17
 
 
 def stable_id(*parts: object) -> int:
     """Return a 47-bit number for these names: the same in every process, six bytes in SQLite.
 
-    Task databases are written apart and joined later, so a row number would collide; these do not
-    (10,000 tasks of 4 devices: one chance in 100,000).
+    Task databases are written separately and merged later, so row numbers would collide; these ids do not (for 10,000
+    tasks with 4 devices the probability is 1 in 100,000).
     """
-    import hashlib  # late: it carries a cryptographic library of 4 MB, and the recorder needs none of it
+    import hashlib  # late: it loads a cryptographic library of 4 MB, which the recorder does not need
 
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") >> 1
@@ -25,15 +25,15 @@ def stable_id(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TaskKey:
-    """The name of one attempt of one array task; its file names carry it."""
+    """The identity of one attempt of one array task; file names are made from it."""
 
     job_id: str
     array_index: int
     restart: int
     node: str
     procid: int | None = None
-    # When it started. Names repeat across run folders, so the id needs it; no name says it, so keys are equal without.
-    born_ms: int | None = field(default=None, compare=False)
+    # Names repeat across run folders, so the id includes the start time. File names lack it, so it is not compared.
+    started_at_ms: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -42,16 +42,16 @@ class TaskKey:
 
     @property
     def task_id(self) -> int:
-        """The number of this attempt; its first bits are those of the name, so that names tell the order of ids."""
+        """The id of this attempt; its first bits depend on the name alone, so that names give the order of ids."""
         by_name = stable_id(self.name)
-        if self.born_ms is None:
+        if self.started_at_ms is None:
             return by_name
-        mask = (1 << _BITS_OF_BIRTH) - 1
-        return (by_name & ~mask) | (stable_id(self.name, self.born_ms) & mask)
+        mask = (1 << _BITS_OF_START) - 1
+        return (by_name & ~mask) | (stable_id(self.name, self.started_at_ms) & mask)
 
     @classmethod
     def parse(cls, name: str) -> TaskKey | None:
-        """Return the task of this name; None when no task has such a name."""
+        """Return the key of a task with this name; None: not the name of a task."""
         parts = _TASK_NAME.fullmatch(name)
         if parts is None:
             return None
@@ -72,7 +72,7 @@ class ArrayShape:
     count: int
 
     def position_of(self, index: int) -> int | None:
-        """Return where this index stands among the array's indices, from 0; None when it is not one of them."""
+        """Return the position of this index in the array, from 0; None: not in the array."""
         position, rest = divmod(index - self.first, self.step)
         return position if rest == 0 and 0 <= position < self.count else None
 
@@ -83,20 +83,20 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What Slurm (or nobody) gave to this process."""
+    """What Slurm gave to this process; outside Slurm, the machine."""
 
     in_slurm: bool
     job_id: str
     node: str
     restart: int = 0
     array_index: int | None = None
-    array_indices: tuple[int, int, int, int] | None = None  # min, max, step, count as Slurm says them
+    array_indices: tuple[int, int, int, int] | None = None  # min, max, step, count from Slurm's variables
     step_tasks: int = 1
     procid: int = 0
     cpus: int | None = None
     local_dir: str | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)  # the variables all this was read from
-    started_at_ms: int | None = None  # when this process looked; None: nobody said
+    facts: Mapping[str, str] = field(default_factory=dict)  # the environment variables that were read
+    started_at_ms: int | None = None  # when the allocation was read; None: not known
 
     @property
     def key(self) -> TaskKey:
@@ -104,43 +104,43 @@ class Allocation:
         return TaskKey(self.job_id, self.array_index or 0, self.restart, self.node, procid, self.started_at_ms)
 
 
-def usual_cpus(gpus: int) -> int:
-    """Return the cores of an array task for which none were asked."""
+def default_cpus(gpus: int) -> int:
+    """Return the default number of cores of an array task."""
     return 2 * max(gpus, 1)
 
 
-def usual_mem(gpus: int) -> str:
-    """Return the memory of an array task for which none was asked.
+def default_mem(gpus: int) -> str:
+    """Return the default memory of an array task.
 
-    Memory is billed, on some sites higher than the GPUs: what an engine process or two need, and no more.
+    Memory is billed, on some sites higher than GPUs: this is enough for one or two engine processes.
     """
     return f"{4 * max(gpus, 1)}G"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayOrder:
-    """A job array and its merge job, as somebody wants them; a scheduler makes them so."""
+    """A job array and its merge job, to be submitted to a scheduler."""
 
     out: Path  # absolute
-    run_arguments: tuple[str, ...]  # what follows `badcjobs`: run SOURCE… --out DIR …, with absolute paths
+    run_arguments: tuple[str, ...]  # after `badcjobs`: run SOURCE… --out DIR …, with absolute paths
     tasks: int
     first: int = 0
     step: int = 1
-    only: tuple[int, ...] = ()  # of the array's indices just these, where a part is submitted again; empty: all
-    parallel: int | None = None  # how many tasks at a time; None: as many as there is room for
+    only: tuple[int, ...] = ()  # submit only these indices of the array again; empty: all
+    parallel: int | None = None  # most tasks at a time; None: no limit
     gpus_per_task: int = 1
-    cpus: int | None = None  # of each task; None: whatever the site gives
+    cpus: int | None = None  # of each task; None: the site's default
     mem: str | None = None  # of each task, as sbatch takes it
     time_min: int = 720
-    warning_s: int = 180  # how long before the time limit a task is told to stop in order
-    requeues: int = 10  # how often a task that has stopped in order, with work left, is started again
+    warning_s: int = 180  # how long before the time limit Slurm sends the warning signal
+    requeues: int = 10  # how often a task that stopped with work left is started again
     account: str | None = None
     partition: str | None = None
     constraint: str | None = None
-    extra_sbatch: tuple[str, ...] = ()  # more options of sbatch for the array: "--qos=high"
+    extra_sbatch: tuple[str, ...] = ()  # more sbatch options for the array: "--qos=high"
     name: str = "badcjobs"
-    setup: tuple[str, ...] = ()  # lines of shell before the work: "module load gcc cuda"
-    merge_account: str | None = None  # None: as the array
+    setup: tuple[str, ...] = ()  # shell lines before the work: "module load gcc cuda"
+    merge_account: str | None = None  # None: that of the array
     merge_mem: str = "4G"
     merge_time_min: int = 60
 
@@ -150,50 +150,51 @@ class ArrayOrder:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The array indices that are submitted now."""
+        """The array indices to submit now."""
         return self.only or tuple(range(self.first, self.first + self.tasks * self.step, self.step))
 
     @property
     def spec(self) -> str:
-        """What ``sbatch --array=`` takes."""
+        """The value of ``sbatch --array=``."""
         indices = ",".join(map(str, self.only)) or str(self.shape)
         return indices if self.parallel is None else f"{indices}%{self.parallel}"
 
     @property
     def logs(self) -> Path:
-        """Where the scheduler writes what the tasks say, and keeps its own files."""
+        """Where the scheduler writes the output of the tasks, and its own files."""
         return self.out / "logs"
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An array that was handed in."""
+    """A submitted array."""
 
     job_id: str
-    merge_job_id: str | None  # None: there is no merge job; whoever waits merges
+    merge_job_id: str | None  # None: there is no merge job; the waiting process merges
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobStates:
-    """Where a submitted array stands, in Slurm's words.
+    """The Slurm states of a submitted array.
 
-    An index that is not there has ended and is forgotten; ``merge`` is None when there is no merge job, or no more.
+    An index that is missing has ended, and Slurm no longer lists it; ``merge`` is None if there is no merge job, or no
+    longer.
     """
 
     array: Mapping[int, str]
     merge: str | None = None
-    exit_codes: Mapping[int, int] = field(default_factory=dict)  # of those that have ended, where it is not 0
-    why_pending: tuple[str, ...] = ()  # Slurm's reasons, where array tasks wait for more than their turn
-    why_merge_pending: str | None = None  # the same of the merge job
+    exit_codes: Mapping[int, int] = field(default_factory=dict)  # of tasks that have ended, if not 0
+    why_pending: tuple[str, ...] = ()  # Slurm's reasons, if array tasks wait for more than their turn
+    why_merge_pending: str | None = None  # Slurm's reason for the merge job
 
 
 @dataclass(frozen=True, slots=True)
 class CutShort:
-    """A submit that has not come to its end: killed, left without Slurm's answer, or still waiting for that."""
+    """A submit that was not completed: killed, left without Slurm's answer, or still waiting for it."""
 
     what: str
-    command: str  # to paste: it finds what Slurm has, and does the rest
+    command: str  # to paste: it finds out what Slurm has, and completes the submit
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -201,13 +202,13 @@ class CutShort:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a task that runs is."""
+    """The progress of a running task."""
 
     started_at_ms: int
-    at_ms: int  # as of when: its last sign or, of one that has nothing done, when it was last heard of
+    at_ms: int  # the time of these counts: its last sign of life
     done: int  # chunks
     pending: int
-    listed: bool = True  # False: what it has to do is not known yet
+    listed: bool = True  # False: its chunks are not listed yet
     workers: int | None = None
 
     @property
@@ -216,16 +217,16 @@ class Progress:
 
     @property
     def pace(self) -> float | None:
-        """How many in a second; None: it is too early to say."""
+        """Chunks per second; None: too early to say."""
         return self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
 
 
 def expected_end_ms(running: Sequence[Progress], left: float, paces_before: Iterable[float] = ()) -> int | None:
-    """Return when all is done: when the last running task is, or later if there is more than they have.
+    """Return when all work is done: when the last running task ends, or later if more work is left than they have.
 
-    ``left`` is counted in chunks as long as those that are done. None: there is no pace to go by. A task that has none
-    done yet would leave what it has to the others; so it counts as fast as they are on average (where none has a pace,
-    as those before: ``paces_before``), but not as if each of its workers had done more than one by now.
+    ``left`` is counted in chunks of the average length of those done. None: no pace is known. A task without a done
+    chunk counts as fast as the others on average (if none has a pace: as ``paces_before``), but not so fast that each
+    of its workers would have done more than one chunk by now.
     """
     known = [task.pace for task in running if task.pace]
     others = known or list(paces_before)
@@ -244,26 +245,26 @@ def _first_pace(task: Progress, usual: float) -> float:
     return min(usual, (task.workers or 1) / task.elapsed_s) if task.elapsed_s > 0 else usual
 
 
-# --- silence ----------------------------------------------------------------------------------------------------------
+# --- tasks without a sign of life -------------------------------------------------------------------------------------
 
-_PUBLISH_EVERY_S = 30.0  # where the file does not say
-_SLOW_BYTES_PER_S = 50_000  # keeps the traffic of a day of readings at about 4 GB
-_LONGEST_S = 480.0  # what a dead node may cost, however many chunks there are
-_SLACK_S = 60.0  # a shared filesystem may show a new file so much later
+_PUBLISH_EVERY_S = 30.0  # if the file does not contain it
+_SLOW_BYTES_PER_S = 50_000  # limits publishing to about 4 GB a day
+_LONGEST_S = 480.0  # the most work that a dead node may lose
+_SLACK_S = 60.0  # a shared filesystem may show a new file this much later
 
 
 def publish_interval_s(size_bytes: int, base_s: float) -> float:
-    """Return how long to wait between publications of a file of this size."""
+    """Return the interval between publications of a file of this size."""
     return max(base_s, min(_LONGEST_S, size_bytes / _SLOW_BYTES_PER_S))
 
 
 def silent_after_s(size_bytes: int, publish_every_s: float | None) -> float:
-    """Return how long a task that runs may be without a word: two publications of its file, and a minute."""
+    """Return after how long without a publication a running task counts as silent: two intervals and a minute."""
     return 2 * publish_interval_s(size_bytes, publish_every_s or _PUBLISH_EVERY_S) + _SLACK_S
 
 
 def is_silent(heard_at_ms: int | None, after_s: float | None, now_ms: int | None) -> bool:
-    """Say whether a task that has not ended should have been heard of by now; what nobody knows accuses nobody."""
+    """Say whether a task that has not ended has been silent for too long; not known counts as no."""
     if heard_at_ms is None or after_s is None or now_ms is None:
         return False
     return now_ms - heard_at_ms > 1000 * after_s
@@ -276,7 +277,7 @@ _CLOCK = re.compile(
 
 
 def parse_stop_after(text: str) -> float | None:
-    """Read minutes, ``M:S``, ``H:M:S`` or ``D-H:M:S``, as sbatch takes them; return seconds, None for anything else."""
+    """Parse minutes, ``M:S``, ``H:M:S`` or ``D-H:M:S``, as for sbatch, into seconds; None: none of these."""
     if _MINUTES.fullmatch(text):
         return 60 * float(text)
     parts = _CLOCK.fullmatch(text)

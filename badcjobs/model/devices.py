@@ -1,4 +1,4 @@
-"""Devices: what a machine has and a task was given, what they said at one instant, and where alerts begin."""
+"""Devices: those of a machine and of a task, their readings, chart data, and the limits for alerts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-_ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES takes; amdsmi has another
+_ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
 
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What takes the place of this machine's devices: simulated ones, or a recording; paths are absolute."""
+    """What replaces the devices of this machine: simulated ones, or a recording; paths are absolute."""
 
     simulate: int | None = None
     script: str | None = None  # TOML: how simulated devices behave
     replay: str | None = None  # a task database
-    ledger: str | None = None  # folder: what programs pretend to use of simulated devices
+    ledger: str | None = None  # a folder: memory and load that programs pretend to use on simulated devices
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryDevice:
-    """A device that a reader found on this machine, ours or not."""
+    """A device that a reader found on this machine, granted to this task or not."""
 
     index: int
     uuid: str
@@ -34,17 +34,17 @@ class InventoryDevice:
     power_limit_w: float | None = None
     pci_bus_id: str | None = None
     driver: str | None = None
-    slowdown_c: int | None = None  # where the device begins to slow down
-    memory_reserved_bytes: int = 0  # what the driver keeps for itself, and nobody can have
+    slowdown_c: int | None = None  # the temperature at which the device slows down
+    memory_reserved_bytes: int = 0  # used by the driver itself
     vendor: str = "nvidia"
-    # A MIG slice has the index of its card, which is listed just before its slices.
+    # A MIG slice has the index of its card, which is listed directly before its slices.
     parent_uuid: str | None = None
     slice: str | None = None  # "<gpu instance>/<compute instance>", as in the old tokens MIG-GPU-<uuid>/gi/ci
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device granted to this task, and how we know."""
+    """A device granted to this task, and the reason."""
 
     token: str
     why: str
@@ -63,7 +63,7 @@ class Device:
 
     @property
     def pin(self) -> str:
-        """What shows a worker this device alone: its UUID, or the token (AMD: the index) where UUIDs do not serve."""
+        """The value that makes only this device visible: its UUID, or the token (AMD: the index) if UUIDs fail."""
         if self.uuid is None:
             return self.token
         if self.vendor == "amd" and not _ROCR_UUID.fullmatch(self.uuid):
@@ -77,7 +77,7 @@ class Device:
 # --- readings ---------------------------------------------------------------------------------------------------------
 
 
-# NVML's bits in throttle_reasons; the first is no throttling, the others are.
+# NVML's bits in throttle_reasons; the first one means idle, not throttled.
 THROTTLE_BITS = {
     0x001: "gpu_idle",
     0x002: "clocks_setting",
@@ -89,7 +89,7 @@ THROTTLE_BITS = {
     0x080: "hw_power_brake",
     0x100: "display_clocks",
 }
-COUNTERS = ("energy_j", "throttle_reasons", "ecc_errors")  # of these a mean says nothing
+COUNTERS = ("energy_j", "throttle_reasons", "ecc_errors")  # a mean of these is meaningless
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class ProcessFacts:
     memory_used_bytes: int | None
 
 
-@dataclass(slots=True)  # not frozen: one is made for each device and second, and freezing takes 4 µs of 30
+@dataclass(slots=True)  # not frozen: there is one per device and second, and freezing takes 4 µs of 30
 class Reading:
-    """One device at one instant; None: it does not say, or was not asked this time."""
+    """One device at one instant; None: not reported, or not read this time."""
 
     utilization_percent: int | None = None
     memory_utilization_percent: int | None = None
@@ -126,7 +126,7 @@ class Reading:
     throttle_reasons: int | None = None
     sm_activity_percent: float | None = None
     sm_occupancy_percent: float | None = None
-    busy_percent: float | None = None  # share of the time since it was last given in which the device worked
+    busy_percent: float | None = None  # share of the time since its last value in which the device worked
     tensor_percent: float | None = None
     dram_percent: float | None = None
     pcie_rx_bytes_per_s: int | None = None
@@ -136,13 +136,13 @@ class Reading:
     decoder_percent: int | None = None
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded
     missing: Mapping[str, str] = field(default_factory=dict)  # metric → why the device did not give it
-    sources: Mapping[str, str] = field(default_factory=dict)  # metric → where it is from, if there are several ways
-    processes: tuple[ProcessReading, ...] | None = None  # None: not asked this time
-    faults: tuple[str, ...] = ()  # what the device reported since the last reading: "Xid 79", …
+    sources: Mapping[str, str] = field(default_factory=dict)  # metric → its source, if there are several
+    processes: tuple[ProcessReading, ...] | None = None  # None: not read this time
+    faults: tuple[str, ...] = ()  # reported since the last reading: "Xid 79", …
 
 
 _NO_METRICS = ("missing", "sources", "processes", "faults")
-# What a sample holds; the `sample` table has a column for each.
+# The metrics of a sample; the table `sample` has a column for each.
 METRICS = tuple(one.name for one in fields(Reading) if one.name not in _NO_METRICS)
 
 
@@ -157,18 +157,18 @@ class HostReading:
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """What the task's own processes used together at one instant: the wrapper, and all that it has started."""
+    """The total use of the task's own processes at one instant: the wrapper and all its descendants."""
 
-    cpu_cores: float | None  # kept busy since the reading before; None: there was none
+    cpu_cores: float | None  # busy since the last reading; None: this is the first
     memory_bytes: int
-    read_bytes_per_s: float | None  # since the reading before; None: there was none, or it is not to be seen
+    read_bytes_per_s: float | None  # since the last reading; None: this is the first, or not visible
     processes: int
-    source: str  # of its memory: pss (pages that several share are counted once) or rss
+    source: str  # of memory_bytes: pss (shared pages counted once) or rss
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHeld:
-    """The main memory that the task's own processes held together, at a moment of the monotonic clock."""
+    """The main memory of the task's own processes, at a time of the monotonic clock."""
 
     memory_bytes: int
     at_s: float
@@ -181,7 +181,7 @@ CHARTED = ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The smallest, the mean and the largest reading of one metric in each stretch; NaN: there was none."""
+    """Minimum, mean and maximum of one metric in each stretch of time; NaN: no reading."""
 
     low: Sequence[float]
     mean: Sequence[float]
@@ -190,26 +190,26 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """One device of one task over time, as the table ``device_stretch`` has it; all columns are of one length."""
+    """One device of one task over time, from the table ``device_stretch``; all columns have the same length."""
 
     from_ms: Sequence[int]
     to_ms: Sequence[int]
-    states: Sequence[str]  # the one that lasted longest in each
+    states: Sequence[str]  # the longest state of each stretch
     metrics: Mapping[str, Envelope]  # one for each of CHARTED
-    # Of short ones with several states: place → state → seconds.
+    # Short stretches with several states: position → state → seconds.
     mixed: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
-    """What the page shows beyond the summary."""
+    """What the page shows in addition to the summary."""
 
     stretches: Mapping[tuple[str, str], Stretches] = field(default_factory=dict)  # by task name and the device's token
-    # The same of devices that had tries under way, as it is when their task runs no more: these are lost.
+    # The same for devices with unfinished attempts, if their task no longer runs: these attempts are lost.
     given_up: Mapping[tuple[str, str], Stretches] = field(default_factory=dict)
-    durations: Mapping[int, int] = field(default_factory=dict)  # ms of a try that ended well → how many
-    sets_of_settings: int = 0  # how many different ones there are among the tasks
-    versions: tuple[str, ...] = ()  # of badcjobs, that the tasks ran with
+    durations: Mapping[int, int] = field(default_factory=dict)  # ms of a successful attempt → how many
+    sets_of_settings: int = 0  # how many different settings the tasks had
+    versions: tuple[str, ...] = ()  # of badcjobs, used by the tasks
 
 
 # --- alerts -----------------------------------------------------------------------------------------------------------
@@ -217,16 +217,16 @@ class ChartData:
 
 @dataclass(frozen=True, slots=True)
 class AlertLimits:
-    """Where alerts begin; the fields are the keys of the table [alerts]."""
+    """The limits for alerts; the fields are the keys of the table [alerts]."""
 
-    temperature_c: float | None = None  # None: where the device slows down, else 83
+    temperature_c: float | None = None  # None: the slowdown temperature of the device, else 83
     memory_percent: float = 90.0
     power_percent: float = 95.0
-    idle_s: float = 300.0  # without work for so long, while work waits
-    energy_percent: float = 5.0  # counter against integrated power
+    idle_s: float = 300.0  # idle for this long while work waits
+    energy_percent: float = 5.0  # difference between energy counter and integrated power
 
     def problems(self) -> list[str]:
-        """Return what is wrong with these limits, a sentence each."""
+        """Return the mistakes in these limits, a sentence each."""
         found = []
         for name, value in asdict(self).items():
             if name == "temperature_c" and value is None:
@@ -240,32 +240,32 @@ class AlertLimits:
 
 @dataclass(frozen=True, slots=True)
 class AlertHooks:
-    """A command or none; the fields are keys of the table [alerts].
+    """The command to run on alerts, if any; the fields are keys of the table [alerts].
 
-    The command's line may hold a secret: it is never logged and never stored.
+    The command line may contain a secret: it is never logged and never stored.
     """
 
     command: str | None = field(default=None, repr=False)
-    min_interval_s: float = 600.0  # between two calls for one kind of trouble on one device
+    min_interval_s: float = 600.0  # between two calls for the same kind of alert on one device
 
     def problems(self) -> list[str]:
-        """Return what is wrong with them, a sentence each, without their secrets."""
+        """Return the mistakes, a sentence each, without secrets."""
         found = []
         if self.command is not None and not isinstance(self.command, str):
-            found.append("command must be a text")
+            found.append("command must be a string")
         elif self.command is not None:
             try:
                 words = shlex.split(self.command)
                 if not words or not words[0] or "\0" in self.command:
                     found.append("command must name a program")
             except ValueError as error:
-                found.append(f"command cannot be taken apart into words: {str(error).lower()}")
+                found.append(f"command cannot be split into words: {str(error).lower()}")
         number = self.min_interval_s
         if type(number) not in (int, float) or not math.isfinite(number) or number < 0:
             found.append(f"min_interval_s = {number!r} must be a number, 0 or above")
         return found
 
     def without_secrets(self) -> dict[str, object]:
-        """Return what may be stored and shown: of the command only its program."""
+        """Return what may be stored and shown: only the program of the command."""
         program = None if self.command is None else shlex.split(self.command)[0]
         return {"command": program and f"{program} …", "min_interval_s": self.min_interval_s}

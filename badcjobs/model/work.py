@@ -1,4 +1,4 @@
-"""The work: chunks of audio, how recordings are cut and named, what becomes of each try, and what a probe finds out."""
+"""The work: chunks of audio, cutting and naming of recordings, results of attempts, and probes."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from badcjobs.model.devices import Device
 
 @dataclass(frozen=True, slots=True)
 class RecordingName:
-    """What the path of a recording tells; None: it does not."""
+    """What the path of a recording contains; None: it does not contain it."""
 
     study_area: str | None = None
     location: str | None = None
-    recorded_at: str | None = (
-        None  # ISO 8601 on the recorder's own clock, which has no zone; a date alone where no time is
-    )
-    pattern: str | None = None  # the pattern that fitted; None: none did, and the built-in rule was used
+    # ISO 8601 on the recorder's own clock, without a time zone; only a date if the path has no time.
+    recorded_at: str | None = None
+    pattern: str | None = None  # the pattern that matched; None: none did, and the built-in rule was used
 
 
 @dataclass(frozen=True, slots=True)
 class NameGaps:
-    """Of how many recordings the paths do not tell enough; the examples are None where there are none."""
+    """How many recordings have a path without a date, study area or time; an example is None if there are none."""
 
     recordings: int
     undated: int
     undated_example: str | None
     no_study_area: int
     no_study_area_example: str | None
-    no_pattern: int  # fit none; that is no gap where the config has none
+    no_pattern: int  # match no pattern; not a gap if the config has no patterns
     no_pattern_example: str | None
-    untimed: int = 0  # have a date, but no time
+    untimed: int = 0  # with a date, but no time
     untimed_example: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """What the header of an audio file says; None: it does not, or nobody has read it."""
+    """The header of an audio file; None: not given, or not read."""
 
     duration_s: float | None = None
     sample_rate_hz: int | None = None
     channels: int | None = None
-    there_s: float | None = None  # the file breaks off, and so much of duration_s is there; None: all of it
-    unfinished: bool = False  # nobody wrote the sizes into it, so that engines may find no audio where there is some
-    unreadable: str = ""  # why the file could not be read at all, in the system's words
+    there_s: float | None = None  # the file is truncated after this many seconds of duration_s; None: it is complete
+    unfinished: bool = False  # its sizes were never written, so that engines may find no audio in it
+    unreadable: str = ""  # why the file could not be read at all: the system's message
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
@@ -54,12 +53,12 @@ class AudioHeader:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells that an audio file is still the one it was; None: not known."""
+    """What shows that an audio file has not changed; None: not known."""
 
     audio_bytes: int | None = None
     audio_mtime_ns: int | None = None
-    audio_sha256: str | None = None  # as the manifest gives it; nobody reads the audio for it
-    header: AudioHeader = field(default=AudioHeader(), compare=False)  # where it was read anyway
+    audio_sha256: str | None = None  # from the manifest; never computed
+    header: AudioHeader = field(default=AudioHeader(), compare=False)  # if it was read anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +67,14 @@ class Chunk:
 
     recording_id: str
     chunk_id: str
-    source_path: str  # as the source says
-    audio_path: str  # where it lies
+    source_path: str  # as written in the source
+    audio_path: str  # the file
     start_ms: int = 0
     end_ms: int | None = None
-    # What it was when it was listed: resume compares it, and workers its size and time before they read the audio.
+    # As it was when it was listed: resume compares it, and workers compare size and time before they read the audio.
     fingerprint: Fingerprint = field(default=Fingerprint(), compare=False)
-    piece_of: str | None = None  # the chunk_id of the chunk that this is a piece of
-    is_cut: bool = False  # it is [start_ms, end_ms) of a longer file, to be cut out before an engine gets it
+    piece_of: str | None = None  # the chunk_id of the chunk that this is a part of
+    is_cut: bool = False  # [start_ms, end_ms) of a longer file, to be cut out for the engine
 
     @property
     def key(self) -> tuple[str, str]:
@@ -92,7 +91,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Something heard; times count from the chunk's start."""
+    """One detection; times are relative to the chunk's start."""
 
     start_ms: int
     end_ms: int
@@ -103,18 +102,18 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One place for an engine process: a device (or none, on the CPU) and its share of the cores."""
+    """One worker to start: its device (or none, on the CPU) and its share of the cores."""
 
     slot: int
     device: Device | None
     device_id: int | None
     threads: int
-    lean: bool = False  # with as little memory of the device as the engine can do with: one thread, one chunk
+    lean: bool = False  # uses as little device memory as the engine can: one thread, one chunk
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkStarted:
-    """An engine has begun a chunk."""
+    """An engine has started a chunk."""
 
     chunk: Chunk
     at_ms: int
@@ -122,7 +121,7 @@ class ChunkStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """What became of one try of one chunk."""
+    """The result of one attempt of one chunk."""
 
     chunk: Chunk
     started_at_ms: int
@@ -131,9 +130,9 @@ class ChunkResult:
     audio_s: float | None = None
     error_class: str | None = None  # None: it worked
     error: str | None = None
-    # False: lost together with others and not proven guilty; tried again in smaller company, at no charge.
+    # False: lost together with other chunks, so not necessarily the cause; retried without counting the attempt.
     charged: bool = True
-    pieces: int | None = None  # it was cut into so many; None: analysed whole
+    pieces: int | None = None  # the number of pieces it was cut into; None: analysed as one
 
     @property
     def ok(self) -> bool:
@@ -142,47 +141,47 @@ class ChunkResult:
 
 # --- probes -----------------------------------------------------------------------------------------------------------
 
-FITS, TOO_LONG, NO_START = "fits", "too long", "no start"  # the last: its models alone fill the device
+FITS, TOO_LONG, NO_START = "fits", "too long", "no start"  # no start: the models alone fill the device
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Chunks of one length, given to an engine on one device."""
+    """A test of one chunk length with an engine on one device."""
 
     length_s: float
-    lean: bool  # with one thread, and nothing beside it
+    lean: bool  # with one thread, and no other worker
     outcome: str  # FITS, TOO_LONG or NO_START
-    chunks: int = 0  # that were done
-    work_s: float | None = None  # their time without the start of the engine
+    chunks: int = 0  # chunks done
+    work_s: float | None = None  # without the start of the engine
     times_real_time: float | None = None
-    peak_bytes: int | None = None  # the most memory of the device in use; None: nobody could read it, or it ran out
-    host_peak_bytes: int | None = None  # the most memory that our processes held on the node
+    peak_bytes: int | None = None  # peak device memory in use; None: not readable, or it ran out
+    host_peak_bytes: int | None = None  # peak main memory of our processes
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeKey:
-    """What a probe is about: with anything else here, another length may fit."""
+    """The conditions of a probe: if any of these differ, another length may fit."""
 
     gpu: str  # the model's name; "cpu" without a device
     memory_bytes: int | None
     engine: str
     engine_version: str
     settings: str
-    chunks_at_once: int = 1  # in all the threads of all the workers of a device
+    chunks_at_once: int = 1  # in all threads of all workers of a device
     workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What all trials together say; None: not known, or there is none."""
+    """The result of all trials; None: not known, or there is none."""
 
-    longest_s: float | None  # that fits
-    too_long_s: float | None  # the shortest that does not; None: all that was tried fits
+    longest_s: float | None  # the longest that fits
+    too_long_s: float | None  # the shortest that does not fit; None: every length fits
     safe_s: float | None  # the longest, less the margin
-    best_s: float | None  # the shortest of those that are about as fast as the fastest
+    best_s: float | None  # the shortest that is about as fast as the fastest
     times_real_time: float | None  # at the best length
     peak_bytes: int | None = None  # at the best length
-    lean_longest_s: float | None = None  # with one thread, and nothing beside it; not searched where all fits as usual
+    lean_longest_s: float | None = None  # with one thread and no other worker; not searched if every length fits
     lean_too_long_s: float | None = None
     lean_safe_s: float | None = None
     margin_percent: float = 10.0
@@ -190,7 +189,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe of one model of device; there is a result as soon as the usual way is known."""
+    """A probe of one device model; it has a result as soon as the trials with all threads are done."""
 
     key: ProbeKey
     trials: tuple[Trial, ...] = ()
@@ -202,19 +201,19 @@ class Probed:
 # --- cutting ----------------------------------------------------------------------------------------------------------
 
 
-_SLACK_MS = 1000  # a row and its file may differ by so much: recorders, and those who round, are not exact
-_LEAST_OF_ITS_OWN_MS = 3000  # HawkEars listens to windows of 3 s: a last chunk has one that no other has
+_SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
+_LEAST_OWN_MS = 3000  # HawkEars analyses windows of 3 s: the last chunk must have one that no other chunk has
 _SHORTEST_S = 1.0
 _LONGEST_S = 86_400.0
-_LEAST_STEP_S = 1.0  # from the begin of one chunk to that of the next
+_LEAST_STEP_S = 1.0  # from the start of one chunk to the start of the next
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How recordings become chunks.
+    """How recordings are cut into chunks.
 
-    ``rows``: whether rows of a manifest are stretches of longer files; None: those that look so. ``chunk_length_s``
-    and ``overlap_s`` are for whole recordings (folders, lists, audio files); without a length each is one chunk.
+    ``rows``: whether rows of a manifest are parts of longer files; None: decide by their length. ``chunk_length_s`` and
+    ``overlap_s`` are for complete recordings (folders, lists, audio files); without a length each is one chunk.
     """
 
     rows: bool | None = None
@@ -226,10 +225,10 @@ class Cutting:
         return self.chunk_length_s is not None
 
     def problems(self) -> list[str]:
-        """Return what is wrong with these values, in the words of the command line."""
+        """Return the mistakes in these values, with the names of the options."""
         length_s, overlap_s = self.chunk_length_s, self.overlap_s
         if length_s is None:
-            return [f"--overlap {overlap_s:g} goes with --chunk-length SECONDS"] if overlap_s else []
+            return [f"--overlap {overlap_s:g} needs --chunk-length SECONDS"] if overlap_s else []
         found = []
         if not _SHORTEST_S <= length_s <= _LONGEST_S:
             found.append(f"--chunk-length {length_s:g} must be from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
@@ -237,38 +236,38 @@ class Cutting:
             found.append(f"--overlap {overlap_s:g} must not be negative")
         elif length_s - overlap_s < _LEAST_STEP_S and not found:
             least = f"at least {_LEAST_STEP_S:g} s shorter than --chunk-length {length_s:g}"
-            found.append(f"--overlap {overlap_s:g} must be {least}, for each chunk begins where the last one is over")
+            found.append(f"--overlap {overlap_s:g} must be {least}, so that each chunk has audio of its own")
         return found
 
     def stretches(self, audio_ms: int) -> Sequence[tuple[int, int]]:
-        """Return start and end of the chunks that cover a whole recording, each sharing the overlap with the next.
+        """Return start and end of the chunks of a complete recording; each overlaps with the next.
 
-        What would be left for a last one that has less than three seconds of its own goes to the one before.
+        If the last chunk would have less than three seconds of its own, the previous one is extended instead.
         """
         if self.chunk_length_s is None:
             return [(0, audio_ms)]
         length_ms, overlap_ms = round(self.chunk_length_s * 1000), round(self.overlap_s * 1000)
         step_ms = length_ms - overlap_ms
-        more_ms = audio_ms - overlap_ms - _LEAST_OF_ITS_OWN_MS  # where the last one begins at the latest
+        more_ms = audio_ms - overlap_ms - _LEAST_OWN_MS  # the latest start of the last chunk
         starts = range(0, (1 + max(0, more_ms // step_ms)) * step_ms, step_ms)
         return [*((start, start + length_ms) for start in starts[:-1]), (starts[-1], audio_ms)]
 
 
-AS_IT_COMES = Cutting()
+NO_CUTTING = Cutting()
 
 
 def is_stretch(start_ms: int, end_ms: int, audio_ms: int) -> bool:
-    """Say whether a row can only be a part of its file: that is longer than the row, and reaches to its end."""
+    """Say whether a row must be a part of its file: the file is longer than the row and does not end before it."""
     return is_longer(start_ms, end_ms, audio_ms) and not is_beyond(end_ms, audio_ms)
 
 
 def is_longer(start_ms: int, end_ms: int, audio_ms: int) -> bool:
-    """Say whether a file has clearly more audio than its row."""
+    """Say whether a file is clearly longer than its row."""
     return audio_ms - (end_ms - start_ms) > _SLACK_MS
 
 
 def is_beyond(end_ms: int, audio_ms: int) -> bool:
-    """Say whether a row ends clearly behind the end of its file."""
+    """Say whether a row ends clearly after the end of its file."""
     return end_ms - audio_ms > _SLACK_MS
 
 
@@ -283,26 +282,26 @@ _OF_DIGITS = ("{date}", "{time}")
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """A pattern that can be used."""
+    """A valid pattern for the paths of recordings."""
 
     text: str
     regex: re.Pattern[str]
-    is_full: bool  # it is compared with the whole path, and not with that below the source's root
+    is_full: bool  # matched against the full path, not the path relative to the source's root
 
     def read(self, path: str, below: str | None) -> Mapping[str, str] | None:
-        """Return what a path tells; None: it does not fit. ``below``: from the root on; None: it is not below it."""
+        """Return the fields of a path; None: no match. ``below``: the path relative to the root; None: not below it."""
         compared = path if self.is_full else below
         found = None if compared is None else self.regex.fullmatch(normalize("NFC", compared))
         return None if found is None else found.groupdict()
 
 
 def parse_pattern(text: str) -> NamePattern:
-    """Read a pattern that says what folders and file names of recordings mean, as a scientist writes it.
+    """Parse a pattern for the folders and file names of recordings.
 
         {study_area}/ARU_data/SM/{location}/*/Data/*_{date}_{time}.wav
 
-    A name in braces is what is read, * and ? stand for letters of one name, ** for any folders; all else is itself.
-    A ValueError says, in words that follow the pattern, what is wrong with it.
+    A name in braces is a field, * and ? match characters of one name, ** matches any folders; the rest is literal.
+    A ValueError describes the mistake, in words that follow the pattern.
     """
     is_full = text.startswith(("/", "**/"))
     path = normalize("NFC", text).removeprefix("./").removeprefix("/")
@@ -311,12 +310,12 @@ def parse_pattern(text: str) -> NamePattern:
     twice = sorted({field for field in fields if fields.count(field) > 1})
     for wrong, words in (
         (not text, "is empty"),
-        (not path or path.endswith("/"), "ends with /, but has to end with a file name"),
+        (not path or path.endswith("/"), "ends with /, but must end with a file name"),
         ("//" in path, "has // in it"),
-        (re.search(r"\*\*(?!/)|[^/]\*\*", path), "has ** that is not a folder of its own, as in a/**/b"),
-        (re.search(r"[{}]", re.sub(r"\{[^{}/]*\}", "", path)), "has a { or } that stands alone"),
-        (unknown, f"has {{{''.join(unknown[:1])}}}; what can be read is {_KNOWN}"),
-        (not fields, f"reads nothing: it has none of {_KNOWN}"),
+        (re.search(r"\*\*(?!/)|[^/]\*\*", path), "has ** that is not a complete folder name, as in a/**/b"),
+        (re.search(r"[{}]", re.sub(r"\{[^{}/]*\}", "", path)), "has an unmatched { or }"),
+        (unknown, f"has {{{''.join(unknown[:1])}}}; the known fields are {_KNOWN}"),
+        (not fields, f"has no field: none of {_KNOWN}"),
         (twice, f"has {{{''.join(twice[:1])}}} twice"),
         ("time" in fields and "date" not in fields, "has {time} without {date}"),
     ):
@@ -329,7 +328,7 @@ def parse_pattern(text: str) -> NamePattern:
 
 
 def _part(token: re.Match[str]) -> str:
-    """Return a part of a pattern as a regular expression."""
+    """Translate a part of a pattern into a regular expression."""
     field = token["field"]
     if field is None:
         folders, any_letters = "(?:[^/]+/)*?" if token["folders"] else "", "[^/]*" if token["any"] else ""
@@ -337,13 +336,13 @@ def _part(token: re.Match[str]) -> str:
     group = f"(?P<{field}>{_FIELDS[field]})"
     if token[0] not in _OF_DIGITS:
         return group
-    before, after = token.string[: token.start()], token.string[token.end() :]  # not part of a serial number
+    before, after = token.string[: token.start()], token.string[token.end() :]  # do not match inside a serial number
     group = group if before.endswith(_OF_DIGITS) else f"(?<![0-9]){group}"
     return group if after.startswith(_OF_DIGITS) else f"{group}(?![0-9])"
 
 
 def parse_patterns(texts: Sequence[str]) -> tuple[tuple[NamePattern, ...], list[str]]:
-    """Read several, and return those that can be used, and what is wrong with the others."""
+    """Parse several patterns; return the valid ones, and the mistakes in the others."""
     patterns, wrong = [], []
     for text in texts:
         try:

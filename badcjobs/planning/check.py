@@ -16,7 +16,7 @@ from typing import Any
 from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
-from badcjobs.model import AS_IT_COMES, Cutting
+from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import RunFolder
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.findings import SEVERITIES, Remark, fine, judge_all, problem, warning
@@ -39,7 +39,7 @@ class CheckOrder:
     sources: tuple[str, ...] = ()
     out: str | None = None
     root: str | None = None
-    cutting: Cutting = AS_IT_COMES
+    cutting: Cutting = NO_CUTTING
     site: str | None = None
     script: str | None = None
     engine: str | None = None
@@ -147,7 +147,7 @@ def _complete(order: CheckOrder, script: BatchScript | None, of_run: Mapping[str
     start = script.start if script else None
     said = {**of_run, **(start.values if start else {})}
     cutting = order.cutting
-    if cutting == AS_IT_COMES:
+    if cutting == NO_CUTTING:
         chunk_length, overlap = (_number(said.get(name), float, None) for name in ("chunk_length", "overlap"))
         cutting = Cutting(said.get("cut"), chunk_length, overlap or 0.0)
     sources = (start.sources if start else None) or ()

@@ -5,59 +5,6 @@ trial everything is written down, so that the same command goes on wherever this
 
 from __future__ import annotations
 
-from badcjobs.devices.allocation import requested_memory_bytes
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.model import FITS
-from badcjobs.model import Allocation
-from badcjobs.model import Device
-from badcjobs.model import Probed
-from badcjobs.model import ProbeKey
-from badcjobs.model import Trial
-from badcjobs.model import WorkerPlan
-from badcjobs.paths import RunFolder
-from badcjobs.planning.probe_search import Bounds
-from badcjobs.planning.probe_search import ProbeStep
-from badcjobs.planning.probe_search import judge
-from badcjobs.planning.probe_search import next_step
-from badcjobs.planning.probe_search import usual_is_over
-from badcjobs.planning.probe_trial import Bench
-from badcjobs.planning.probe_trial import TrialRun
-from badcjobs.planning.probe_trial import Trouble
-from badcjobs.planning.probe_trial import count_rounds
-from badcjobs.planning.probe_trial import is_too_short
-from badcjobs.planning.probe_trial import prepare_sounds
-from badcjobs.processes import end_leftovers
-from badcjobs.seams import Engine
-from badcjobs.settings import AUTO
-from badcjobs.settings import RunSettings
-from badcjobs.sources.audio_formats import NotWav
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.store.live_files import read_memory_peaks
-from badcjobs.task.progress import find_end
-from badcjobs.task.records import RecordingOptions
-from badcjobs.task.records import Records
-from badcjobs.task.startup import StopRequest
-from badcjobs.task.startup import World
-from badcjobs.task.startup import find_devices
-from badcjobs.task.startup import make_engine
-from badcjobs.task.startup import read_allocation
-from badcjobs.telemetry.usage import UsageReader
-from badcjobs.workers.engines import chunks_at_once_of
-from badcjobs.workers.learned import ProbeStore
-from badcjobs.workers.learned import default_store
-from badcjobs.workers.learned import subject_of
-from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.retry import CONFIGURATION
-from badcjobs.workers.retry import GPU_LOST
-from badcjobs.workers.retry import HOST_MEMORY
-from badcjobs.workers.retry import NO_PROGRAM
-from badcjobs.workers.retry import RAN_ON_CPU
-from badcjobs.task.startup import task_mark
-
 import logging
 import shutil
 import signal
@@ -70,6 +17,27 @@ from pathlib import Path
 
 import psutil
 
+from badcjobs.devices.allocation import requested_memory_bytes
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
+from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
+from badcjobs.paths import RunFolder
+from badcjobs.planning.probe_search import Bounds, ProbeStep, judge, next_step, usual_is_over
+from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
+from badcjobs.processes import end_leftovers
+from badcjobs.seams import Engine
+from badcjobs.settings import AUTO, RunSettings
+from badcjobs.sources.audio_formats import NotWav
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.store.live_files import read_memory_peaks
+from badcjobs.task.progress import find_end
+from badcjobs.task.records import RecordingOptions, Records
+from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, read_allocation, task_mark
+from badcjobs.telemetry.usage import UsageReader
+from badcjobs.workers.engines import chunks_at_once_of
+from badcjobs.workers.learned import ProbeStore, default_store, subject_of
+from badcjobs.workers.memory_limits import model_of
+from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
 log = logging.getLogger(__name__)
 

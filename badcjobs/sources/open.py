@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from badcjobs.errors import BadInput
-from badcjobs.model import AS_IT_COMES, Chunk, Cutting
+from badcjobs.model import NO_CUTTING, Chunk, Cutting
 from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
@@ -43,7 +43,7 @@ class Sources:
     parts: tuple[AudioSource, ...]
     picked_by_position: bool = False
     manifests_listed: int | None = None
-    cutting: Cutting = AS_IT_COMES
+    cutting: Cutting = NO_CUTTING
     read_header: ReadHeader = read_header
 
     @property
@@ -115,7 +115,7 @@ class _IdentityWalk(Walk):
 
 
 def open_sources(
-    paths: Sequence[Path], *, root: Path | None, position: int | None = None, cutting: Cutting = AS_IT_COMES
+    paths: Sequence[Path], *, root: Path | None, position: int | None = None, cutting: Cutting = NO_CUTTING
 ) -> Sources:
     """Recognise each SOURCE by looking at it; raise one BadInput that names all that cannot be used.
 

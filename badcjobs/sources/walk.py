@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from badcjobs.errors import BadInput
-from badcjobs.model import AS_IT_COMES, Chunk, Cutting
+from badcjobs.model import NO_CUTTING, Chunk, Cutting
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, read_header
 from badcjobs.sources.mistakes import Mistakes, Remarks
 
@@ -271,7 +271,7 @@ class Walk:
         self,
         shard: Shard,
         mistakes: Mistakes,
-        cutting: Cutting = AS_IT_COMES,
+        cutting: Cutting = NO_CUTTING,
         remarks: Remarks | None = None,
         read_header: ReadHeader = read_header,
         while_waiting: Callable[[], None] = do_nothing,

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, CutShort, Submitted, usual_cpus, usual_mem
+from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
@@ -150,7 +150,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def submit_words(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the ``badcjobs submit`` that asks for the same once more, without what it would do anyway."""
     gpus = asked["--gpus-per-task"]  # cores and memory go by them
-    usual = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=usual_cpus(gpus), mem=usual_mem(gpus)))
+    usual = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
     return (
         *("badcjobs", "submit", *run_arguments[1:], f"--cluster={cluster}"),
         *(

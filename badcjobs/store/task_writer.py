@@ -103,7 +103,7 @@ class TaskWriter:
     def begin_task(self, allocation: Allocation, **values: object) -> None:
         """Write the row of the task with these columns, and the environment variables of its allocation."""
         key = asdict(self._key)
-        del key["born_ms"]
+        del key["started_at_ms"]
         self._insert("task", task_id=self.task_id, name=self._key.name, **key, cpus=allocation.cpus, **values)
         self.write_meta({"environment": json.dumps(dict(allocation.facts))})
 

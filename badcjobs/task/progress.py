@@ -6,18 +6,6 @@ Slurm's variables or squeue (parsed in ``devices/allocation.py``); then no chunk
 
 from __future__ import annotations
 
-from badcjobs.devices.allocation import END_VARIABLE
-from badcjobs.devices.allocation import EndTime
-from badcjobs.devices.allocation import end_time_command
-from badcjobs.devices.allocation import parse_end
-from badcjobs.model import Allocation
-from badcjobs.model import Chunk
-from badcjobs.model import Device
-from badcjobs.model import parse_stop_after
-from badcjobs.seams import Clock
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.workers.work_queue import Fits
-
 import heapq
 import logging
 import math
@@ -26,6 +14,11 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from badcjobs.devices.allocation import END_VARIABLE, EndTime, end_time_command, parse_end
+from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
+from badcjobs.seams import Clock
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.workers.work_queue import Fits
 
 log = logging.getLogger(__name__)
 

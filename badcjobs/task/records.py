@@ -36,6 +36,7 @@ from badcjobs.telemetry.usage import UsageWatch
 from badcjobs.task.startup import task_mark
 
 
+
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator

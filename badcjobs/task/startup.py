@@ -5,43 +5,6 @@ Signals are requests to stop, in three degrees: drain, drain with a deadline, st
 
 from __future__ import annotations
 
-from badcjobs.devices.allocation import EndTime
-from badcjobs.devices.allocation import ShardPlace
-from badcjobs.devices.allocation import array_shape
-from badcjobs.devices.allocation import find_place
-from badcjobs.devices.allocation import parse_allocation
-from badcjobs.devices.free import DeviceRequest
-from badcjobs.devices.free import Waiting
-from badcjobs.devices.free import pick_free
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks
-from badcjobs.devices.locks import describe_holder
-from badcjobs.devices.locks import lock_folder
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.model import Allocation
-from badcjobs.model import StandIn
-from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import SubprocessLauncher
-from badcjobs.processes import parse_prefix
-from badcjobs.seams import Clock
-from badcjobs.seams import Engine
-from badcjobs.settings import FrozenRun
-from badcjobs.settings import RunSettings
-from badcjobs.settings import check_against
-from badcjobs.sources.open import Sources
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import parse_shard
-from badcjobs.store.slurm_ends import SPOOL_KEY
-from badcjobs.store.slurm_ends import wanted_file
-from badcjobs.task.progress import TaskProgress
-from badcjobs.task.progress import find_end
-from badcjobs.workers.engines import choose_engine
-
 import atexit
 import logging
 import os
@@ -52,6 +15,22 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from badcjobs.devices.allocation import EndTime, ShardPlace, array_shape, find_place, parse_allocation
+from badcjobs.devices.free import DeviceRequest, Waiting, pick_free
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
+from badcjobs.model import Allocation, StandIn, TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import SubprocessLauncher, parse_prefix
+from badcjobs.seams import Clock, Engine
+from badcjobs.settings import FrozenRun, RunSettings, check_against
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.walk import parse_shard
+from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
+from badcjobs.task.progress import TaskProgress, find_end
+from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from badcjobs.paths import mark_at
+from badcjobs.paths import file_version
 from badcjobs.seams import Clock
 from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import Alert
@@ -83,10 +83,10 @@ class Sidecar:
 
     def ask_for_snapshot(self, target: Path, timeout_s: float) -> bool:
         """Wait until the recorder has written ``target`` anew, and say whether it has; for any thread."""
-        before, deadline_s = mark_at(target), time.monotonic() + timeout_s
+        before, deadline_s = file_version(target), time.monotonic() + timeout_s
         self._say(f"{protocol.SNAPSHOT} {target}")
         while self._is_alive() and time.monotonic() < deadline_s:
-            if mark_at(target) != before:
+            if file_version(target) != before:
                 return True
             time.sleep(_POLL_S)
         return False

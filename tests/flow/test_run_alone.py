@@ -160,10 +160,10 @@ def test_the_result_as_json_is_one_document_that_agrees_with_the_database(finish
 
 def test_the_log_tells_the_life_of_the_task_in_about_ten_lines(database: Path, finished: Outcome) -> None:
     log = database.with_suffix(".log").read_text()
-    assert f"part 0/1: {CHUNKS} chunks" in log
+    assert f"shard 0/1: {CHUNKS} chunks" in log
     assert "task ends: done, exit code 0" in log
     assert len(log.splitlines()) <= 12
-    assert "part 0/1" in finished.stderr, "the same is said on stderr"
+    assert "shard 0/1" in finished.stderr, "the same is said on stderr"
 
 
 def test_a_second_run_does_nothing_twice_and_the_short_summaries_say_so(site: Site) -> None:

@@ -145,8 +145,8 @@ def test_what_is_unknown_is_empty_in_a_variable_and_null_in_json() -> None:
     ("hooks", "problem"),
     [
         (AlertHooks(command=""), "command must name a program"),
-        (AlertHooks(command="say 'it"), "command cannot be taken apart into words: no closing quotation"),
-        (AlertHooks(command=3), "command must be a text"),  # type: ignore[arg-type]
+        (AlertHooks(command="say 'it"), "command cannot be split into words: no closing quotation"),
+        (AlertHooks(command=3), "command must be a string"),  # type: ignore[arg-type]
         (AlertHooks(min_interval_s=-1), "min_interval_s = -1 must be a number, 0 or above"),
         (AlertHooks(min_interval_s=float("nan")), "min_interval_s = nan must be a number, 0 or above"),
         (AlertHooks(min_interval_s="1"), "min_interval_s = '1' must be a number, 0 or above"),  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_a_task_of_a_step_carries_its_number_in_its_name() -> None:
 def test_two_runs_inside_one_job_have_one_name_and_two_ids(environ: dict[str, str]) -> None:
     one = parse(**environ)
     other = parse_allocation(environ, hostname="login1", pid=42, started_at_ms=1_800_000_000_124)
-    assert (one.started_at_ms, one.key.born_ms) == (1_800_000_000_123, 1_800_000_000_123)
+    assert (one.started_at_ms, one.key.started_at_ms) == (1_800_000_000_123, 1_800_000_000_123)
     assert one.key.task_id != other.key.task_id
     assert (one.key == other.key) == one.in_slurm  # outside, the name has the start in it
 

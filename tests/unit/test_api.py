@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.api.python import read_stats
-from badcjobs.errors import BadInput
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import Device
-from badcjobs.model import HostReading
-from badcjobs.model import Reading
-from badcjobs.store.connect import read_only_uri
-from badcjobs.telemetry.alert_command import AlertCalls
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.recorder import TelemetryWriter
-
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +13,13 @@ from support.databases import query
 from support.task_files import make_job
 
 import badcjobs
+from badcjobs.api.python import read_stats
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import Device, HostReading, Reading
+from badcjobs.store.connect import read_only_uri
+from badcjobs.telemetry.alert_command import AlertCalls
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.recorder import TelemetryWriter
 
 FIGURES = {"min", "mean", "p50", "p95", "max", "samples"}
 METRICS = {"utilization", "memory_used_mb", "memory_usage_percent", "temperature_c", "power_draw_w"}

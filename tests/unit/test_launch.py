@@ -68,7 +68,7 @@ def test_a_worker_is_deaf_to_the_signals_that_slurm_sends_to_everybody(
 
 
 def test_a_program_we_do_not_know_hears_term_but_no_warning(start: Callable[..., Process]) -> None:
-    program = start(hears_term=True)
+    program = start(receives_term=True)
     for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         os.kill(program.pid, signum)
     time.sleep(0.1)
@@ -98,15 +98,15 @@ def test_a_ctrl_c_in_our_own_group_does_not_reach_a_worker(start: Callable[..., 
     assert os.getpgid(start().pid) != os.getpgid(0)
 
 
-@pytest.mark.parametrize("hears_term", [False, True])
-def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path, hears_term: bool) -> None:
+@pytest.mark.parametrize("receives_term", [False, True])
+def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path, receives_term: bool) -> None:
     wrapper_code = f"""
 import sys, time
 from pathlib import Path
 from badcjobs.processes import SubprocessLauncher
 launcher = SubprocessLauncher("doomed")
 worker = launcher.start(["sleep", "60"], env={{"PATH": {ENVIRON["PATH"]!r}}}, cwd=None,
-                        stderr=Path({str(tmp_path / "log")!r}), hears_term={hears_term})
+                        stderr=Path({str(tmp_path / "log")!r}), receives_term={receives_term})
 print(worker.pid, flush=True)
 time.sleep(60)
 """

@@ -72,13 +72,13 @@ def test_ids_are_the_same_everywhere_positive_and_fit_into_six_bytes(one: list[s
 def test_ids_do_not_change_between_versions_or_machines() -> None:
     # Task databases of different nodes are joined by these: a new way to make them would need a new schema.
     assert KEY.task_id == stable_id("4821_7.r0.gpu3") == 96_294_291_038_168
-    born = replace(KEY, born_ms=1_800_000_000_000)
+    born = replace(KEY, started_at_ms=1_800_000_000_000)
     assert born.task_id == 96_294_290_993_438
     assert born.task_id >> 17 == KEY.task_id >> 17, "merge reads files in the order of their names' ids"
 
 
 def test_a_task_known_by_its_file_name_is_the_same_task_though_its_start_is_not_known() -> None:
-    born = replace(KEY, born_ms=1_800_000_000_000)
+    born = replace(KEY, started_at_ms=1_800_000_000_000)
     assert TaskKey.parse(born.name) == born
     assert len({born, KEY}) == 1
 
@@ -114,7 +114,7 @@ def test_a_claim_keeps_the_start_so_that_one_name_in_two_run_folders_has_two_ids
     for number in range(2):
         folder = RunFolder(tmp_path / f"run{number}")
         folder.create()
-        claimed = folder.claim(replace(KEY, born_ms=1_800_000_000_000 + number))
+        claimed = folder.claim(replace(KEY, started_at_ms=1_800_000_000_000 + number))
         assert claimed.name == KEY.name
         ids.add(claimed.task_id)
     assert len(ids) == 2

@@ -49,7 +49,7 @@ class BornTaskFile(TaskFile):
 
     @property
     def key(self) -> TaskKey:
-        return replace(super().key, born_ms=self.started_at_ms)
+        return replace(super().key, started_at_ms=self.started_at_ms)
 
 
 @dataclass(frozen=True)

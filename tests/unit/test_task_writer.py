@@ -107,7 +107,7 @@ def test_two_runs_of_one_name_share_no_id_of_task_device_or_worker(tmp_path: Pat
     seen: list[int] = []
     for number in range(2):
         path = tmp_path / f"{number}.sqlite"
-        with closing(TaskWriter(path, replace(KEY, born_ms=START_MS + number))) as writer:
+        with closing(TaskWriter(path, replace(KEY, started_at_ms=START_MS + number))) as writer:
             begin(writer)
             writer.add_devices([make_device(0)])
             worker_id = writer.worker_started(device_id=None, pid=11, engine="demo", at_ms=START_MS)

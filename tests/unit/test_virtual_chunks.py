@@ -222,7 +222,7 @@ def test_a_recording_is_taken_whole_and_everybody_counts_the_same(tmp_path: Path
         (0.0, 0.0, "--chunk-length 0 must be from 1 to 86400 seconds"),
         (-5.0, 0.0, "--chunk-length -5 must be from 1 to 86400 seconds"),
         (1e9, 0.0, "--chunk-length 1e+09 must be from 1 to 86400 seconds"),
-        (None, 3.0, "--overlap 3 goes with --chunk-length SECONDS"),
+        (None, 3.0, "--overlap 3 needs --chunk-length SECONDS"),
     ],
 )
 def test_lengths_that_make_no_sense_are_refused(
