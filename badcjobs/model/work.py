@@ -315,7 +315,7 @@ def parse_pattern(text: str) -> NamePattern:
         (re.search(r"\*\*(?!/)|[^/]\*\*", path), "has ** that is not a complete folder name, as in a/**/b"),
         (re.search(r"[{}]", re.sub(r"\{[^{}/]*\}", "", path)), "has an unmatched { or }"),
         (unknown, f"has {{{''.join(unknown[:1])}}}; the known fields are {_KNOWN}"),
-        (not fields, f"has no field: none of {_KNOWN}"),
+        (not fields, f"has no field; the known fields are {_KNOWN}"),
         (twice, f"has {{{''.join(twice[:1])}}} twice"),
         ("time" in fields and "date" not in fields, "has {time} without {date}"),
     ):

@@ -165,7 +165,7 @@ def test_a_run_takes_its_root_or_the_folder_beside_its_list(tmp_path: Path) -> N
         ("{station}/*", "has {station}; the known fields are {study_area}, {location}, {date}, {time}"),
         ("{study_area/*", "an unmatched { or }"),
         ("{location}/{location}/*", "has {location} twice"),
-        ("a/*.wav", "reads nothing"),
+        ("a/*.wav", "has no field"),
         ("a**/{date}.wav", "has ** that is not a complete folder name"),
         ("a//{date}.wav", "has // in it"),
         ("{time}.wav", "has {time} without {date}"),
@@ -184,7 +184,7 @@ def test_all_mistakes_of_a_config_are_named_at_once(tmp_path: Path) -> None:
     for word in (
         "pattern: unknown key; did you mean recordings.patterns?",
         "'{x}/*' has {x}",
-        "'a' reads nothing",
+        "'a' has no field",
         "retries",
     ):
         assert word in (refused.value.why or "")
