@@ -14,6 +14,7 @@ from badcjobs.store.connect import reading
 from badcjobs.store.task_writer import count_gaps
 from badcjobs.store.task_writer import RECORDINGS_ONCE
 
+
 import csv
 import importlib
 import io
@@ -104,7 +105,7 @@ def quoted(name: str) -> str:
 
 
 VIEW = "recording_detection"
-# Other people's scripts use these names; the order is theirs, too.
+# Users asked for the first eight columns; their names and order must not change.
 COLUMNS = {
     "study_area": "TEXT",
     "location": "TEXT",

@@ -39,6 +39,7 @@ from badcjobs.store.merge_target import read_old_job
 from badcjobs.store.merge_target import write_in_place
 from badcjobs.store.merge_target import write_new_file
 
+
 import os
 import shutil
 import sqlite3
@@ -89,7 +90,7 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
         fix = "badcjobs merge … -o /a/folder/with/space/job.sqlite"
         if "malformed" in str(error):  # the job database: damaged task files are handled one by one
             fix = f"mv {order.target} {damaged_name(order.target)}   (then the same command again)"
-        raise DatabaseProblem(f"{order.target} cannot be made", why=str(error), fix=fix) from error
+        raise DatabaseProblem(f"{order.target} cannot be written", why=str(error), fix=fix) from error
 
 
 def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
@@ -167,7 +168,7 @@ def _write(
     files = writer.finish()
     if not any(file.status in HOLDING for file in files):
         raise DatabaseProblem(
-            "none of the files given is a task database that can be read",
+            "none of the given files is a readable task database",
             why="\n".join(f"{file.path}: {file.reason}" for file in files),
             fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
         )

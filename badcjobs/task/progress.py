@@ -202,7 +202,7 @@ class TimeBudget:
             self._rates = Rates(recent_work(_RECENT))
 
     def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work of ``expected_s`` that ends in ``ends_in_s`` (None: not known) is in time."""
+        """Say whether work that takes ``expected_s`` may start; ``ends_in_s`` None: not known, any time left is enough."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0
         return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s

@@ -377,7 +377,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
     if not published:
         unsaved = task.writer.waiting
         note = f"the last publication failed; the task's own files stay in {records.local.path}"
-        note += f", without the last {unsaved} transactions, which no disk accepted" if unsaved else ""
+        note += f", without {count(unsaved, 'transaction')} that no disk accepted" if unsaved else ""
         note += f"; as long as this node exists: badcjobs merge {task.settings.out} {records.local.path}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()

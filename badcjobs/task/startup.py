@@ -46,7 +46,7 @@ class StopRequest:
     """The request of the signals received so far.
 
     A warning (USR1, USR2) drains: nothing new is started. TERM, INT and HUP drain with a deadline. Another one of
-    these, unless it is a repeated TERM, means stop now.
+    these means stop now, unless it is a repetition within seconds.
     """
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
@@ -167,9 +167,8 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
         )
     grant = find_devices(world, settings.stand_in(world.cwd))
     if not grant.devices and settings.cpu_workers == 0:
-        try_out = (
-            "" if allocation.in_slurm else ", or --simulate 2 to try it out"
-        )  # not in a job: it has no GPUs to simulate
+        # Inside a job without GPUs --simulate gives no devices either.
+        try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"
         raise NotHere(
             "this task has no GPU",
             why=grant.why,

@@ -362,7 +362,7 @@ def test_a_folder_without_task_databases_is_a_clear_error(site: Site) -> None:
 def test_a_job_database_that_cannot_be_written_is_a_clear_error(copied: Site) -> None:
     (copied.folder / "file").touch()
     refused = copied.badcjobs("merge", copied.out, "-o", copied.folder / "file" / "job.sqlite")
-    assert_refused(refused, 4, "cannot be made")
+    assert_refused(refused, 4, "cannot be written")
 
 
 # --- report --------------------------------------------------------------------------------------------------------

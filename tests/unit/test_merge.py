@@ -180,7 +180,7 @@ def test_a_job_database_that_readers_have_open_is_replaced_not_changed(run: Path
 def test_a_target_that_cannot_be_written_is_a_database_problem(run: Path) -> None:
     path = TaskFile(run, states={"a": "done"}).write()
     (run / "file").touch()
-    with pytest.raises(DatabaseProblem, match="cannot be made") as refused:
+    with pytest.raises(DatabaseProblem, match="cannot be written") as refused:
         merge(MergeOrder([path], run / "file" / "job.sqlite"), SystemClock())
     assert refused.value.exit_code == 4
 
@@ -207,7 +207,7 @@ except DatabaseProblem as problem:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert "job.sqlite cannot be made" in done.stdout
+    assert "job.sqlite cannot be written" in done.stdout
     assert (run / "job.sqlite").read_bytes() == b"old"
 
 
