@@ -202,12 +202,12 @@ class TimeBudget:
             self._rates = Rates(recent_work(_RECENT))
 
     def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work that takes ``expected_s`` may start; ``ends_in_s`` None: not known, any time left is enough."""
+        """Say whether work that takes ``expected_s`` may start; ``ends_in_s`` None: not known, so any time is enough."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0
         return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
 
-    def room(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
+    def fit_test(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
         """Return a function that says, chunk by chunk, whether a worker would finish it in time.
 
         ``in_hand``: the chunks that the worker already has, each with its start time (ms) if it has one; the worker

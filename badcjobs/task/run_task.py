@@ -250,7 +250,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         clock=task.world.clock,
         policy=RetryPolicy(task.settings.retries, task.settings.backoff_s),
         scratch=task.records.local.scratch,
-        timetable=task.time.room,
+        timetable=task.time.fit_test,
         audio=setup.audio,
         device_state=task.records.device_state,
     )

@@ -172,16 +172,16 @@ def test_where_the_length_of_the_audio_is_not_known_chunks_are_compared_as_they_
 def test_without_a_deadline_there_is_always_time_and_nobody_is_asked_for_rates() -> None:
     pace = TimeBudget(None, HandClock())
     pace.learn(lambda limit: pytest.fail("nobody needs to know"))
-    assert pace.room(1, [], 1)(make_chunk("a", seconds=1e9))
+    assert pace.fit_test(1, [], 1)(make_chunk("a", seconds=1e9))
     assert (pace.over, pace.out_of_time) == (False, False)
 
 
 def test_a_chunk_too_long_for_the_rest_is_turned_down_and_a_short_one_is_not() -> None:
     pace = deadline_in(3600)[0]
     pace.learn(lambda limit: [(1, 30.0, 3.0)])
-    assert pace.room(1, [], 1)(make_chunk("short", seconds=300))
+    assert pace.fit_test(1, [], 1)(make_chunk("short", seconds=300))
     assert not pace.out_of_time
-    assert not pace.room(1, [], 1)(make_chunk("long", seconds=36_000))
+    assert not pace.fit_test(1, [], 1)(make_chunk("long", seconds=36_000))
     assert pace.out_of_time
 
 
@@ -189,7 +189,7 @@ def test_what_a_worker_has_in_hand_comes_first_and_what_it_gets_then_is_in_hand(
     pace = deadline_in(3600)[0]
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     hand = [make_chunk(name, seconds=1200) for name in "abc"]
-    room = pace.room(1, [(hand[0], None)], 1)
+    room = pace.fit_test(1, [(hand[0], None)], 1)
     assert room(hand[1])
     assert not room(hand[2])
 
@@ -197,7 +197,7 @@ def test_what_a_worker_has_in_hand_comes_first_and_what_it_gets_then_is_in_hand(
 def test_a_worker_of_two_lanes_has_time_for_twice_as_much() -> None:
     pace = deadline_in(3600)[0]
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
-    room = pace.room(1, [], 2)
+    room = pace.fit_test(1, [], 2)
     assert [room(make_chunk(name, seconds=1700)) for name in "abcde"] == [True, True, True, True, False]
 
 
@@ -206,12 +206,12 @@ def test_of_a_chunk_that_was_begun_only_the_rest_counts() -> None:
     pace.learn(lambda limit: [(1, 1.0, 1.0)])
     begun, wanted, at_ms = make_chunk("a", seconds=1500), make_chunk("b", seconds=1500), clock.now_ms()
     clock.sleep(1000)
-    assert not pace.room(1, [(begun, None)], 1)(wanted)
-    assert pace.room(1, [(begun, at_ms)], 1)(wanted)
+    assert not pace.fit_test(1, [(begun, None)], 1)(wanted)
+    assert pace.fit_test(1, [(begun, at_ms)], 1)(wanted)
     clock.sleep(800)  # the one in progress is late, and may end at any time
-    assert pace.room(1, [(begun, at_ms)], 1)(wanted)
+    assert pace.fit_test(1, [(begun, at_ms)], 1)(wanted)
     clock.sleep(200)  # 1580 s are left, and however late the other is, none of them come back
-    assert not pace.room(1, [(begun, at_ms)], 1)(wanted)
+    assert not pace.fit_test(1, [(begun, at_ms)], 1)(wanted)
 
 
 def test_chunks_that_were_begun_keep_their_lanes_and_the_others_in_hand_follow_them() -> None:
@@ -222,14 +222,16 @@ def test_chunks_that_were_begun_keep_their_lanes_and_the_others_in_hand_follow_t
     waiting = make_chunk("c", seconds=1000)
     clock.sleep(500)  # 3080 s are left; the two that were begun take 100 s and 1500 s more
     in_hand = [(waiting, None), (nearly_done, at_ms), (half_done, at_ms)]
-    assert pace.room(1, in_hand, 2)(make_chunk("d", seconds=1750)), "it begins in 1100 s"
-    assert not pace.room(1, in_hand, 2)(make_chunk("d", seconds=1850)), "in 1000 s it could, but no lane is free then"
+    assert pace.fit_test(1, in_hand, 2)(make_chunk("d", seconds=1750)), "it begins in 1100 s"
+    assert not pace.fit_test(1, in_hand, 2)(make_chunk("d", seconds=1850)), (
+        "in 1000 s it could, but no lane is free then"
+    )
 
 
 def test_where_nobody_knows_how_long_a_chunk_takes_any_time_will_do() -> None:
     pace, clock = deadline_in(3600)
     clock.sleep(3570)
-    room = pace.room(1, [(make_chunk("a"), None)], 1)
+    room = pace.fit_test(1, [(make_chunk("a"), None)], 1)
     assert [room(make_chunk(name)) for name in "bc"] == [True, True]
     clock.sleep(20)
     assert not room(make_chunk("d"))

@@ -852,7 +852,7 @@ def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(
     plans = [WorkerPlan(0, Device("0", "test", uuid="GPU-0"), 100, 1)]
     supervisor = Supervisor(
         ScriptedEngine(script, wants=at_once), plans, Notebook(chunks), clock=CLOCK, policy=FAST, scratch=tmp_path,
-        timetable=pace.room,
+        timetable=pace.fit_test,
     )  # fmt: skip
     supervisor.start()
     while supervisor.busy:
