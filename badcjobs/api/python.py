@@ -2,32 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.devices.listing import DeviceNow
-from badcjobs.devices.listing import list_granted
-from badcjobs.errors import BadInput
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import AlertLimits
-from badcjobs.model import Device
-from badcjobs.model import StandIn
-from badcjobs.report.job import find_job_database
-from badcjobs.report.job import summarize_database
-from badcjobs.store.connect import as_sqlite_utils
-from badcjobs.store.connect import open_job_database
-from badcjobs.store.connect import read_only_uri
-from badcjobs.store.figures import describe
-from badcjobs.store.publish import TEXT_FORMS
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.record_command import check_target
-from badcjobs.task.record_command import start_recording
-from badcjobs.task.records import RecordingOptions
-from badcjobs.task.startup import StopRequest
-from badcjobs.task.startup import World
-from badcjobs.telemetry.alert_command import AlertCalls
-from badcjobs.telemetry.alerts import Alert
-
-
-
 import atexit
 import logging
 import os
@@ -41,6 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from badcjobs.clock import SystemClock
+from badcjobs.devices.listing import DeviceNow, list_granted
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import AlertLimits, Device, StandIn
+from badcjobs.report.job import find_job_database, summarize_database
+from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri
+from badcjobs.store.figures import describe
+from badcjobs.store.publish import TEXT_FORMS
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.record_command import check_target, start_recording
+from badcjobs.task.records import RecordingOptions
+from badcjobs.task.startup import StopRequest, World
+from badcjobs.telemetry.alert_command import AlertCalls
+from badcjobs.telemetry.alerts import Alert
 
 if TYPE_CHECKING:
     from sqlite_utils import Database

@@ -5,39 +5,6 @@ What the answers mean is said by the rules beside this file. None: not asked, or
 
 from __future__ import annotations
 
-from badcjobs.cluster.job_script import BatchScript
-from badcjobs.cluster.job_script import Call
-from badcjobs.cluster.nodes import Cluster
-from badcjobs.cluster.nodes import parse_sinfo
-from badcjobs.cluster.nodes import query_sinfo
-from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.slurm import ask
-from badcjobs.devices.allocation import is_in_slurm
-from badcjobs.devices.listing import open_devices
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.errors import NotHere
-from badcjobs.model import Cutting
-from badcjobs.model import StandIn
-from badcjobs.planning.findings import Remark
-from badcjobs.planning.findings import fine
-from badcjobs.planning.findings import problem
-from badcjobs.planning.findings import warning
-from badcjobs.planning.site import Site
-from badcjobs.report.words import count
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.sources.mistakes import SHOWN
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.mistakes import shown
-from badcjobs.sources.mistakes import with_more
-from badcjobs.sources.open import Sources
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import WHOLE
-from badcjobs.sources.walk import SeenKeys
-from badcjobs.store.connect import read_filesystem
-from badcjobs.model import NO_CUTTING
-
 import os
 import re
 import shlex
@@ -48,6 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from badcjobs.cluster.job_script import BatchScript, Call
+from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
+from badcjobs.cluster.sbatch_options import Asked
+from badcjobs.cluster.slurm import ask
+from badcjobs.devices.allocation import is_in_slurm
+from badcjobs.devices.listing import open_devices
+from badcjobs.errors import BadcjobsError, BadInput, NotHere
+from badcjobs.model import NO_CUTTING, Cutting, StandIn
+from badcjobs.planning.findings import Remark, fine, problem, warning
+from badcjobs.planning.site import Site
+from badcjobs.report.words import count
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.sources.mistakes import SHOWN, Remarks, shown, with_more
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.walk import WHOLE, SeenKeys
+from badcjobs.store.connect import read_filesystem
 
 _PATIENCE_S = 30.0
 _COARSE_MS = 20  # the kernel stamps files with a clock that ticks a hundred times a second

@@ -5,16 +5,6 @@ Text is UTF-8 in every locale. Rows are streamed.
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.errors import NotHere
-from badcjobs.model import NameGaps
-from badcjobs.model import RecordingName
-from badcjobs.store.connect import as_sqlite_utils
-from badcjobs.store.connect import reading
-from badcjobs.store.task_writer import count_gaps
-from badcjobs.store.task_writer import RECORDINGS_ONCE
-
-
 import csv
 import importlib
 import io
@@ -30,6 +20,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import NameGaps, RecordingName
+from badcjobs.store.connect import as_sqlite_utils, reading
+from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
 
 Row = tuple[object, ...]
 _STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare; a view may have columns without a type

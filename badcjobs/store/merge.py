@@ -8,38 +8,6 @@ of each task, and choose between several results of one chunk).
 
 from __future__ import annotations
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import stable_id
-from badcjobs.seams import Clock
-from badcjobs.store.connect import open_job_database
-from badcjobs.store.connect import read_filesystem
-from badcjobs.store.connect import transaction
-from badcjobs.store.merge_target import damaged_name
-from badcjobs.store.merge_writer import FileChanged
-from badcjobs.store.merge_writer import JobWriter
-from badcjobs.store.merge_writer import count_rows
-from badcjobs.store.schema import DERIVED
-from badcjobs.store.slurm_ends import find_ends
-from badcjobs.store.slurm_ends import has_new_ends
-from badcjobs.store.slurm_ends import read_ends
-from badcjobs.store.slurm_ends import write_ends
-from badcjobs.store.source_files import HOLDING
-from badcjobs.store.source_files import STILL_WRITTEN
-from badcjobs.store.source_files import Intake
-from badcjobs.store.source_files import NoTaskDatabases
-from badcjobs.store.source_files import SourceFile
-from badcjobs.store.source_files import check_inputs
-from badcjobs.store.source_files import examine
-from badcjobs.store.source_files import find_task_databases
-from badcjobs.store.source_files import full_path
-from badcjobs.store.source_files import read_source_files
-from badcjobs.store.source_files import salvage_instead
-from badcjobs.store.merge_target import merge_lock
-from badcjobs.store.merge_target import read_old_job
-from badcjobs.store.merge_target import write_in_place
-from badcjobs.store.merge_target import write_new_file
-
-
 import os
 import shutil
 import sqlite3
@@ -51,6 +19,27 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import stable_id
+from badcjobs.seams import Clock
+from badcjobs.store.connect import open_job_database, read_filesystem, transaction
+from badcjobs.store.merge_target import damaged_name, merge_lock, read_old_job, write_in_place, write_new_file
+from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
+from badcjobs.store.schema import DERIVED
+from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
+from badcjobs.store.source_files import (
+    HOLDING,
+    STILL_WRITTEN,
+    Intake,
+    NoTaskDatabases,
+    SourceFile,
+    check_inputs,
+    examine,
+    find_task_databases,
+    full_path,
+    read_source_files,
+    salvage_instead,
+)
 
 _MOST_IN_PLACE = 10  # SQLite attaches at most 10 files at a time
 _LOOK_AHEAD = 3

@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import remove_unfinished
-from badcjobs.store.atomic_write import replacing
-from badcjobs.store.atomic_write import sync_file
-from badcjobs.store.atomic_write import unfinished_name
-from badcjobs.store.connect import SQLITE_MAGIC
-from badcjobs.store.connect import is_job_database
-from badcjobs.store.connect import open_job_database
-from badcjobs.store.connect import schema_problem
-from badcjobs.store.connect import transaction
-from badcjobs.store.job_schema import SORT_CACHE_KIB
-from badcjobs.store.job_schema import open_draft
-from badcjobs.store.schema import APPLICATION_ID
-from badcjobs.store.source_files import SourceFile
-from badcjobs.store.source_files import read_source_files
-
 import os
 import shutil
 import sqlite3
@@ -30,6 +13,13 @@ from pathlib import Path
 
 import psutil
 
+from badcjobs.errors import DatabaseProblem
+from badcjobs.seams import Clock
+from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
+from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, schema_problem, transaction
+from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
+from badcjobs.store.schema import APPLICATION_ID
+from badcjobs.store.source_files import SourceFile, read_source_files
 
 # --- one merge at a time ----------------------------------------------------------------------------------------------
 # The lock is a file that only one merge can create, on any node; shared filesystems may have no kernel locks. Its owner

@@ -6,20 +6,6 @@ journal is rolled back, and damage is read past, on a copy.
 
 from __future__ import annotations
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.store.atomic_write import count_tables
-from badcjobs.store.atomic_write import read_checksum
-from badcjobs.store.atomic_write import read_sealed_rows
-from badcjobs.store.connect import SQLITE_MAGIC
-from badcjobs.store.connect import file_uri
-from badcjobs.store.connect import is_job_database
-from badcjobs.store.connect import open_sealed
-from badcjobs.store.connect import schema_problem
-from badcjobs.store.salvage import salvage
-from badcjobs.store.schema import APPLICATION_ID
-from badcjobs.store.schema import DERIVED
-from badcjobs.store.schema import SCHEMA_VERSION
-
 import os
 import shlex
 import shutil
@@ -33,6 +19,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
+from badcjobs.errors import DatabaseProblem
+from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
+from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, schema_problem
+from badcjobs.store.salvage import salvage
+from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 
 # merged: as it is. recovered: with the journal or WAL next to it; no row is lost. salvaged: damaged; the rows that
 # could be read. kept: no longer readable; its rows come from an earlier merge. copy: another file of the same task has

@@ -202,7 +202,7 @@ class TimeBudget:
             self._rates = Rates(recent_work(_RECENT))
 
     def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work that takes ``expected_s`` may start; ``ends_in_s`` None: not known, so any time is enough."""
+        """Say whether work that takes ``expected_s`` may start; ``ends_in_s`` None: not known, so any time will do."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0
         return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s

@@ -2,41 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs import __version__
-from badcjobs.devices.allocation import EndTime
-from badcjobs.devices.allocation import requested_memory_bytes
-from badcjobs.model import AlertHooks
-from badcjobs.model import AlertLimits
-from badcjobs.model import Allocation
-from badcjobs.model import Device
-from badcjobs.model import MemoryHeld
-from badcjobs.model import StandIn
-from badcjobs.model import TaskKey
-from badcjobs.paths import LocalFolder
-from badcjobs.processes import TASK_MARK
-from badcjobs.store.live_files import LiveHalf
-from badcjobs.store.live_files import last_reading_ms
-from badcjobs.store.live_files import left_behind
-from badcjobs.store.live_files import read_device_state
-from badcjobs.store.live_files import read_memory_peaks
-from badcjobs.store.live_folder import Owner
-from badcjobs.store.live_folder import choose_live_folder
-from badcjobs.store.live_folder import hold
-from badcjobs.store.publish import Publisher
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.startup import World
-from badcjobs.telemetry.alert_command import AlertCommand
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.books import RECORDING_MARK
-from badcjobs.telemetry.recorder import Followed
-from badcjobs.telemetry.recorder import SidecarOrder
-from badcjobs.telemetry.sidecar import Sidecar
-from badcjobs.telemetry.usage import UsageReader
-from badcjobs.telemetry.usage import UsageWatch
-from badcjobs.task.startup import task_mark
-
-
-
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -45,6 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from badcjobs import __version__
+from badcjobs.devices.allocation import EndTime, requested_memory_bytes
+from badcjobs.model import AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
+from badcjobs.paths import LocalFolder
+from badcjobs.processes import TASK_MARK
+from badcjobs.store.live_files import LiveHalf, last_reading_ms, left_behind, read_device_state, read_memory_peaks
+from badcjobs.store.live_folder import Owner, choose_live_folder, hold
+from badcjobs.store.publish import Publisher
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.startup import World, task_mark
+from badcjobs.telemetry.alert_command import AlertCommand
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.books import RECORDING_MARK
+from badcjobs.telemetry.recorder import Followed, SidecarOrder
+from badcjobs.telemetry.sidecar import Sidecar
+from badcjobs.telemetry.usage import UsageReader, UsageWatch
 
 log = logging.getLogger(__name__)
 
