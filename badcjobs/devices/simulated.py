@@ -176,7 +176,7 @@ class SimulatedReader(GpuReader):
         if unknown:
             raise BadInput(
                 f"the simulation script has unknown devices: {', '.join(unknown)}",
-                why=f"--simulate {count}: the last device is {count - 1}",
+                why=f"--simulate {count}: the devices are numbered from 0",
                 fix=f"--simulate {max(scripted) + 1}",
             )
         self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
