@@ -30,7 +30,7 @@ _MIN_BAR = 9  # with the blank after it
 _LOW = 16  # lines; a lower terminal shows only the most important facts
 _MAX_ALERTS = 20
 _DOT = " · "
-_LONGEST_NAME = 18
+_MAX_NAME = 18
 _NAMES, _VALUES = 10, 15  # column widths on the page of a task
 _HELP_INDENT = 16
 _HELP = (
@@ -116,20 +116,18 @@ def help_lines(width: int) -> list[Line]:
 
 def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> list[Line]:
     """Return the head of a page; ``height`` None: no limit. Not ``full``: without alerts and remarks."""
-    low = height is not None and height < _LOW
+    low, total = height is not None and height < _LOW, snapshot.total
     lines = _title(snapshot, width)
     if low and not full:
         return lines[:1]
-    if snapshot.total.chunks is not None:
+    if total.chunks is not None:
         parts = fitting.fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1)
-        lines.append(
-            fitting.bar_line(snapshot.total.share, parts, width, max_width=_MAX_BAR, style="green", text_style="bold")
-        )
+        lines.append(fitting.bar_line(total.share, parts, width, max_width=_MAX_BAR, style="green", text_style="bold"))
     if not low:
         lines += fitting.wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
-    if full and snapshot.total.standstill is not None:
-        lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {snapshot.total.standstill}", width)]
-        for command in snapshot.total.go_on[:1]:
+    if full and total.standstill is not None:
+        lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {total.standstill}", width)]
+        for command in total.go_on[:1]:
             wrapped = fitting.wrap_command(command, width - 2)
             if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
                 wrapped = [f"badcjobs merge {shlex.quote(snapshot.title)}"]  # it prints the same command
@@ -200,13 +198,13 @@ def _total_parts(snapshot: Snapshot) -> list[Part]:
 
 
 def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
-    """Return an alert: its severity, where, its message, and since how long."""
+    """Return an alert: its severity, where, its message, and its duration so far."""
     lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
     names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
     of = f"{alert.task.partition('.')[0]} " if alert.task else ""
-    said = fitting.shorten(f"! {alert.severity} {of}{where}: {alert.message}", width - len(lasted) - 1)
-    return [Part(f"{said} {lasted}", "bold red" if alert.severity == "critical" else "yellow")]
+    text = fitting.shorten(f"! {alert.severity} {of}{where}: {alert.message}", width - len(lasted) - 1)
+    return [Part(f"{text} {lasted}", "bold red" if alert.severity == "critical" else "yellow")]
 
 
 # --- the foot ---------------------------------------------------------------------------------------------------------
@@ -245,9 +243,9 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
         return measured(task, rounded(percent, "%"), _style_of_busy(percent, task.state == "running"))
 
     def history(task: TaskFacts, width: int) -> Part:
-        courses = tuple(d.trail.utilization_percent for d in of(task) if d.trail.step_ms)
+        series = tuple(d.trail.utilization_percent for d in of(task) if d.trail.step_ms)
         over = not any(device.alive for device in of(task))
-        return Part(_task_history(courses, width, over), "green" if task.state == "running" else "dim")
+        return Part(_task_history(series, width, over), "green" if task.state == "running" else "dim")
 
     def highest(task: TaskFacts, values: Iterable[float | None], unit: str) -> Part:
         return measured(task, rounded(max((value for value in values if value is not None), default=None), unit))
@@ -285,10 +283,10 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
 
 
 @lru_cache(maxsize=1024)  # most charts have not changed since the last screen
-def _task_history(courses: tuple[tuple[int | None, ...], ...], width: int, over: bool) -> str:
+def _task_history(series: tuple[tuple[int | None, ...], ...], width: int, over: bool) -> str:
     """Return a chart of the mean utilization of a task's devices."""
-    thinned = (fitting.downsample(course, width) for course in courses)
-    return sparkline([mean_of_known(values) for values in zip(*thinned, strict=False)], width, 100, over=over)
+    sampled = (fitting.downsample(values, width) for values in series)
+    return sparkline([mean_of_known(values) for values in zip(*sampled, strict=False)], width, 100, over=over)
 
 
 def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[Column]:
@@ -355,11 +353,11 @@ def _power(device: DeviceFacts) -> str:
 def _name_width(names: Iterable[str], least: int) -> int:
     """Return the width of a column of names; 0: all names are empty."""
     longest = max((cell_len(name) for name in names), default=least) or least
-    return min(_LONGEST_NAME, max(4, longest)) if longest else 0
+    return min(_MAX_NAME, max(4, longest)) if longest else 0
 
 
-def _style_of_busy(percent: float | None, at_work: bool) -> str:
-    return "bold yellow" if at_work and percent is not None and percent < 20 else ""
+def _style_of_busy(percent: float | None, active: bool) -> str:
+    return "bold yellow" if active and percent is not None and percent < 20 else ""
 
 
 # --- the page of a task -----------------------------------------------------------------------------------------------
@@ -432,9 +430,9 @@ def _device_lines(device: DeviceFacts, width: int) -> list[Line]:
         ("temp", rounded(device.shown.temperature_c, " °C"), trail.temperature_c, 100),
         ("power", _power(device), trail.power_w, device.power_limit_w),
     ]
-    for name, value, course, top in metrics:
-        top = top or max((value for value in course if value is not None), default=1)
-        bars = sparkline(course, room, top, over=not device.alive)
+    for name, value, values, top in metrics:
+        top = top or max((value for value in values if value is not None), default=1)
+        bars = sparkline(values, room, top, over=not device.alive)
         style = "green" if device.alive else "dim"
         lines.append([Part(f"  {name:<{_NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
     return lines + (fitting.labelled("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])

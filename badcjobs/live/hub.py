@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from badcjobs.errors import BadcjobsError
-from badcjobs.live.answers import Documents, Item, json_text
+from badcjobs.live.documents import Documents, Item, json_text
 from badcjobs.seams import Clock
 
 Result = TypeVar("Result")

@@ -225,9 +225,9 @@ def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts])
     """Return whether tasks have not started and the emulation that should start them has ended."""
     if not array.indices or any(task.state == "running" for task in tasks):
         return False
-    begun_at_ms = max((task.started_at_ms for task in tasks), default=0)
-    if (array.submitted_at_ms or 0) > begun_at_ms or array.cut_short is not None:
-        return False  # they were submitted to Slurm since, perhaps
+    last_start_ms = max((task.started_at_ms for task in tasks), default=0)
+    if (array.submitted_at_ms or 0) > last_start_ms or array.cut_short is not None:
+        return False  # they were, or may have been, submitted to Slurm since
     job_id, run = last_job_of(tasks), files.folder.path
     try:
         rows = rows_in(run, job_id)
@@ -239,5 +239,5 @@ def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts])
 
 def last_job_of(tasks: Sequence[TaskFacts]) -> str:
     """Return the job id of the task that started last; empty: none has started."""
-    begun = [task for task in tasks if task.started_at_ms]
-    return max(begun, key=lambda task: task.started_at_ms).job_id if begun else ""
+    started = [task for task in tasks if task.started_at_ms]
+    return max(started, key=lambda task: task.started_at_ms).job_id if started else ""

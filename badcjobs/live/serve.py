@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.live.answers import LiveSource
+from badcjobs.live.documents import LiveSource
 from badcjobs.seams import Clock
 
 # Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route.
@@ -59,7 +59,7 @@ def bind(
     address = _address(str(where[0]))
     if not address.is_loopback and not token:
         raise BadInput(
-            f"--host {host} without --token",
+            f"--host {host} needs --token",
             why="everyone who can reach this machine could read the page",
             fix=f"{with_token(command)} --host {shlex.quote(host)} --port {port}",
         )
@@ -89,16 +89,16 @@ def reachable_hosts(*, also_ipv6: bool = False) -> list[str]:
     name, found = socket.getfqdn(), list[str]()
     with suppress(OSError, UnicodeError):
         found = [str(where[0]) for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    known = any(map(_is_public, found))
+    known = any(map(_is_reachable, found))
     for family, where in _DOCUMENTATION_ADDRESSES:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((where, 9))  # sends nothing; selects our address for this route
             found.append(str(probe.getsockname()[0]))
-    wanted = [one for one in dict.fromkeys(found) if _is_public(one) and (also_ipv6 or ":" not in one)]
+    wanted = [one for one in dict.fromkeys(found) if _is_reachable(one) and (also_ipv6 or ":" not in one)]
     return ([name] if known else []) + wanted or [name]
 
 
-def _is_public(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     one = _address(address)
     return not (one.is_loopback or one.is_link_local or one.is_unspecified)
 

@@ -90,11 +90,11 @@ class RunView:
             self._array, self._array_mark = read_array(files), mark
         every, array = files.tasks, self._array
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
-        lines = sorted((task.at(now_ms) for task in newest), key=_in_order)
+        lines = sorted((task.at(now_ms) for task in newest), key=_sort_key)
         tasks = list(array.as_submitted(lines))
         if not unread:
             state = "unbegun" if is_abandoned(array, files, lines) else "waiting"
-            tasks = sorted([*tasks, *array.waiting(lines, state)], key=_in_order)
+            tasks = sorted([*tasks, *array.waiting(lines, state)], key=_sort_key)
         devices = tuple(device for task in lines for device in task.its_devices)
         total = add_up(
             tasks,
@@ -153,13 +153,13 @@ class RunView:
         if frozen is None or not tasks or self.files.only is not None:
             return ()
         left = [task for task in tasks if task.pending or not task.begun]
-        outside = any(task.job_id.startswith("local") for task in left)
-        indices = () if outside else [task.array_index for task in left]
+        without_slurm = any(task.job_id.startswith("local") for task in left)
+        indices = () if without_slurm else [task.array_index for task in left]
         settings = json.loads(max(every, key=lambda task: task.age).settings or "{}") if every else {}
         return finish_lines(frozen, run.path, settings, find_trace(run.path, last_job_of(tasks)), indices)
 
 
-def _in_order(line: TaskFacts) -> tuple[int, str, int, int]:
+def _sort_key(line: TaskFacts) -> tuple[int, str, int, int]:
     return len(line.job_id), line.job_id, line.array_index, line.procid or 0  # job 999 before job 1000
 
 
@@ -172,7 +172,7 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     newest = {task.name for task in snapshot.tasks}
     latest = [task for task in tasks if task.name in newest]
     left = max(0, (total.chunks or 0) - total.settled)
-    pending = min(left, sum(task.pending for task in latest))  # the others are not in a task yet
+    pending = min(left, sum(task.pending for task in latest))  # the others are not in any task yet
     about_left = pending if total.chunks_known else max(pending, (total.source_chunks or 0) - total.settled)
     alerts = grouped((alert.kind, alert) for task in tasks for alert in task.alerts)
     facts = JobFacts(
@@ -223,11 +223,8 @@ def open_machine_view(
     with ExitStack() as stack:
         opened = stack.enter_context(open_devices(environ, clock, stand_in or StandIn()))
         if not opened.inventory:
-            raise NotHere(
-                "this machine has no GPU",
-                why=opened.trouble or opened.grant.why,
-                fix="give a run folder, or try --simulate 4",
-            )
+            why, fix = opened.trouble or opened.grant.why, "give a run folder, or try --simulate 4"
+            raise NotHere("this machine has no GPU", why=why, fix=fix)
         return MachineView(opened, clock, hostname, stack.pop_all())
 
 
@@ -286,8 +283,8 @@ class MachineView:
             self._processes[number] = name_processes(reading.processes)
         past = self._readings[number]
         past.append((now_ms, reading))
-        values = ([getattr(reading, metric) for _, reading in past] for metric in CHARTED)
-        courses = [tuple(None if value is None else round(value) for value in course) for course in values]
+        columns = ([getattr(reading, metric) for _, reading in past] for metric in CHARTED)
+        series = [tuple(None if value is None else round(value) for value in column) for column in columns]
         return DeviceFacts(
             task="",
             node=self._hostname,
@@ -300,7 +297,7 @@ class MachineView:
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,
             reading=reading,
-            trail=Trail(past[0][0], (now_ms - past[0][0]) // max(1, len(past) - 1), *courses),
+            trail=Trail(past[0][0], (now_ms - past[0][0]) // max(1, len(past) - 1), *series),
             processes=self._processes.get(number),
             trouble=trouble,
         )

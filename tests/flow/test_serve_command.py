@@ -87,10 +87,10 @@ def test_wrong_wishes_are_refused_with_the_fix(site: Site) -> None:
                 ("serve", site.folder, "--simulate", "1", "--port", "0"),
             ]
         )
-    assert_refused(refused[0], 2, "--host 0.0.0.0 without --token")
+    assert_refused(refused[0], 2, "--host 0.0.0.0 needs --token")
     told = r"try: BADCJOBS_TOKEN=[0-9a-f]{32} badcjobs serve --simulate=1 --host 0\.0\.0\.0 --port 0\n"
     assert re.search(told, refused[0].stderr)  # whole, and nothing that ps would show
-    assert_refused(refused[1], 2, "--host :: without --token")
+    assert_refused(refused[1], 2, "--host :: needs --token")
     assert_refused(refused[2], 2, f"port {port} is in use", "try: badcjobs serve --simulate=1 --port 0")
     assert_refused(refused[3], 2, "cannot listen on --host 192.0.2.1")
     assert_refused(refused[4], 2, "is not an address of this machine", "badcjobs serve --simulate=1 --port 8765")

@@ -11,7 +11,7 @@ from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
 from badcjobs.clock import SystemClock
-from badcjobs.live.answers import LiveSource, open_run
+from badcjobs.live.documents import LiveSource, open_run
 from badcjobs.live.views import open_machine_view, open_run_view
 from badcjobs.model import StandIn, Submitted
 from badcjobs.report.job import summarize_database

@@ -19,7 +19,7 @@ from support.live_run import write_live_run
 from support.summaries import FINDINGS, JOB, NASTY, PROOF, TASK, device
 
 from badcjobs.clock import SystemClock
-from badcjobs.live.answers import open_run
+from badcjobs.live.documents import open_run
 from badcjobs.model import Reading
 from badcjobs.report.job import summarize_database
 from badcjobs.report.prometheus import COUNTER, METRICS, SERVED, Metric, job_samples, prometheus_text

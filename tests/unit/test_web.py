@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from badcjobs import paths as resources
-from badcjobs.live.answers import DocumentCache
 from badcjobs.live.app import ENDPOINTS, Guard, Parameter, parse_query
+from badcjobs.live.documents import DocumentCache
 from badcjobs.live.draw import STYLES
 from badcjobs.live.hub import Journal, change_text, snapshot_text
 from badcjobs.live.snapshot import STATES, Snapshot, Total

@@ -17,8 +17,8 @@ from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
-from badcjobs.live.answers import Documents, Item, json_text
 from badcjobs.live.app import Connection, Guard, Server, make_app
+from badcjobs.live.documents import Documents, Item, json_text
 from badcjobs.live.hub import Hub
 from badcjobs.live.snapshot import Snapshot
 
