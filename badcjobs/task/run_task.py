@@ -260,7 +260,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
     try:
         if workers.plans:
             log.info("workers: %d, engine %s", len(workers.plans), task.resolved.engine.name)
-            setup.begin(supervisor.upcoming)
+            setup.start_staging(supervisor.upcoming)
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
             left = pending - supervisor.tally.done - supervisor.tally.failed
@@ -284,7 +284,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         supervisor.kill()
         raise
     finally:
-        setup.end()
+        setup.stop_staging()
     return supervisor.tally
 
 

@@ -215,13 +215,13 @@ class Autoscaler:
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         per_gpu = self.per_gpu
         if per_gpu is None and self.devices:
-            per_gpu = self._begin()
+            per_gpu = self._plan_start()
         elif per_gpu is None and self.cpu_workers:
             log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
         self.plans = plan_workers(self.devices, per_gpu=per_gpu or 1, cpu_workers=self.cpu_workers, cpus=self.cpus)
         self._slots = len(self.plans)
 
-    def _begin(self) -> int:
+    def _plan_start(self) -> int:
         lesson = self.learned.about(self._model)
         is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
         known = lesson.workers if is_alike else None

@@ -53,7 +53,7 @@ def check_audio(chunk: Chunk) -> None:
     if listed.audio_bytes is None and not chunk.is_cut:
         return
     try:
-        status = os.stat(chunk.audio_path)  # noqa: PTH116 - Path() would normalise the path
+        status = os.stat(chunk.audio_path)  # noqa: PTH116 - the path as given
     except (FileNotFoundError, NotADirectoryError) as error:
         path = Path(chunk.audio_path)
         what, fetch = explain_link(path) if path.is_symlink() else ("no such file:", None)
@@ -175,7 +175,7 @@ class PieceRun:
     cutter: AudioCutter
     folder: Path
     piece_s: float = 0.0  # the length of the current piece
-    begun_at_ms: int | None = None  # None: no piece was started
+    started_at_ms: int | None = None  # None: no piece was started
     problem: CannotCut | OSError | None = None  # why a piece could not be cut
 
     def process(self) -> Iterator[ChunkStarted | ChunkResult]:
@@ -189,16 +189,16 @@ class PieceRun:
                 self.problem = problem
                 return
             result = None
-            for news in self.session.process([piece]):
-                if isinstance(news, ChunkResult):
-                    result = news
-                if self.begun_at_ms is None:
-                    self.begun_at_ms = news.at_ms if isinstance(news, ChunkStarted) else news.started_at_ms
-                    yield ChunkStarted(chunk, self.begun_at_ms)
+            for event in self.session.process([piece]):
+                if isinstance(event, ChunkResult):
+                    result = event
+                if self.started_at_ms is None:
+                    self.started_at_ms = event.at_ms if isinstance(event, ChunkStarted) else event.started_at_ms
+                    yield ChunkStarted(chunk, self.started_at_ms)
             Path(piece.audio_path).unlink(missing_ok=True)
             if result is None:
                 return  # interrupted or killed: the chunk has no result
-            result = replace(result, chunk=chunk, started_at_ms=self.begun_at_ms or result.started_at_ms)
+            result = replace(result, chunk=chunk, started_at_ms=self.started_at_ms or result.started_at_ms)
             if not result.ok:
                 error = (result.error or "").replace(piece.audio_path, chunk.audio_path)
                 where = f"in its piece from {start_s:.0f} s to {end_s:.0f} s"

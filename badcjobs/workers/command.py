@@ -88,7 +88,7 @@ class CommandEngine:
         self._template, self.per_batch = parse_command(template)
         # The speed of the program is unknown: only a very long silence is a hang.
         self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
-        self._batch = batch  # None: as --engine-arg says
+        self._batch = batch  # None: from --engine-arg
 
     @property
     def wants(self) -> int:
@@ -243,10 +243,7 @@ class CommandSession:
         try:
             detections = tuple(parse_detections_csv(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            error_class, error = (
-                retry.NO_OUTPUT,
-                f"the program ended with exit code 0 but did not write {{output}} ({path.name})",
-            )
+            error_class, error = retry.NO_OUTPUT, f"exit code 0, but {{output}} ({path.name}) was not written"
         except (ValueError, OSError) as problem:
             error_class, error = retry.BAD_OUTPUT, f"{{output}} cannot be read: {problem}"
         else:

@@ -110,7 +110,7 @@ def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
     """Return format, channels, rate, bits per sample and frames of a WAV file; ``wave`` reads too few formats."""
     header = read_wav_header(file)
     if header.missing_frames:
-        raise ValueError("the audio ends before its header says")
+        raise ValueError("the audio is shorter than its header states")
     chunk = header.format_chunk
     kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
     kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
@@ -130,7 +130,7 @@ def read_flac(path: str) -> tuple[int, int, int, int, bytes]:
     except soundfile.SoundFileError as error:
         raise ValueError(str(error)) from error
     if len(raw) < 2 * channels * frames:
-        raise ValueError("the audio ends before its header says")
+        raise ValueError("the audio is shorter than its header states")
     return _WHOLE, channels, rate, 16, raw
 
 

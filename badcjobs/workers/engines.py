@@ -33,7 +33,7 @@ from badcjobs.workers.stream_session import EngineStart, HangTimeout, StreamSess
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
 _GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
-_QUERY_TIMEOUT_S = 300.0  # a cold import from a parallel filesystem is slow
+_QUERY_S = 300.0  # a cold import from a parallel filesystem is slow
 _QUERY_TRIES = 3
 _CACHES = (
     ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
@@ -223,7 +223,7 @@ class HawkEars1Engine(CommandEngine):
 
 
 def find_python(python: str | None, start: EngineStart) -> str:
-    """Return the absolute path of HawkEars' Python; behind a prefix (perhaps a container) a path may not exist here."""
+    """Return the absolute path of HawkEars' Python; unchanged if it is not found but a prefix (a container) is set."""
     found = python and shutil.which(python, path=start.environ.get("PATH"))
     if python and not found and start.launcher.prefix_for(""):
         return python
@@ -260,9 +260,7 @@ def query_hawkears(
     argv = [*python, str(WORKER), "--probe", *options]
     for _ in range(_QUERY_TRIES):
         try:
-            done = subprocess.run(
-                argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S
-            )
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_QUERY_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             return None, str(error)
         if done.returncode >= 0:  # negative: killed by a signal, which is no answer

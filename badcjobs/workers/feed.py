@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_CUT = ((NoDecoder, retry.NO_PROGRAM), (NotThere, retry.MISSING_AUDIO))
 
-News: TypeAlias = ChunkStarted | ChunkResult
+ChunkEvent: TypeAlias = ChunkStarted | ChunkResult
 Decision = tuple[str, str | None, float | None, str]  # kind, subject, value, reason: a row of ``decision``
 
 _EXAMINED = 32  # chunks, to find out which filesystems the audio is on
@@ -59,7 +59,7 @@ class EngineSetup:
     cutter: AudioCutter
     learned: Learned
     probed: Mapping[str, MemoryLimit]  # results of badcjobs probe
-    _begun: bool = False
+    _started: bool = False
 
     def __post_init__(self) -> None:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
@@ -79,22 +79,22 @@ class EngineSetup:
         while not self._decisions.empty():
             yield self._decisions.get()
 
-    def begin(self, upcoming: Upcoming) -> None:
+    def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
         choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
         what = "is copied to this node in advance" if choice.staged else "is read from its own place"
         what = "is cut out of longer files in advance" if choice.only_cuts else what
         log.info("audio %s: %s", what, choice.why)
         if choice.staged:
-            self._begun = True
+            self._started = True
             self._stager.start(upcoming, most_bytes=choice.most_bytes, only_cuts=choice.only_cuts)
         self._decisions.put(("staging", None, float(choice.staged), choice.why))
 
-    def end(self) -> None:
+    def stop_staging(self) -> None:
         """Remove all copies and log how many were used; call it after the workers have ended."""
         stager = self._stager
         stager.stop()
-        if self._begun or stager.cut_late:
+        if self._started or stager.cut_late:
             log.info(
                 "staging: chunks read from copies on this node: %d (%.1f MB), from their own place: %d,"
                 " cut on demand: %d; failed copies: %d%s",
@@ -134,7 +134,7 @@ class SessionFeed:
         self._stopped = False
         self._in_pieces = False  # a chunk is being processed piece by piece
         self._given: dict[tuple[str, str], tuple[Chunk, Chunk]] = {}  # the original, and the chunk that the engine got
-        self._begun: dict[tuple[str, str], Chunk] = {}
+        self._started: dict[tuple[str, str], Chunk] = {}
         self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio could not be copied or cut
 
     # --- called from another thread -------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class SessionFeed:
 
     # --- the life of a batch --------------------------------------------------------------------------------------
 
-    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[News]:
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkEvent]:
         """Process the batch, then, one by one, the chunks that must be cut into pieces."""
         too_long = deque[tuple[Chunk, float, Way]]()
 
@@ -184,36 +184,35 @@ class SessionFeed:
                 too_long.append((chunk, audio_s, way))
         return fitting
 
-    # --- whole chunks ---------------------------------------------------------------------------------------------
+    # --- complete chunks ------------------------------------------------------------------------------------------
 
-    def _process_whole(self, batch: Sequence[Chunk], more: More) -> Iterator[News]:
+    def _process_whole(self, batch: Sequence[Chunk], more: More) -> Iterator[ChunkEvent]:
         def staged_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
             return self._stage(more(wanted, idle=idle))
 
         broke = False
         try:
             given = self._stage(batch)
-            for news in self._session.process(given, staged_more) if given else ():
-                yield self._take_back(news)
+            for event in self._session.process(given, staged_more) if given else ():
+                yield self._take_back(event)
                 yield from self._take_unavailable()
             yield from self._take_unavailable()
         except SessionBroken as broken:
             broke = True
             yield from self._take_unavailable()
-            suspects = list(self._begun.values()) or [original for original, _ in self._given.values()]
+            suspects = list(self._started.values()) or [original for original, _ in self._given.values()]
             if not broken.at_start and broken.error_class != retry.OUT_OF_MEMORY:
                 for chunk in suspects:
                     self._limits.note_other_failure(chunk.key)
             elif not broken.at_start and len(suspects) == 1:  # with several it is unknown which one it was
                 self._ran_out(suspects[0], suspects[0].audio_s, self._way)
-            raise SessionBroken(
-                broken.error_class, self._with_original_paths(str(broken)), at_start=broken.at_start
-            ) from broken
+            error = self._with_original_paths(str(broken))
+            raise SessionBroken(broken.error_class, error, at_start=broken.at_start) from broken
         finally:
             for original, _ in self._given.values():
                 self._stager.release(original, failed=broke)
             self._given.clear()
-            self._begun.clear()
+            self._started.clear()
 
     def _stage(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks for the engine: copies on the node, cuts out of longer files, or the originals."""
@@ -240,20 +239,20 @@ class SessionFeed:
         while self._unavailable:
             yield self._unavailable.popleft()
 
-    def _take_back(self, news: News) -> News:
+    def _take_back(self, event: ChunkEvent) -> ChunkEvent:
         """Return the event with the original chunk; a failure is not charged if its copy was damaged."""
-        original, _ = self._given[news.chunk.key]
-        if isinstance(news, ChunkStarted):
-            self._begun[original.key] = original
-            return replace(news, chunk=original)
-        error = None if news.error is None else self._with_original_paths(news.error)
+        original, _ = self._given[event.chunk.key]
+        if isinstance(event, ChunkStarted):
+            self._started[original.key] = original
+            return replace(event, chunk=original)
+        error = None if event.error is None else self._with_original_paths(event.error)
         del self._given[original.key]
-        sound = self._stager.release(original, failed=not news.ok)
-        result = replace(news, chunk=original, error=error, charged=news.charged and (news.ok or sound))
+        sound = self._stager.release(original, failed=not event.ok)
+        result = replace(event, chunk=original, error=error, charged=event.charged and (event.ok or sound))
         # A truncated recording has less audio than the chunk's times imply.
         lengths = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
         result = self._note(result, min(lengths, default=None), self._way, "and cannot be cut into pieces")
-        self._begun.pop(original.key, None)
+        self._started.pop(original.key, None)
         return result
 
     def _with_original_paths(self, text: str) -> str:
@@ -282,28 +281,28 @@ class SessionFeed:
     def _ran_out(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
         """Record that a chunk did not fit; with several in progress the longest of them counts."""
         audio_s = audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
-        lengths = [other.audio_s for other in self._begun.values() if other.audio_s is not None]
+        lengths = [other.audio_s for other in self._started.values() if other.audio_s is not None]
         self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way, beside_s=max(lengths, default=None))
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
-    def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[News]:
+    def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[ChunkEvent]:
         run = PieceRun(self._session, chunk, audio_s, way.pieces, self._cutter, self._folder)
         try:
-            for news in run.process():
-                if isinstance(news, ChunkStarted):
+            for event in run.process():
+                if isinstance(event, ChunkStarted):
                     with self._lock:
                         self._in_pieces = True
-                    yield news
+                    yield event
                 else:
                     smallest = f"in pieces of {run.piece_s:.0f} s, the smallest possible"
-                    yield self._note(news, audio_s, way, smallest)
+                    yield self._note(event, audio_s, way, smallest)
         except SessionBroken as broken:
             if broken.error_class != retry.OUT_OF_MEMORY:
                 self._limits.note_other_failure(chunk.key)
             elif not broken.at_start:
                 self._ran_out(chunk, audio_s, way)
-            at_start = broken.at_start and run.begun_at_ms is None  # not if a piece was processed before
+            at_start = broken.at_start and run.started_at_ms is None  # not if a piece was processed before
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)  # remove all pieces
@@ -315,17 +314,17 @@ class SessionFeed:
         if run.problem is not None:
             yield from self._process_uncut(run, run.problem)
 
-    def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[News]:
+    def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[ChunkEvent]:
         """Give audio that cannot be cut to the engine in one piece; if that has failed before, the chunk fails."""
         is_full = isinstance(problem, OSError) and problem.errno in _FULL
-        if not is_full and run.begun_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
+        if not is_full and run.started_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
             yield from self._process_whole([run.chunk], nothing_more)
             return
         error_class, what = retry.NO_SPACE, "no disk space for a piece of it"
         if not is_full:
             self._limits.note_cannot_cut(self._model, run.chunk.key)
             error_class, what = retry.OUT_OF_MEMORY, "it does not fit into device memory, and cannot be cut into pieces"
-        started_at_ms = self._clock.now_ms() if run.begun_at_ms is None else run.begun_at_ms
+        started_at_ms = self._clock.now_ms() if run.started_at_ms is None else run.started_at_ms
         yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:

@@ -45,9 +45,7 @@ def main(args: Sequence[str]) -> None:
             missing.append(path)
     shutil.rmtree(work, ignore_errors=True)
     if missing:
-        raise RuntimeError(
-            f"HawkEars wrote no labels for {len(missing)} of {len(paths)} recordings; first: {missing[0]}"
-        )
+        raise RuntimeError(f"HawkEars wrote no labels for {len(missing)} of {len(paths)} recordings: {missing[0]}")
 
 
 def link_audio(audio: Path, folder: Path, number: int) -> Path:

@@ -65,7 +65,7 @@ class OrderPipe:
 
     def _read(self) -> None:
         rest = b""
-        while data := os.read(0, 65536):  # not sys.stdin: a thread that waits in it blocks the exit of the program
+        while data := os.read(0, 65536):  # not sys.stdin: a thread that waits in it crashes Python at exit
             *lines, rest = (rest + data).split(b"\n")
             for order in map(json.loads, lines):
                 if order.get("stop"):

@@ -61,9 +61,7 @@ class MemoryLimits:
     """Decides the way of each chunk on each GPU model; shared by all threads of a task."""
 
     known: Mapping[str, MemoryLimit] | None = None  # from earlier tasks, by device model
-    learned: Callable[[str, MemoryLimit], None] = lambda model, limit: (
-        None
-    )  # called with each lower limit; must not raise
+    learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None  # gets each lower limit; must not raise
 
     def __post_init__(self) -> None:
         self._limits = dict(self.known or {})

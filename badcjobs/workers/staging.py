@@ -61,9 +61,8 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
     if far is not None and here.shared:
         return StagingChoice(False, f"{local} is not a node-local disk ({here.description})")
     if far is not None:
-        return StagingChoice(
-            True, f"{far} is on {read_filesystem(far).description}, {local} on {here.description}", most_bytes
-        )
+        why = f"{far} is on {read_filesystem(far).description}, {local} on {here.description}"
+        return StagingChoice(True, why, most_bytes)
     only_cuts = any(chunk.is_cut for chunk in chunks) and not here.shared
     return StagingChoice(only_cuts, f"{folders[0]} is local", most_bytes if only_cuts else 0, only_cuts)
 
@@ -101,7 +100,7 @@ def size_of(chunk: Chunk, cutter: AudioCutter) -> int:
     """Return the approximate size of a copy in bytes; raise OSError if the file cannot be read."""
     if chunk.is_cut:
         return cutter.size_bytes(Path(chunk.audio_path), *stretch_of(chunk))
-    return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - Path() would normalise the path
+    return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - the path as given
 
 
 def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
@@ -236,7 +235,7 @@ class Stager:
                 for other in [copy for copy in self._waiting() if copy.ready]:
                     del self._copies[other.chunk.key]
                     other.remove()
-            copy = self._begin(chunk)
+            copy = self._new_copy(chunk)
             copy.taken, copy.size_bytes = True, size_bytes
         try:
             make_copy(copy, self.cutter)
@@ -278,7 +277,7 @@ class Stager:
             while not self._stopped:
                 self._plan()
                 if self._planned:
-                    return self._begin(self._planned.pop(next(iter(self._planned))))
+                    return self._new_copy(self._planned.pop(next(iter(self._planned))))
                 self._changed.wait(_POLL_S)
             return None
 
@@ -299,7 +298,7 @@ class Stager:
     def _waiting(self) -> list[Copy]:
         return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]
 
-    def _begin(self, chunk: Chunk) -> Copy:
+    def _new_copy(self, chunk: Chunk) -> Copy:
         self._number += 1
         name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
         copy = self._copies[chunk.key] = Copy(chunk, self.folder / str(self._number) / name)

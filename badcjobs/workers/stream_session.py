@@ -40,7 +40,7 @@ class HangTimeout:
     least_s: float = 120.0  # a shorter silence is never a hang
     slowest: float = 2.0  # assumed seconds of work per second of audio, until a chunk is done
     _slowest_rate: float | None = None  # seconds of work per second of audio
-    _slowest_s: float | None = None  # for audio of unknown length
+    _slowest_s: float | None = None  # used for audio of unknown length
 
     def learn(self, took_s: float, audio_s: float | None) -> None:
         """Record the time that a finished chunk took."""
@@ -110,7 +110,7 @@ class StreamSession:
             if self._interrupted:
                 return
             self._interrupted = True
-            if not self._has_begun:
+            if not self._has_started:
                 self._is_ended = True
                 self._launcher.kill(self._process)
         self._write({"stop": True})
@@ -125,13 +125,13 @@ class StreamSession:
         """Analyse the batch and the chunks that follow it, several at the same time if the process can."""
         self._in_hand = {}
         self._give(batch)
-        while self._in_hand and not (self._interrupted and (self._got_bye or not self._has_begun)):
-            news = self._handle_event(self._next_event())
+        while self._in_hand and not (self._interrupted and (self._got_bye or not self._has_started)):
+            event = self._handle_event(self._next_event())
             if self._ready and not self._interrupted:
                 held = len(self._in_hand)
                 self._give(more(max(0, self._holds - held), idle=max(0, self._threads - held)))
-            if news is not None:
-                yield news
+            if event is not None:
+                yield event
 
     def close(self) -> int | None:
         """End the worker by closing its input; kill it if it does not end."""
@@ -151,7 +151,7 @@ class StreamSession:
         return self._process.wait()
 
     @property
-    def _has_begun(self) -> bool:
+    def _has_started(self) -> bool:
         return any(started_at_ms is not None for _, started_at_ms in list(self._in_hand.values()))
 
     def _give(self, chunks: Sequence[Chunk]) -> None:
@@ -174,15 +174,19 @@ class StreamSession:
         """Wait for the next event; if none comes in time, the process hangs."""
         while b"\n" not in self._unread:
             limit_s = self.hang_timeout.start_s
-            if begun := [chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None]:
-                limit_s = self.hang_timeout.limit_s(None if None in begun else max(length or 0.0 for length in begun))
+            if lengths := [
+                chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None
+            ]:
+                limit_s = self.hang_timeout.limit_s(
+                    None if None in lengths else max(length or 0.0 for length in lengths)
+                )
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
                 why = f"no output from the worker for {limit_s:.0f} s"
-                raise SessionBroken(retry.HANG, why, at_start=not self._has_begun)
+                raise SessionBroken(retry.HANG, why, at_start=not self._has_started)
             data = os.read(self._stdout.fileno(), 65536)
             if not data:
-                if self._is_ended or (self._interrupted and not self._has_begun):
+                if self._is_ended or (self._interrupted and not self._has_started):
                     return {"event": "bye"}
                 raise self._explain_end()
             self._unread += data
@@ -191,9 +195,7 @@ class StreamSession:
             return dict(json.loads(line))
         except ValueError as error:
             self.kill()
-            raise SessionBroken(
-                retry.ENGINE_CRASH, f"the worker wrote a line that is not JSON: {line[:200]!r}"
-            ) from error
+            raise SessionBroken(retry.ENGINE_CRASH, f"unexpected line from the worker: {line[:200]!r}") from error
 
     def _handle_event(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
         kind = event["event"]
@@ -218,7 +220,7 @@ class StreamSession:
             error_class = retry.classify(event["error"])
             if error_class == retry.ENGINE_ERROR:
                 error_class = retry.ENGINE_CRASH
-            raise SessionBroken(error_class, event["error"], at_start=not self._has_begun)
+            raise SessionBroken(error_class, event["error"], at_start=not self._has_started)
         return None
 
     def _on_ready(self, event: Mapping[str, Any]) -> None:
@@ -276,7 +278,7 @@ class StreamSession:
         if error_class == retry.WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
             error_class = retry.HOST_MEMORY
         why = f"{output}\nthe worker ended {retry.describe_exit(code)}".strip()
-        return SessionBroken(error_class, why, at_start=not self._has_begun)
+        return SessionBroken(error_class, why, at_start=not self._has_started)
 
 
 def log_size(path: Path) -> int:

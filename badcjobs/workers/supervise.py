@@ -125,13 +125,13 @@ class Supervisor:
     def handle_events(self, timeout_s: float) -> None:
         """Wait for events and write all of them in one transaction."""
         try:
-            news = [self._events.get(timeout=timeout_s)]
+            events = [self._events.get(timeout=timeout_s)]
         except queue.Empty:
             return
         while not self._events.empty():
-            news.append(self._events.get())
+            events.append(self._events.get())
         with self.journal.batch():
-            for plan, event in news:
+            for plan, event in events:
                 self._handle(plan, event)
         self._top_up()
 
@@ -271,23 +271,23 @@ class Supervisor:
         if event.retires:
             self.tally.retired.append(str(broken))
             log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
-            for started in event.begun:  # end these tries; their chunks go back with the others
+            for started in event.started:  # end these tries; their chunks go back with the others
                 self._settle(plan, replace(_failed_result(started.chunk, broken, event), charged=False))
             return []
         if not broken.at_start:
             log.warning(
                 "worker %d ended (%s), chunks in progress: %d; %s",
-                plan.slot, broken.error_class, len(event.begun), _last_line(str(broken)),
+                plan.slot, broken.error_class, len(event.started), _last_line(str(broken)),
             )  # fmt: skip
-        begun = [started.chunk for started in event.begun]
-        accused = [] if broken.at_start else begun or event.unanswered[:1]
+        in_progress = [started.chunk for started in event.started]
+        blamed = [] if broken.at_start else in_progress or event.unanswered[:1]
         if broken.error_class == retry.TERMINATED:
-            accused = [chunk for chunk in accused if not self._retries.is_excused(chunk, retry.TERMINATED)]
-        if len(accused) == 1:
-            return [_failed_result(accused[0], broken, event)]
-        why = f"lost with {len(accused)} chunks in progress ({broken.error_class}): {_last_line(str(broken))}"
+            blamed = [chunk for chunk in blamed if not self._retries.is_excused(chunk, retry.TERMINATED)]
+        if len(blamed) == 1:
+            return [_failed_result(blamed[0], broken, event)]
+        why = f"lost with {len(blamed)} chunks in progress ({broken.error_class}): {_last_line(str(broken))}"
         lost = SessionBroken(retry.BATCH_LOST, why)
-        return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in accused]
+        return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in blamed]
 
     def _give_up(self, reason: str) -> None:
         if self.tally.gave_up is None:
@@ -297,8 +297,8 @@ class Supervisor:
 
 
 def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
-    begun_at_ms = next((started.at_ms for started in event.begun if started.chunk.key == chunk.key), event.at_ms)
-    return ChunkResult(chunk, begun_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
+    started_at_ms = next((started.at_ms for started in event.started if started.chunk.key == chunk.key), event.at_ms)
+    return ChunkResult(chunk, started_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
 
 
 def _last_line(text: str | None) -> str:

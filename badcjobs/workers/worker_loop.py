@@ -46,7 +46,7 @@ class BatchOver:
     """The end of a batch, with the chunks that have no result and the error that broke the session."""
 
     unanswered: list[Chunk]
-    begun: list[ChunkStarted]  # the unanswered chunks that the engine had started
+    started: list[ChunkStarted]  # the unanswered chunks that the engine had started
     lost: list[ChunkResult]  # failed together with others, not charged
     broken: SessionBroken | None
     at_ms: int
@@ -168,7 +168,7 @@ class WorkerThread(threading.Thread):
     def _process(self, batch: Batch) -> BatchOver:
         """Feed one batch, and the chunks that follow it, to a session; report and return how it ended."""
         unanswered = {chunk.key: chunk for chunk in batch.chunks}
-        begun: dict[ChunkKey, ChunkStarted] = {}
+        started: dict[ChunkKey, ChunkStarted] = {}
         lost: list[ChunkResult] = []
         broken: SessionBroken | None = None
         alone = batch.alone
@@ -177,24 +177,24 @@ class WorkerThread(threading.Thread):
             nonlocal alone
             if alone or (wanted <= 0 and idle <= 0):
                 return ()
-            fresh = self.queue.more(wanted, idle=idle, fits=self._room(unanswered, begun))
+            fresh = self.queue.more(wanted, idle=idle, fits=self._room(unanswered, started))
             alone = fresh is None  # suspects need a worker with no other chunk in hand
             fresh = self._sort_out(fresh or [])
             unanswered.update((chunk.key, chunk) for chunk in fresh)
             return fresh
 
         try:
-            for news in self._session(batch.lean or self._must_be_lean).process(batch.chunks, more):
-                if isinstance(news, ChunkStarted):
-                    begun[news.chunk.key] = news
+            for event in self._session(batch.lean or self._must_be_lean).process(batch.chunks, more):
+                if isinstance(event, ChunkStarted):
+                    started[event.chunk.key] = event
                 else:
-                    unanswered.pop(news.chunk.key, None)
-                    begun.pop(news.chunk.key, None)
-                    if news.ok:
+                    unanswered.pop(event.chunk.key, None)
+                    started.pop(event.chunk.key, None)
+                    if event.ok:
                         self._gpu_errors = 0
-                    if not news.charged:
-                        lost.append(news)
-                self.report(self.plan, news)
+                    if not event.charged:
+                        lost.append(event)
+                self.report(self.plan, event)
         except SessionBroken as error:
             broken = error
         except (BadcjobsError, OSError) as error:
@@ -206,18 +206,18 @@ class WorkerThread(threading.Thread):
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
         broken, retires = self._decide_end(broken)
         left, now_ms = list(unanswered.values()), self.clock.now_ms()
-        over = BatchOver(left, list(begun.values()), lost, broken, now_ms, retires, self._failed_openings)
+        over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings)
         self.report(self.plan, over)
         return over
 
-    def _room(self, unanswered: Mapping[ChunkKey, Chunk], begun: Mapping[ChunkKey, ChunkStarted]) -> Fits:
+    def _room(self, unanswered: Mapping[ChunkKey, Chunk], started: Mapping[ChunkKey, ChunkStarted]) -> Fits:
         """Return the test of which chunks still fit into the time left; a retired worker takes none."""
         if self.retired:
             return lambda chunk: False
         if self.timetable is None:
             return always_fits
-        self._parallel = max(self._parallel, len(begun))
-        in_hand = [(chunk, begun[key].at_ms if key in begun else None) for key, chunk in unanswered.items()]
+        self._parallel = max(self._parallel, len(started))
+        in_hand = [(chunk, started[key].at_ms if key in started else None) for key, chunk in unanswered.items()]
         return self.timetable(self.plan.device_id, in_hand, self._parallel)
 
     def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:

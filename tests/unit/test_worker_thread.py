@@ -113,7 +113,7 @@ def test_what_came_later_is_accounted_for_like_the_batch(tmp_path: Path) -> None
     bench = Bench(tmp_path, script, count=20).run()
     first = next(event for _, event in bench.events if isinstance(event, BatchOver))
     assert [chunk.chunk_id for chunk in first.unanswered] == ["c1", "c2", "c3", "c4", "c5", "c6"]
-    assert [started.chunk.chunk_id for started in first.begun] == ["c5"]
+    assert [started.chunk.chunk_id for started in first.started] == ["c5"]
     assert sorted(bench.results()) == sorted(chunk.chunk_id for chunk in chunks(20)), "none is lost, none comes twice"
 
 
