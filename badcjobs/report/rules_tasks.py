@@ -208,7 +208,7 @@ _MOST_CLASSES = 5
 _MANY = 0.01  # of the chunks: from here on it is no accident
 _COSTLY_S, _COSTLY = 300.0, 0.05  # of GPU time, for tries that failed though their chunks were done in the end
 _OOM = "out_of_memory"
-_BEYOND = re.compile(r" s of audio, and none after [\d.]+ s|ends at [\d.]+ s, before the end of the chunk from ")
+_BEYOND = re.compile(r" s of audio and nothing after [\d.]+ s|ends at [\d.]+ s, before the end of the chunk from ")
 _ROWS_BEYOND = "bad_audio, a row beyond the end of its file"
 _ADVICE = {
     "bad_audio": "These files cannot be read: look at one of them, restore or drop them, then run again.",

@@ -1,1 +1,1 @@
-"""SOURCE arguments → chunks: manifests, folders and lists, and the audio behind them."""
+"""Turn SOURCE arguments into chunks: manifests, folders and lists of audio, and the audio files."""

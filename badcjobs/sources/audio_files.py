@@ -1,4 +1,4 @@
-"""Where audio lies on disk, and what a recording without an id of its own is called."""
+"""Find audio files on disk, read their headers, and name recordings that have no id of their own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from badcjobs.model import AudioHeader, Fingerprint
 from badcjobs.sources.audio_formats import CONSTANT_FRAMES, NotWav, WavHeader, read_flac_info, read_wav_header
 from badcjobs.sources.mistakes import shown
 
-_HEAD_BYTES = 4096  # are read at once; left to itself, Python takes a block, which Lustre says has 4 MiB
-_SLACK_S = 1.0  # so much less than the header says is no loss: recorders write whole blocks
+_HEAD_BYTES = 4096  # per read; by default Python reads one block of the filesystem, which is 4 MiB on Lustre
+_SLACK_S = 1.0  # a smaller difference from the header is not a loss: recorders write complete blocks
 
 
 def read_header(path: Path | str) -> AudioHeader:
@@ -30,7 +30,8 @@ def read_header(path: Path | str) -> AudioHeader:
     if flac is None:
         return AudioHeader()
     length_s = flac.frames / flac.rate_hz if flac.frames else None
-    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=bool(flac.frames) and not flac.is_told)
+    unfinished = flac.frames > 0 and not flac.length_in_header
+    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
 
 
 def _of_wav(wav: WavHeader) -> AudioHeader:
@@ -45,61 +46,61 @@ def _of_wav(wav: WavHeader) -> AudioHeader:
     return AudioHeader(promised_s, rate_hz, channels, there_s)
 
 
-# --- where it lies ----------------------------------------------------------------------------------------------------
+# --- find files -------------------------------------------------------------------------------------------------------
 
 AUDIO_ENDINGS = (".wav", ".flac")
 AUDIO_WORDS = "WAV, FLAC"
 
-Found = tuple[str, Fingerprint]  # the absolute path of a file that is there
+Found = tuple[str, Fingerprint]  # the absolute path of a file that exists
 ReadHeader = Callable[[str], AudioHeader]
 
 
 class NoAudio(Exception):
-    """There is no audio file where one should be; the text says why, ``fix`` may hold a line to paste."""
+    """An audio file is missing or cannot be used; the text says why, ``fix`` may be a line to paste."""
 
     def __init__(
-        self, text: str, fix: str | None = None, *, nowhere: bool = False, missing_at: str | None = None
+        self, text: str, fix: str | None = None, *, not_found: bool = False, missing_at: str | None = None
     ) -> None:
         super().__init__(text)
         self.fix = fix
-        self.nowhere = nowhere  # perhaps we looked in the wrong folder
-        self.missing_at = missing_at  # where the file is, or should be: its rows fail alone; None: the source is wrong
+        self.not_found = not_found  # perhaps we looked in the wrong folder
+        self.missing_at = missing_at  # where the file should be: only its rows fail; None: the source itself is wrong
 
 
 def is_audio(name: str) -> bool:
-    """Say whether a name ends like audio that we take."""
+    """Return whether a file name has an audio extension that badcjobs reads."""
     return name.lower().endswith(AUDIO_ENDINGS)
 
 
 def search_folders(source: Path, root: Path | None) -> tuple[str, ...]:
-    """Return the folders where relative paths may lie, each with its slash, in the order they are tried.
+    """Return the folders in which relative paths are searched, in this order, each with a slash at its end.
 
-    ``root`` alone when it is given; otherwise the working directory, then the folder of the source file.
+    This is only ``root`` if it is given; otherwise the working directory, then the folder of the source file.
     """
     folders = (Path.cwd(), source.absolute().parent) if root is None else (root.absolute(),)
     return tuple(dict.fromkeys(with_slash(folder) for folder in folders))
 
 
 def with_slash(folder: Path | str) -> str:
-    """Return a folder as the beginning of a path: with one slash at its end."""
+    """Return a folder with one slash at its end."""
     return f"{str(folder).rstrip('/')}/"
 
 
 def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
-    """Return the absolute path and the fingerprint of the file at a path, with its header if ``read`` is given.
+    """Return the absolute path and the fingerprint of a file, with its header if ``read`` is given.
 
-    Whatever is wrong is an answer, too.
+    A problem is returned as NoAudio, not raised.
     """
     for folder in folders:
         place = path if path.startswith("/") else folder + path.removeprefix("./")
         try:
-            status = os.stat(place)  # noqa: PTH116  (a Path per row doubles the time of a million rows)
+            status = os.stat(place)  # noqa: PTH116  (a Path per row doubles the time for a million rows)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            text = f"cannot look at {shown(path)}: {error.strerror}"
+            text = f"cannot access {shown(path)}: {error.strerror}"
             return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
-        if not stat.S_ISREG(status.st_mode):  # to open a pipe takes until somebody writes to it
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe blocks until a program writes to it
             what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
             text = f"{what}, not an audio file: {shown(path)}"
             return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
@@ -107,39 +108,39 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
         return found if read is None else with_header(found, read)
     links = [link for folder in folders if (link := Path(folder, path)).is_symlink()]
     if not links:
-        return NoAudio(f"no such file: {shown(path)}", nowhere=True, missing_at=str(Path(folders[0], path)))
+        return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=str(Path(folders[0], path)))
     what, fetch = explain_link(links[0])
     return NoAudio(f"{what} {shown(path)}", fetch and f"{fetch} .", missing_at=str(links[0]))
 
 
 def with_header(found: Found, read: ReadHeader = read_header) -> Found:
-    """Return what look_at has found together with what its header says."""
+    """Return the result of look_at with the file's header added."""
     audio_path, known = found
-    # Not dataclasses.replace, which takes as long as a look at a local disk.
+    # Not dataclasses.replace, which takes as long as reading from a local disk.
     return audio_path, Fingerprint(known.audio_bytes, known.audio_mtime_ns, known.audio_sha256, read(audio_path))
 
 
 def end_ms_of(header: AudioHeader) -> int | None:
-    """Return where the audio ends."""
+    """Return the end of the audio in milliseconds; None: not known."""
     return None if header.duration_s is None else round(header.duration_s * 1000)
 
 
 def covering_end_ms(header: AudioHeader) -> int | None:
-    """Return the first whole millisecond that is not before the end of the audio, so that no sample lies behind it."""
+    """Return the end of the audio rounded up to milliseconds, so that no sample is left out."""
     return None if header.duration_s is None else -(-round(header.duration_s * 1_000_000) // 1000)
 
 
 def explain_link(place: Path) -> tuple[str, str | None]:
-    """Return what is wrong with a link whose file is not there, and for one of git-annex the line that fetches it."""
+    """Return what is wrong with a broken link and, for git-annex, the command that fetches the file."""
     if ".git/annex" in str(place.readlink()):
         return "git-annex has not fetched the content of", f"git -C {shlex.quote(str(place.parent))} annex get"
     return "a link to a file that does not exist:", None
 
 
 def path_below(root: str, path: str) -> str:
-    """Return the path as seen from the root, in a form that does not depend on how it was written.
+    """Return the normalized path relative to the root.
 
-    A path elsewhere keeps all its folders, without the leading slash.
+    A path outside the root keeps all its folders, without the leading slash.
     """
     path = posixpath.normpath(path)
     if path.startswith("../"):
@@ -148,10 +149,10 @@ def path_below(root: str, path: str) -> str:
 
 
 def without_ending(path: str) -> str:
-    """Return the path without its audio ending.
+    """Return the path without its audio extension.
 
-    ``a.wav.wav`` stays as it is: ``a.wav`` is the name that ``a.wav`` gets when there is an ``a.flac``.
-    So does ``.wav``, which has no other name.
+    ``a.wav.wav`` stays unchanged: ``a.wav`` is the id of ``a.wav`` if there is also an ``a.flac``.
+    ``.wav`` stays unchanged because nothing would be left.
     """
     stem = path[: path.rindex(".")]
     return path if is_audio(stem) or not stem or stem[-1] == "/" else stem

@@ -66,18 +66,18 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     except struct.error as error:
         raise NotWav("the file ends within its header") from error
     if len(format_chunk) < 16:
-        raise NotWav("its format is not given before its data")
-    there = file.seek(0, 2) - start  # programs that stream, and recorders that lost power, say 0 or a lot
+        raise NotWav("it has no format before its data")
+    there = file.seek(0, 2) - start
+    # Programs that stream, and recorders that lost power, write 0 or a size of nearly 2 or 4 GiB.
     if promised == 0 and not _only_chunks(file, start, start + there):
         data_bytes, missing_bytes, unfinished = there, 0, True
     else:
-        # Nearly 2 or 4 GiB is written by programs that do not know the size yet.
         made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
         data_bytes, unfinished = min(promised, there), promised > there and made_up
         missing_bytes = 0 if unfinished else promised - data_bytes
     kind, channels, rate_hz, bytes_per_s, frame_bytes = struct.unpack("<HHIIH", format_chunk[:14])
     if kind not in CONSTANT_FRAMES and not compressed:
-        raise NotWav(f"its frames are packed (format {kind})")
+        raise NotWav(f"it is compressed (format {kind})")
     if not (channels and rate_hz and frame_bytes) and not compressed:
         raise NotWav(f"its header says {channels} channels, {rate_hz} Hz, {frame_bytes} bytes a frame")
     return WavHeader(
@@ -86,7 +86,7 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
 
 
 def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:
-    """Return the format chunk, the start of the data and its size by the header; a file that ends is a struct.error."""
+    """Return the format chunk, the start of the data and its size in the header; struct.error: the file ends before."""
     format_chunk, long_bytes = b"", 0
     for _ in range(MOST_CHUNKS):
         name, size = struct.unpack("<4sI", file.read(8))
@@ -98,11 +98,11 @@ def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:
         elif name == b"data":
             return format_chunk, start, long_bytes if size == UNKNOWN_SIZE else size
         file.seek(start + size + (size & 1))  # chunks start at even offsets
-    raise NotWav("it has no end of chunks, and no data among them")
+    raise NotWav(f"it has no data in its first {MOST_CHUNKS} chunks")
 
 
 def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
-    """Say whether only further chunks (notes of the recorder) follow up to the end of the file."""
+    """Return whether only further chunks (metadata of the recorder) follow up to the end of the file."""
     file.seek(start)
     for _ in range(MOST_CHUNKS):
         if start >= file_bytes:
@@ -118,7 +118,7 @@ def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
 
 
 def make_head(header: WavHeader, frames: int) -> bytes:
-    """Return what stands before this many frames in a new file of the same format."""
+    """Return the header of a new file with this many frames of the same format."""
     data_bytes = frames * header.frame_bytes
     format_chunk = struct.pack("<4sI", b"fmt ", len(header.format_chunk)) + header.format_chunk
     format_chunk += b"\0" * (len(format_chunk) & 1)
@@ -134,18 +134,18 @@ def make_head(header: WavHeader, frames: int) -> bytes:
 
 
 def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
-    """Write the frames from ``first`` up to ``last`` as a new file; never more than a block of them is in memory."""
+    """Write the frames from ``first`` up to ``last`` to a new file; at most one block is in memory."""
     count = (last - first) * header.frame_bytes
     with target.open("wb") as out:
         out.write(make_head(header, last - first))
         left = copy_bytes(source, header.data_start + first * header.frame_bytes, count, out)
         out.write(b"\0" * (count & 1))
     if left:
-        raise EOFError(f"the audio became {left} bytes shorter while it was read")
+        raise EOFError(f"the file became {left} bytes shorter while it was read")
 
 
 def copy_bytes(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:
-    """Copy bytes from one file to another; return how many are missing at the end."""
+    """Copy bytes from one file to another; return how many could not be read."""
     source.seek(start)
     while count and (block := source.read(min(count, _BLOCK))):
         out.write(block)
@@ -153,14 +153,14 @@ def copy_bytes(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:
     return count
 
 
-# --- FLAC: what it says about itself; the audio is for others to decode -----------------------------------------------
+# --- FLAC: only the header is read; soundfile or ffmpeg decode the audio ----------------------------------------------
 
-# A program that encodes into a pipe, or loses power, leaves a header without a length; then the last frames tell it.
-_TAIL_BYTES, _TAIL_FRAMES = 1 << 16, 4  # what is read of the end: so much, or as much as so many frames can take
+# If the encoder wrote to a pipe or lost power, the header has no length. Then the last frames give it.
+_TAIL_BYTES, _TAIL_FRAMES = 1 << 16, 4  # how much of the end is read: the larger of 64 KiB and four frames
 _MOST_FRAMES = 0xF_FFFF_FFFF
-_SYNC = re.compile(rb"(?=\xff[\xf8\xf9])")  # frames that are counted, and frames whose samples are
+_SYNC = re.compile(rb"(?=\xff[\xf8\xf9])")  # frames with a fixed or a variable number of samples
 _BLOCK_SIZES = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}
-_MORE_BYTES = {12: 1, 13: 2, 14: 2}  # of a sample rate that is none of the usual ones
+_MORE_BYTES = {12: 1, 13: 2, 14: 2}  # in the frame header, for an unusual sample rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ class FlacInfo:
     rate_hz: int
     channels: int
     bits: int
-    frames: int  # 0: neither its header nor its end tells
-    is_told: bool = True  # by its header, without which many programs cannot read it
+    frames: int  # 0: neither the header nor the end of the file tells
+    length_in_header: bool = True  # many programs cannot read the file without it
 
 
 def read_flac_info(file: BinaryIO) -> FlacInfo | None:
-    """Read what the begin of a file says, and if need be its end; None: that is no FLAC."""
+    """Read the start of a file and, if necessary, its end; None: it is not FLAC."""
     file.seek(0)
     file.seek(_id3_bytes(file.read(10)))
     try:
@@ -188,46 +188,46 @@ def read_flac_info(file: BinaryIO) -> FlacInfo | None:
     rate_hz, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
     if frames := packed & _MOST_FRAMES:
         return FlacInfo(rate_hz, channels, bits, frames)
-    frames = _frames_by_the_end(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
-    return FlacInfo(rate_hz, channels, bits, frames, is_told=False)
+    frames = _frames_from_tail(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
+    return FlacInfo(rate_hz, channels, bits, frames, length_in_header=False)
 
 
-def begin_with_length(file: BinaryIO, frames: int) -> bytes:
-    """Return the first bytes of a FLAC file as they would be, had its encoder known the length."""
+def start_with_length(file: BinaryIO, frames: int) -> bytes:
+    """Return the first bytes of a FLAC file with the length added to its header."""
     file.seek(0)
     to_length = _id3_bytes(file.read(10)) + 18
     file.seek(0)
-    begin = file.read(to_length + 8)
-    (packed,) = struct.unpack(">Q", begin[to_length:])
-    return begin[:to_length] + struct.pack(">Q", packed & ~_MOST_FRAMES | frames & _MOST_FRAMES)
+    start = file.read(to_length + 8)
+    (packed,) = struct.unpack(">Q", start[to_length:])
+    return start[:to_length] + struct.pack(">Q", packed & ~_MOST_FRAMES | frames & _MOST_FRAMES)
 
 
 def _id3_bytes(start: bytes) -> int:
-    """Return how long the ID3 tags are that some programs put before the stream."""
+    """Return the length of the ID3 tags that some programs put before the stream."""
     if len(start) < 10 or start[:3] != b"ID3":
         return 0
     a, b, c, d = start[6:10]  # seven bits each
     return 10 + (a << 21 | b << 14 | c << 7 | d)
 
 
-def _frames_by_the_end(file: BinaryIO, block_size: int, *, largest: int) -> int:
-    """Return how many samples of each channel there are up to the end of the last whole frame; 0: there is none."""
+def _frames_from_tail(file: BinaryIO, block_size: int, *, largest: int) -> int:
+    """Return the samples per channel up to the end of the last complete frame; 0: there is no frame."""
     begin, end = file.tell(), file.seek(0, 2)
     file.seek(max(begin, end - max(_TAIL_BYTES, _TAIL_FRAMES * largest)))
     tail = file.read()
-    ends, last, begun = {0}, 0, (0, 0)  # audio may look like a frame by chance, but not like one that follows another
+    ends, last, begun = {0}, 0, (0, 0)  # audio may look like a frame by chance, but not like two frames in a row
     for place in (match.start() for match in _SYNC.finditer(tail)):
         start, samples = _frame_at(tail[place : place + 16], block_size) or (0, 0)
         if samples and start in ends:
             last, begun = start + samples, (start, place)
         ends.add(start + samples)
-    if last and _crc(tail[begun[1] :], 16, 0x8005):  # whoever wrote it was interrupted in the middle of its last frame
+    if last and _crc(tail[begun[1] :], 16, 0x8005):  # the encoder was interrupted in its last frame
         return begun[0]
     return last
 
 
 def _frame_at(head: bytes, block_size: int) -> tuple[int, int] | None:
-    """Return the first sample and the samples of the frame that begins with these bytes; None: they are no frame."""
+    """Return the first sample and the number of samples of a frame; None: these bytes are not its header."""
     if len(head) < 16 or head[3] & 1:
         return None
     number, place = _number(head[4:11])
@@ -248,7 +248,7 @@ def _frame_at(head: bytes, block_size: int) -> tuple[int, int] | None:
 
 
 def _number(coded: bytes) -> tuple[int | None, int]:
-    """Return a number that is coded as UTF-8 codes letters, and how many bytes it takes."""
+    """Return a number that is coded like a UTF-8 character, and its length in bytes."""
     ones = f"{coded[0]:08b}".find("0")
     if ones == 0:
         return coded[0], 1
@@ -261,7 +261,7 @@ def _number(coded: bytes) -> tuple[int | None, int]:
 
 
 def _crc(data: bytes, bits: int, polynomial: int) -> int:
-    """Return the check sum of data; 0 if they end with their own."""
+    """Return the checksum of data; it is 0 if the data ends with its own checksum."""
     crc, top, mask = 0, 1 << bits - 1, (1 << bits) - 1
     for byte in data:
         crc ^= byte << bits - 8

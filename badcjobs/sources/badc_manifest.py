@@ -1,4 +1,4 @@
-"""A BADC manifest as a source: its rows, and the audio files behind them."""
+"""A BADC manifest as a source: its rows, and their audio files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from badcjobs.sources.walk import Walk, look_ahead
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")
 TIMES = ("start_ms", "end_ms")
-CARRIED = ("overlap_ms", "notes")  # what we do not read, but carry on
-# What a plan knows of a row, and its shard alone would not show. "yes": it is a stretch of its file, to be cut out.
-# "as 0-30000": whether it is one is seen by the first row of the file, which had these times and may be elsewhere.
+CARRIED = ("overlap_ms", "notes")  # not read, but copied into the manifests of a plan
+# A column that a plan adds, because one shard alone does not show it. "yes": the row is a part of its file, and is cut
+# out. "as 0-30000": the first row of the file, which may be in another shard, had these times and decides.
 CUT = "badcjobs_cut"
 _AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-Times = tuple[int, int | None]  # begin and end of a row
-_LATEST_MS = 10**15  # thirty thousand years; a database holds no more than 64 bits
+Times = tuple[int, int | None]  # start and end of a row
+_LATEST_MS = 10**15  # about thirty thousand years; an integer in the database has 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where the header puts what we read; None: the manifest has no such column."""
+    """The positions of the columns; None: the manifest does not have the column."""
 
     width: int
     recording_id: int
@@ -41,17 +41,17 @@ class Columns:
     overlap_ms: int | None = None
     notes: int | None = None
     cut: int | None = None
-    further: tuple[int, ...] = ()  # all that others have added
+    further: tuple[int, ...] = ()  # columns that are not part of a BADC manifest
     further_names: tuple[str, ...] = ()
 
 
 def is_header(line: str) -> bool:
-    """Say whether a line could be the header of a manifest."""
+    """Return whether a line could be the header of a manifest."""
     return {"recording_id", "chunk_id"} <= set(_names(line.lstrip("\ufeff").split(",")))
 
 
 def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], Columns]]:
-    """Yield line, fields and columns of every row that has as many fields as the header."""
+    """Yield line number, fields and columns of every row that has as many fields as the header."""
     reader = csv.reader(read_lines(path, mistakes))
     columns: Columns | None = None
     while True:
@@ -63,7 +63,7 @@ def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], 
         except csv.Error as error:
             mistakes.add(line, f"cannot be read as CSV: {error}")
             continue
-        if not row or (not row[0] and not any(row)):  # spreadsheets leave lines of commas at the end
+        if not row or (not row[0] and not any(row)):  # spreadsheets write lines of commas at the end
             continue
         if columns is None:
             columns = parse_header(row, path, mistakes)
@@ -78,9 +78,9 @@ def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], 
 
 
 def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns | None:
-    """Return where the columns are; None, and every reason noted, when rows could not be understood."""
+    """Return the positions of the columns; None, with the mistakes noted, if the rows cannot be read."""
     names = _names(row)
-    show_header = f"head -n 1 {shlex.quote(str(path))}  # wanted: {HEADER}"
+    show_header = f"head -n 1 {shlex.quote(str(path))}  # expected: {HEADER}"
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         text = f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
@@ -91,10 +91,10 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
     if missing or twice:
         return None
     places: dict[str, int] = {name: names.index(name) for name in (*REQUIRED, *TIMES, *CARRIED, CUT) if name in names}
-    if names.count("sha256") == 1:  # of two columns it is not known which one is right
+    if names.count("sha256") == 1:  # with two columns it is not known which one is right
         places["sha256"] = names.index("sha256")
     further = tuple(place for place in range(len(names)) if place not in places.values())
-    # A second sha256 is not to make those of another manifest doubtful, where the rows of both come together.
+    # Numbered, so that a second sha256 column here does not become the sha256 column of a combined manifest.
     ours = HEADER.split(",")
     further_names = tuple(f"{name} (column {at + 1})" if (name := names[at]) in ours else name for at in further)
     known = {"cut" if name == CUT else name: place for name, place in places.items()}
@@ -102,11 +102,11 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
 
 
 def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
-    """Return start, end (None: the row does not say) and what is wrong with the row."""
+    """Return start, end (None: not given) and the mistakes of a row."""
     start_text = "" if columns.start_ms is None else row[columns.start_ms]
     end_text = "" if columns.end_ms is None else row[columns.end_ms]
     ids = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
-    try:  # nearly every row of a million ends here
+    try:  # a fast path for nearly all rows
         start_ms, end_ms = int(start_text), int(end_text)
         if 0 <= start_ms < end_ms <= _LATEST_MS and ids[0].strip() and ids[1].strip() and ids[2].strip():
             return start_ms, end_ms, ()
@@ -126,7 +126,7 @@ def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Se
 
 
 def parse_ms(text: str) -> int | None:
-    """Read whole milliseconds; ``1000.0`` counts, because pandas writes that next to an empty cell."""
+    """Parse whole milliseconds; ``1000.0`` is accepted, because pandas writes it if a cell of the column is empty."""
     if not text.strip():
         return None
     try:
@@ -141,7 +141,7 @@ def parse_ms(text: str) -> int | None:
 
 
 def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
-    """Return what the column CUT of a row holds, the times of its file's first row if told, and what is wrong."""
+    """Return the column CUT of a row, the times of its file's first row if given there, and the mistakes."""
     text = "" if columns.cut is None else row[columns.cut].strip()
     if text in ("", "yes"):
         return text, None, ()
@@ -154,17 +154,17 @@ def _names(fields: Sequence[str]) -> list[str]:
     return [field.strip().strip('"') for field in fields]
 
 
-# --- the files behind the rows ----------------------------------------------------------------------------------------
+# --- the files of the rows --------------------------------------------------------------------------------------------
 
-Question = tuple[str, bool]  # a file that is to be looked at, and whether its header is to be read, too
+Question = tuple[str, bool]  # a file to look at, and whether to read its header
 Look = tuple[Found | NoAudio, bool]  # what was found, and whether the header was read
 
 
 class RowFiles:
-    """The file of one row after another: whether a row is its file, or a stretch of it that is cut out before use.
+    """Finds the file of each row, and decides whether the row is the complete file or a part that must be cut out.
 
-    Rows of one recording follow each other, so each file is looked at only once, and only as far as its rows need it.
-    Rows are asked about ahead of the rows that are resolved.
+    Rows of one recording follow each other, so each file is looked at once, and its header is read only if needed.
+    ``ask`` runs ahead of ``resolve`` by some rows.
     """
 
     def __init__(self, folders: Sequence[str], cutting: Cutting, read_header: ReadHeader) -> None:
@@ -180,11 +180,11 @@ class RowFiles:
 
     @property
     def header(self) -> AudioHeader:
-        """What the header of the current file says, as far as it was read."""
+        """The header of the current file, if it was read."""
         return self._found[1].header
 
     def ask(self, path: str, times: Times, *, ours: bool) -> tuple[Times, Question | None]:
-        """Return the first row of this file, whichever task has it, and what is to be asked for the next row of it."""
+        """Return the times of the first row of this file, in any task, and the question for this row."""
         if path != self._asked_path:
             self._asked_path, self._first, self._has_asked = path, times, False
         if not ours or self._has_asked:
@@ -193,17 +193,17 @@ class RowFiles:
         return self._first, (path, self._cuts is not False or times[1] is None)
 
     def look(self, question: Question) -> Look:
-        """Look at a file; any thread may do that."""
+        """Look at a file; may be called by any thread."""
         path, measure = question
         return look_at(path, self._folders, self._read_header if measure else None), measure
 
     def resolve(
         self, path: str, first: Times, look: Look | None, times: Times, *, known_cut: bool = False
     ) -> tuple[str, Fingerprint, int | None, bool]:
-        """Return where a row's audio is, its fingerprint, its end, and whether it is to be cut out; or raise NoAudio.
+        """Return the path of a row's audio, its fingerprint, its end, and whether to cut it out; or raise NoAudio.
 
-        ``first``: the times of the first row of its file. ``look``: None where that of the row before serves.
-        ``known_cut``: the plan, which saw the whole source, says that it is to be cut, unless the user says otherwise.
+        ``first``: the times of the first row of its file. ``look``: None: the same as for the row before.
+        ``known_cut``: the plan, which read the complete source, requires a cut, unless a setting forbids it.
         """
         if look is not None:
             found, self._measured = look
@@ -214,12 +214,14 @@ class RowFiles:
         start_ms, end_ms = times
         if end_ms is None:
             end_ms = self._length_ms()
-            # From the start, audio of no length is the engine's to judge; a start behind its end is a mistake.
+            # The engine decides about empty audio; but a start after the end of the audio is a mistake.
             if end_ms is not None and 0 < start_ms >= end_ms:
                 raise NoAudio(f"start_ms {start_ms} is not before the end of the audio at {end_ms} ms")
         is_cut = (known_cut and self._cuts is None) or self._is_cut(path, first, start_ms, end_ms)
         audio_path, fingerprint = self._found
-        if self._measured and not is_cut:  # a file that is one chunk of several does not tell how long its recording is
+        if (
+            self._measured and not is_cut
+        ):  # the length of a file that is one of several chunks is not the length of the recording
             fingerprint = replace(fingerprint, header=replace(fingerprint.header, duration_s=None))
         return audio_path, fingerprint, end_ms, is_cut
 
@@ -228,7 +230,7 @@ class RowFiles:
             return False
         audio_ms = self._length_ms()
         if audio_ms == 0:
-            return True  # of no audio nothing can be cut, and that is how it fails
+            return True  # cutting empty audio fails, with a clear error
         unfinished = self.header.unfinished or self.header.there_s is not None
         if (
             unfinished
@@ -236,21 +238,19 @@ class RowFiles:
             and start_ms == 0
             and (end_ms is None or not is_beyond(end_ms, audio_ms))
         ):
-            return True  # engines may not be able to read it as it is; a cut of it is a sound file
+            return True  # engines may not be able to read the file; a cut copy is a valid file
         if self._cuts is False:
             return False
         if audio_ms is None or end_ms is None:
-            return self._cuts is True  # it cannot be known; what cannot be cut fails then, alone
+            return self._cuts is True  # not known yet; if it cannot be cut, only this row fails
         if self._cuts is True:
             if is_beyond(end_ms, audio_ms):
-                what = f"end_ms {end_ms} lies beyond the end of {path} at {audio_ms} ms, so it cannot be cut out"
-                raise NoAudio(
-                    what, "the same command without run.cut = true: then such rows fail alone, and the others are done"
-                )
+                what = f"end_ms {end_ms} is after the end of {path} at {audio_ms} ms, so it cannot be cut out"
+                raise NoAudio(what, "the same command without run.cut = true: then only such rows fail")
             return start_ms > 0 or audio_ms > end_ms
         if is_stretch(start_ms, end_ms, audio_ms):
             return True
-        # Where the first rows of a file are stretches of it, one behind its end is no file either: it is not there.
+        # If the first row of a file is a part of it, a row after the end is a missing part, not a file of its own.
         first_is_stretch = first[1] is not None and is_stretch(first[0], first[1], audio_ms)
         return first_is_stretch and is_longer(start_ms, end_ms, audio_ms)
 
@@ -262,13 +262,13 @@ class RowFiles:
 
 # --- the source -------------------------------------------------------------------------------------------------------
 
-# Line, recording_id, chunk_id, source_path, times, sha256, times of the first row of its file, known to be cut.
+# Line, recording_id, chunk_id, source_path, times, sha256, times of the first row of its file, must be cut.
 _OurRow = tuple[int, str, str, str, Times, str | None, Times, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest file; a relative ``source_path`` lies in the first of ``folders`` that has it."""
+    """A manifest file; a relative ``source_path`` is searched in ``folders``, in this order."""
 
     path: Path
     folders: tuple[str, ...]
@@ -291,9 +291,9 @@ class Manifest:
                 found = files.resolve(path, first, look, times, known_cut=known_cut)
             except NoAudio as problem:
                 row_alone = Chunk(recording_id, chunk_id, path, "", *times)
-                where = "(DIR: the folder its source_paths start from)"
-                fix = f"badcjobs run {shlex.quote(self.name)} --root DIR …   {where}" if problem.nowhere else None
-                yield from walk.miss(line, str(problem), problem, row_alone, fix)
+                where = "(DIR: the folder that its source_paths are relative to)"
+                fix = f"badcjobs run {shlex.quote(self.name)} --root DIR …   {where}" if problem.not_found else None
+                yield from walk.add_missing(line, str(problem), problem, row_alone, fix)
                 continue
             audio_path, fingerprint, end_ms, is_cut = found
             if sha256 is not None:
@@ -301,22 +301,22 @@ class Manifest:
             yield Chunk(recording_id, chunk_id, path, audio_path, times[0], end_ms, fingerprint, is_cut=is_cut)
 
     def _our_rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[_OurRow, Question | None]]:
-        """Read every row, and yield our own, each with what is to be asked of its file."""
+        """Read every row, and yield those of this shard, each with the question about its file."""
         for line, row, columns in read_rows(self.path, walk.mistakes):
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
             start_ms, end_ms, wrong = check_row(row, columns)
-            cut, told, wrong_cut = check_cut(row, columns)
+            cut, given_first, wrong_cut = check_cut(row, columns)
             for text in (*wrong, *wrong_cut):
                 walk.mistakes.add(line, text)
             ours = ours and not wrong and not wrong_cut
             times = start_ms, end_ms
             first, question = files.ask(path, times, ours=ours)
             if ours:
-                # None where the column is missing or holds anything else: "", "n/a", another kind.
+                # None if the column is missing or has another value: "", "n/a", another hash.
                 text = "" if columns.sha256 is None else row[columns.sha256].strip().lower()
                 sha256 = text if _SHA256.fullmatch(text) else None
-                yield (line, recording_id, chunk_id, path, times, sha256, told or first, cut == "yes"), question
+                yield (line, recording_id, chunk_id, path, times, sha256, given_first or first, cut == "yes"), question
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for line, row, columns in read_rows(self.path, Mistakes([self.name])):

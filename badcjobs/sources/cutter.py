@@ -1,4 +1,4 @@
-"""Cuts a stretch out of an audio file: WAV by copying frames, every other format by soundfile or ffmpeg."""
+"""Cut a part out of an audio file: WAV by copying frames, other formats with soundfile or ffmpeg."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from badcjobs.sources.audio_formats import (
     FlacInfo,
     NotWav,
     WavHeader,
-    begin_with_length,
     copy_bytes,
     copy_frames,
     make_head,
     read_flac_info,
     read_wav_header,
+    start_with_length,
 )
 
-_SLACK_S = 1.0  # recorders, and those who round, are not exact
+_SLACK_S = 1.0  # recorders, and rounded times, are not exact
 _GUESS_BYTES_PER_S = 48_000 * 2 * 4  # stereo, decoded to 32 bits a sample
 
 
 class CannotCut(Exception):
-    """No piece can be made of this audio; the text says why."""
+    """This audio cannot be cut; the text says why."""
 
 
 class NotThere(CannotCut):
-    """The audio is missing, or breaks off before this piece begins; no engine has seen it."""
+    """The audio is missing, or breaks off before the start of this chunk; it did not reach the engine."""
 
 
 class NoDecoder(CannotCut):
-    """Nobody here can read this format; it is not the audio's fault."""
+    """No program on this machine can decode this format; the audio may be intact."""
 
 
 class AudioCutter:
-    """Knows how long audio is, and makes shorter audio of it.
+    """Measures audio files, and cuts parts out of them.
 
     Parameters
     ----------
-    search_path: where ffmpeg and ffprobe are looked for, as PATH has it; None: nowhere.
+    search_path: where ffmpeg and ffprobe are searched, in the form of PATH; None: they are not used.
     """
 
     def __init__(self, search_path: str | None) -> None:
         self._search_path = search_path or ""
 
     def length_s(self, path: Path) -> float | None:
-        """Return the seconds of audio that are really in the file; None: no program here can tell."""
+        """Return the seconds of audio that are really in the file; None: not known."""
         try:
             found = _look(path)
         except OSError:
@@ -67,9 +67,9 @@ class AudioCutter:
         return _length_with_libsndfile(path) or _length_with_ffprobe(path, self._search_path)
 
     def promised_s(self, path: Path) -> float | None:
-        """Return the seconds of audio that a WAV header promises, of which a file that breaks off has less.
+        """Return the seconds of audio that a WAV header promises; a file that breaks off has less.
 
-        None: it is no WAV; of other formats it is not known where in the file something is missing.
+        None: not a WAV file; in other formats it is not known where audio is missing.
         """
         try:
             found = _look(path)
@@ -78,7 +78,7 @@ class AudioCutter:
         return found.promised_s if isinstance(found, WavHeader) else None
 
     def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
-        """Return about how large a stretch is as a WAV file; raise OSError where the file cannot be read."""
+        """Return the approximate size of a part as a WAV file; raise OSError if the file cannot be read."""
         found = _look(source)
         if isinstance(found, WavHeader):
             first, last = _frames(found, start_s, end_s)
@@ -90,10 +90,10 @@ class AudioCutter:
         return int(max(0.0, length_s) * bytes_per_s)
 
     def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
-        """Write the audio between two moments as the WAV file ``target``.
+        """Write the audio between two times to the WAV file ``target``.
 
-        An end beyond the audio's own is its end, also where that breaks off. Raise CannotCut, or OSError where a disk
-        will not have it.
+        An end after the end of the audio means the end of the audio, also if the file breaks off. Raise CannotCut, or
+        OSError if the disk refuses the file.
         """
         try:
             with open_audio(source) as file:
@@ -102,9 +102,9 @@ class AudioCutter:
                 if first >= last:
                     there_s, promised_s = header.length_s, header.promised_s
                     if promised_s - there_s > _SLACK_S and start_s < promised_s:
-                        there = f"{there_s:g} s are there, and none after {start_s:g} s"
+                        there = f"the file has {there_s:g} s and nothing after {start_s:g} s"
                         raise NotThere(f"{source} breaks off: its header says {promised_s:g} s, {there}")
-                    raise CannotCut(f"{source} has {there_s:.3f} s of audio, and none after {start_s:.3f} s")
+                    raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
                 try:
                     copy_frames(file, header, first, last, target)
                 except EOFError as problem:
@@ -116,7 +116,7 @@ class AudioCutter:
             raise
 
     def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
-        """Ask one decoder after the other; the answer of one that can decode counts more than that of one not here."""
+        """Try one decoder after the other; an error while decoding is more useful than a missing decoder."""
         refusals: list[CannotCut] = []
         for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self._search_path)):
             try:
@@ -126,24 +126,24 @@ class AudioCutter:
                 if not isinstance(refusal, CannotCut):
                     raise
                 refusals.append(refusal)
-        if spoken := [refusal for refusal in refusals if not isinstance(refusal, NoDecoder)]:
-            raise spoken[-1]
+        if failures := [refusal for refusal in refusals if not isinstance(refusal, NoDecoder)]:
+            raise failures[-1]
         why = " and ".join(map(str, refusals))
-        # The line to paste comes last: of an error that is told in one line, it is that one.
-        what = f"{source} is no WAV that can be cut ({problem}), {why}"
-        raise NoDecoder(f"{what}\npip install 'badcjobs[audio]'   (where badcjobs is: no soundfile, no ffmpeg)")
+        # The command comes last: where an error is shown in one line, it is the last one.
+        what = f"{source} cannot be cut as a WAV file ({problem}), {why}"
+        raise NoDecoder(f"{what}\npip install 'badcjobs[audio]'   (in the environment of badcjobs; or install ffmpeg)")
 
 
 def open_audio(path: Path) -> BinaryIO:
-    """Open a file; raise OSError also where it is a pipe: to open that takes until somebody writes to it."""
+    """Open a file; raise OSError for a pipe: opening one blocks until a program writes to it."""
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder the system says it
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # for a folder, open() raises the error
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not an audio file", str(path))
     return path.open("rb")
 
 
 def _look(path: Path) -> WavHeader | FlacInfo | None:
-    """Read the header of a file; None: it is of another kind, or broken."""
+    """Read the header of a file; None: another format, or damaged."""
     with open_audio(path) as file:
         try:
             return read_wav_header(file)
@@ -157,15 +157,15 @@ def _frames(header: WavHeader, start_s: float, end_s: float) -> tuple[int, int]:
 
 
 def write_repeated(source: Path, length_s: float, target: Path) -> None:
-    """Write so many seconds of a WAV file as a new one, from its beginning, over and over again.
+    """Write a WAV file of this length that repeats another one.
 
-    Raise NotWav, or OSError where a disk will not have it; then nothing is left of the new file.
+    Raise NotWav, or OSError if the disk refuses the file; then the new file is removed.
     """
     try:
         with source.open("rb") as file, target.open("wb") as out:
             header = read_wav_header(file)
             if header.frames == 0:
-                raise NotWav("it has no audio in it")
+                raise NotWav("it has no audio")
             frames = max(1, round(length_s * header.rate_hz))
             out.write(make_head(header, frames))
             left = frames * header.frame_bytes
@@ -173,7 +173,7 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
             while left:
                 round_bytes = min(left, header.frames * header.frame_bytes)
                 if copy_bytes(file, header.data_start, round_bytes, out):
-                    raise NotWav("it became shorter while it was read")
+                    raise NotWav("the file became shorter while it was read")
                 left -= round_bytes
             out.write(b"\0" * pad)
     except BaseException:
@@ -183,33 +183,33 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
 
 # --- ffmpeg -----------------------------------------------------------------------------------------------------------
 
-_DECODING_S = 900.0  # a day of audio from a slow file system
+_DECODING_S = 900.0  # enough for a day of audio from a slow filesystem
 
 
 def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: float, target: Path) -> None:
-    """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
+    """Write the audio between two times to a WAV file; raise NoDecoder or CannotCut."""
     ffmpeg = shutil.which("ffmpeg", path=search_path)
     if ffmpeg is None:
-        raise NoDecoder("there is no ffmpeg on PATH")
+        raise NoDecoder("ffmpeg is not on PATH")
     flac, codec = _look(source), "pcm_f32le"
     if isinstance(flac, FlacInfo):
         codec = "pcm_s16le" if flac.bits <= 16 else "pcm_s24le" if flac.bits <= 24 else codec
         start_s = round(start_s * flac.rate_hz) / flac.rate_hz
         end_s = end_s if end_s == float("inf") else round(end_s * flac.rate_hz) / flac.rate_hz
-    begin = ["-ss", f"{start_s:.6f}"]
+    start = ["-ss", f"{start_s:.6f}"]
     length = [] if end_s == float("inf") else ["-t", f"{end_s - start_s:.6f}"]
-    # -ss before the file jumps there: to the sample in FLAC, if the moment is that of a sample. After it everything is
-    # decoded from the beginning: slower, but right also where an MP3 has no index.
-    before, after = (begin, length) if isinstance(flac, FlacInfo) else ([], [*begin, *length])
+    # -ss before the file seeks; in FLAC this is exact if the time is that of a sample. -ss after the file decodes
+    # everything from the start: slower, but also right for an MP3 file without an index.
+    before, after = (start, length) if isinstance(flac, FlacInfo) else ([], [*start, *length])
     argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
-    said = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
+    output = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
     try:
         with target.open("rb") as file:
             has_audio = read_wav_header(file).frames > 0
     except (OSError, NotWav):
         has_audio = False
     if not has_audio:
-        raise CannotCut(f"{source} cannot be decoded by ffmpeg: {said or 'it wrote nothing'}")
+        raise CannotCut(f"ffmpeg cannot decode {source}: {output or 'no output'}")
 
 
 def _length_with_ffprobe(path: Path, search_path: str) -> float | None:
@@ -225,7 +225,7 @@ def _length_with_ffprobe(path: Path, search_path: str) -> float | None:
 
 
 def _run(argv: Sequence[str]) -> str:
-    """Return what a program says; whether it worked, its output tells."""
+    """Return the output of a program; the caller checks whether it worked."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DECODING_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -237,11 +237,11 @@ def _run(argv: Sequence[str]) -> str:
 
 _BLOCK = 1 << 16  # frames
 _NO_COUNT = 1 << 62
-_LOADING = Lock()  # a thread that waits for another one's import gets the half of a module where that fails
+_LOADING = Lock()  # if an import fails, another thread that waits for it gets a half-initialized module
 
 
 def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
-    """Write the audio between two moments as a WAV file; raise NoDecoder or CannotCut."""
+    """Write the audio between two times to a WAV file; raise NoDecoder or CannotCut."""
     soundfile = load_soundfile()
     try:
         with _opened(soundfile, source) as audio:
@@ -249,11 +249,11 @@ def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Pat
             last = audio.frames if end_s == float("inf") else min(audio.frames, round(end_s * audio.samplerate))
             if first >= last:
                 has = f"{audio.frames / audio.samplerate:.3f} s of audio"
-                raise CannotCut(f"{source} has {has}, and none after {start_s:.3f} s")
+                raise CannotCut(f"{source} has {has} and nothing after {start_s:.3f} s")
             try:
                 audio.seek(first)
                 _write(audio, last - first, target)
-            except soundfile.SoundFileError as error:  # its header could be read
+            except soundfile.SoundFileError as error:  # although the header could be read
                 where = f"from {start_s:g} s to {last / audio.samplerate:g} s"
                 what = f"{source} cannot be decoded {where}: it breaks off, or is damaged"
                 raise CannotCut(f"{what} ({str(error).removeprefix('Error : ').rstrip('.')})") from error
@@ -266,13 +266,13 @@ def _length_with_libsndfile(path: Path) -> float | None:
         soundfile = load_soundfile()
         with _opened(soundfile, path) as audio:
             return audio.frames / audio.samplerate or None
-    except Exception:  # the package is missing, or the file is nothing for it: others are asked then
+    except Exception:  # the package is missing, or cannot read the file: the next decoder is tried
         return None
 
 
 @contextmanager
 def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
-    """Open a file; of a FLAC that does not tell its length libsndfile knows no end, and cannot seek in it."""
+    """Open a file; libsndfile cannot seek in a FLAC file without a length, so the length is added."""
     with soundfile.SoundFile(path) as audio:
         if audio.frames < _NO_COUNT:
             yield audio
@@ -280,35 +280,35 @@ def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         info = read_flac_info(file)
         if info is None or not info.frames:
-            raise CannotCut(f"{path} does not tell how long it is: neither its header does nor its last frames")
-        begin = begin_with_length(file, info.frames)
-    with _WithBegin(path, begin) as told, soundfile.SoundFile(told) as audio:
+            raise CannotCut(f"{path} has an unknown length: neither its header nor its last frames give it")
+        start = start_with_length(file, info.frames)
+    with _WithStart(path, start) as complete, soundfile.SoundFile(complete) as audio:
         yield audio
 
 
-class _WithBegin(io.FileIO):
-    """A file of which the first bytes read otherwise."""
+class _WithStart(io.FileIO):
+    """A file that is read with other first bytes."""
 
-    def __init__(self, path: Path, begin: bytes) -> None:
+    def __init__(self, path: Path, start: bytes) -> None:
         super().__init__(path)
-        self._begin = begin
+        self._start = start
 
     def readinto(self, buffer: Any) -> int | None:
         place = self.tell()
-        many = super().readinto(buffer)
-        if many and place < len(self._begin):
-            begin = self._begin[place : place + many]
-            memoryview(buffer).cast("B")[: len(begin)] = begin
-        return many
+        count = super().readinto(buffer)
+        if count and place < len(self._start):
+            start = self._start[place : place + count]
+            memoryview(buffer).cast("B")[: len(start)] = start
+        return count
 
 
 def load_soundfile() -> Any:
-    """Return the package; raise NoDecoder where it is not installed, or its library cannot be loaded."""
+    """Return the package soundfile; raise NoDecoder if it, or its library, cannot be loaded."""
     try:
         with _LOADING:
             import soundfile
     except (ImportError, OSError) as error:
-        raise NoDecoder(f"the package soundfile is not here ({error})") from error
+        raise NoDecoder(f"the package soundfile cannot be loaded ({error})") from error
     return soundfile
 
 
@@ -338,6 +338,6 @@ def _write(audio: Any, frames: int, target: Path) -> None:
             out.write(block)
             written += len(block) // frame_bytes
         out.write(b"\0" * (written * frame_bytes & 1))
-        if written < frames:  # the file breaks off; what is missing is noticed by the workers
+        if written < frames:  # the file breaks off; the workers notice what is missing
             out.seek(0)
             out.write(make_head(header, written))

@@ -1,4 +1,4 @@
-"""Whole recordings as a source: all WAV and FLAC below a folder, in the order of paths, or those that a list names."""
+"""Complete recordings as a source: all WAV and FLAC files below a folder, in path order, or the files of a list."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
 
 
 class ListedRecording(NamedTuple):
-    """A recording that a source names."""
+    """A recording of a source."""
 
-    line: int  # 0: it has none
+    line: int  # 0: not from a file with lines
     recording_id: str
     path: str
 
 
-# A recording, its number in the whole source, and its length where no look is needed.
+# A recording, its number over all sources, and its length if it is known already.
 _Ours = tuple[ListedRecording, int, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class AudioList:
-    """Recordings one by one: those of a folder, of a list, or of the command line.
+    """The recordings of a folder, of a list, or of the command line.
 
-    ``recordings`` yields them from the first on, and notes mistakes and what is passed over. ``refusal`` begins what is
-    said of one without audio.
+    ``recordings`` yields them from the first one, and notes mistakes and skipped names. ``refusal`` is the start of the
+    message about a recording without audio.
     """
 
     name: str
@@ -65,7 +65,7 @@ class AudioList:
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
             if isinstance(answer, NoAudio):
                 whole = Chunk(recording_id, recording_id, path, "")
-                yield from walk.miss(line, f"{self.refusal}{answer}", answer, whole)
+                yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, whole)
                 continue
             audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
             if walk.cutting.cuts_recordings:
@@ -76,7 +76,7 @@ class AudioList:
                 yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
 
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
-        """Yield our recordings, each with the path that is to be looked at; None: its length is known."""
+        """Yield the recordings of this shard, each with the path to look at; None: its length is known."""
         for one in self.recordings(walk.mistakes, walk.remarks):
             row = walk.rows
             if walk.takes(one.recording_id, one.recording_id, to_cut=walk.cutting.cuts_recordings):
@@ -90,7 +90,7 @@ class AudioList:
 
 def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
     audio_ms = covering_end_ms(whole.fingerprint.header)
-    if audio_ms is None:  # its header does not tell; what the engine makes of it, nobody knows before
+    if audio_ms is None:  # the header does not tell the length: the engine gets the complete file
         yield whole
         return
     name, stretches = posixpath.basename(whole.recording_id), cutting.stretches(audio_ms)
@@ -104,27 +104,27 @@ def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
 
 
 def _needs_a_cut(header: AudioHeader) -> bool:
-    """Say whether even a file that is one chunk is cut: of one that is unfinished or breaks off, a cut is a sound file.
+    """Return whether a file is cut even if it is a single chunk: a cut copy of a damaged file is a valid file.
 
-    Of no audio nothing can be cut, and that is how it fails.
+    Cutting empty audio fails, with a clear error.
     """
     return header.duration_s == 0 or header.unfinished or header.there_s is not None
 
 
 # --- a folder ---------------------------------------------------------------------------------------------------------
 
-CLOSED_FOLDER = "has a folder that cannot be read"
+CLOSED_FOLDER = "contains a folder that cannot be read"
 
 
 def audio_folder(path: Path) -> AudioList:
-    """Describe all audio below a folder. Hidden names are skipped, links to files followed, links to folders not."""
+    """Describe all audio below a folder, without hidden names; only links to files are followed."""
     return AudioList(
         name=str(path),
         description=f"folder {path}/ ({AUDIO_WORDS})",
         folders=(with_slash(path.absolute()),),
         recordings=partial(_below, path, ""),
-        without_rows=f"has no audio below it ({AUDIO_WORDS})",
-        refusal="has audio that cannot be used: ",
+        without_rows=f"contains no audio ({AUDIO_WORDS})",
+        refusal="contains audio that cannot be used: ",
         is_folder=True,
     )
 
@@ -143,30 +143,30 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
         if name in folders:
             yield from _below(source, f"{path}/", mistakes, remarks)
         elif not is_text(name):
-            mistakes.add(0, f"has a file whose name is not UTF-8: {path!r}")
+            mistakes.add(0, f"contains a file whose name is not UTF-8: {path!r}")
         else:
             stem = without_ending(name)
             yield ListedRecording(0, path if hash(stem) in repeated else f"{below}{stem}", path)
 
 
 def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str], set[str]]:
-    """Return the names of audio and of folders; note what is passed over.
+    """Return the names of audio files and of folders; note the names that are skipped.
 
-    Nothing is opened, and no link to audio followed: what only has such a name, a pipe say, fails when it is looked at.
+    No file is opened and no link followed: a pipe with an audio name, say, fails later, when it is looked at.
     """
     audio, folders = [], set()
     with os.scandir(source / below) as entries:
-        for entry in entries:  # names only: a million entries would not fit into the memory we promise
+        for entry in entries:  # only names are kept: a million entries need too much memory
             name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
             if is_folder or is_audio(name):
                 if name.startswith("."):
-                    remarks.pass_over("hidden", f"{below}{name}{'/' if is_folder else ''}")
+                    remarks.skip("hidden", f"{below}{name}{'/' if is_folder else ''}")
                 elif is_folder:
                     folders.add(name)
                 else:
                     audio.append(name)
-            elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (says no where a link leads in circles)
-                remarks.pass_over("linked", f"{below}{name}")
+            elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (False for a circular link)
+                remarks.skip("linked", f"{below}{name}")
     return audio, folders
 
 
@@ -178,8 +178,8 @@ Lines = Iterator[tuple[int, str]]
 def audio_list(path: Path, root: Path | None) -> AudioList:
     """Describe a text file of audio paths.
 
-    Relative paths lie where a manifest's would. Ids start from ``root``, or from the folder of the list;
-    a relative path names its recording as it stands, wherever it is found.
+    Relative paths are searched as for a manifest. Recording ids are relative to ``root``, or to the folder of the list;
+    a relative path is the id itself, in whichever folder the file is found.
     """
     base = path.absolute().parent if root is None else root.absolute()
     return AudioList(
@@ -191,10 +191,10 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
 
 
 def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
-    """Describe audio files named on the command line; ids start from ``root``, or from the folder they share."""
+    """Describe audio files of the command line; ids are relative to ``root``, or to their common folder."""
     absolute = list(dict.fromkeys(str(path.absolute()) for path in paths))
     shared = posixpath.commonpath([posixpath.dirname(posixpath.normpath(path)) for path in absolute])
-    name = str(paths[0]) if len(absolute) == 1 else f"the {len(absolute)} audio files from {paths[0]} on"
+    name = str(paths[0]) if len(absolute) == 1 else f"the {len(absolute)} audio files starting with {paths[0]}"
     base = shared if root is None else str(root.absolute())
     return AudioList(
         name=name,
@@ -207,12 +207,12 @@ def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
 def _listed(
     base: str, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
 ) -> Iterator[ListedRecording]:
-    """Read the list twice: a recording's id depends on whether another path would get it too."""
+    """Read the list twice: an id keeps the extension if another path would get the same id."""
     paths = (path for _, path in lines(Mistakes([""])) if is_audio(path))
     repeated = SeenKeys(without_ending(path_below(base, path)) for path in paths).repeated()
     for line, path in lines(mistakes):
         if not is_audio(path):
-            mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac) like the first line")
+            mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac), unlike the first line")
             continue
         full = path_below(base, path)
         stem = without_ending(full)
@@ -220,7 +220,7 @@ def _listed(
 
 
 def read_list(path: Path, mistakes: Mistakes) -> Lines:
-    """Yield number and text of every line, without blank lines and # comments."""
+    """Yield number and text of every line, without blank lines and comments (#)."""
     for number, line in enumerate(read_lines(path, mistakes), 1):
         text = line.strip()
         if text and not text.startswith("#"):

@@ -1,4 +1,4 @@
-"""The mistakes of all sources, gathered while they are read and told at once; only the first few are kept."""
+"""The mistakes of all sources, collected while they are read and reported together; only the first few are kept."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ SHOWN = 20
 
 
 class Mistakes:
-    """A count, and the first mistakes in the order of sources and lines, however late they are found."""
+    """The number of mistakes, and the first ones in the order of sources and lines."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.count = 0
-        self.missing = 0  # of them, files that are not there or cannot be used: their rows can fail alone
-        self.source = 0  # which of the names is being read
+        self.missing = 0  # of these, files that are missing or cannot be used: only their rows fail
+        self.source = 0  # the number of the source that is being read
         self._names = names
-        self._guilty: set[int] = set()
+        self._wrong_sources: set[int] = set()
         self._first: list[tuple[int, int, str, str]] = []
         self._fix: str | None = None
 
     def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
-        """Note a mistake; line 0 is the source as a whole, and its text goes on after the source's name."""
+        """Add a mistake; line 0 means the complete source, and the text continues after its name."""
         self.count += 1
         self.missing += missing
-        self._guilty.add(self.source)
+        self._wrong_sources.add(self.source)
         insort(self._first, (self.source, line, text, why))
         del self._first[SHOWN:]
         self._fix = self._fix or fix
@@ -40,54 +40,54 @@ class Mistakes:
         self.count += count
 
     def examples(self, most: int) -> tuple[list[str], str | None]:
-        """Return the first of them, and a line to paste."""
+        """Return the first mistakes, and a line to paste."""
         return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix
 
     def raise_any(self) -> None:
-        """Raise one BadInput for all of them; without any, do nothing."""
+        """Raise one BadInput for all mistakes, if there are any."""
         if not self.count:
             return
         source, line, text, why = self._first[0]
         name = self._names[source]
         if self.count == 1 and line == 0:
             raise BadInput(f"{name} {text}", why=why or None, fix=self._fix or f"ls -l {shlex.quote(name)}")
-        one = len(self._guilty) == 1
+        one = len(self._wrong_sources) == 1
         lines = with_more([self._line(*mistake, named=not one) for mistake in self._first], self.count)
         numbers = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
         see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shlex.quote(name)}" if numbers else None
-        who = f"{name} has" if one else f"{len(self._guilty)} sources have"
+        who = f"{name} has" if one else f"{len(self._wrong_sources)} sources have"
         what = f"{who} {self.count:,} mistake{'s' if self.count > 1 else ''}"
         raise BadInput(what, why="\n".join(lines), fix=self._fix or see_lines)
 
     def _line(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
-        told = f"{text} ({why})" if why else text
+        text = f"{text} ({why})" if why else text
         if line == 0:
-            return f"{self._names[source]} {told}"
-        return f"{self._names[source]} line {line}: {told}" if named else f"line {line}: {told}"
+            return f"{self._names[source]} {text}"
+        return f"{self._names[source]} line {line}: {text}" if named else f"line {line}: {text}"
 
 
 def quoted(value: str) -> str:
-    """Show a value in a message: in quotes, on one line, not longer than a reader has patience for."""
+    """Return a value for a message: in quotes, on one line, at most 80 characters."""
     return repr(value if len(value) <= 80 else value[:79] + "…")
 
 
 def shown(path: str) -> str:
-    """Show a path in a message: as it is, unless it would break the line."""
+    """Return a path for a message: unchanged, unless it has characters that cannot be printed."""
     return path if path.isprintable() else repr(path)
 
 
 # --- remarks ----------------------------------------------------------------------------------------------------------
 
 EXAMPLES = 3
-_MOST_PATHS = 200_000  # that are remembered, so that a path with two names is noticed
+_MOST_PATHS = 200_000  # to find a path with two recording ids
 
 
 class Remarks:
-    """Files that break off, files that are missing, files that come under two names, and what is passed over.
+    """Collects files that break off, are missing or have two names, and the names that are skipped.
 
     Parameters
     ----------
-    keeps_missing: list chunks whose audio is missing, as long as any audio is there; they fail later, and alone.
+    keeps_missing: list chunks whose audio is missing, if there is any audio at all; only these chunks fail later.
     """
 
     def __init__(self, *, keeps_missing: bool = False) -> None:
@@ -99,19 +99,17 @@ class Remarks:
         self._missing_fix: str | None = None
         self._twice = 0
         self._twice_examples: list[str] = []
-        self._passed: dict[
-            str, tuple[int, str]
-        ] = {}  # hidden or linked → how many, and the first in the order of paths
+        self._skipped: dict[str, tuple[int, str]] = {}  # hidden or linked → number, and the first path
         self._before = "", ""
         self._names: dict[int, int] = {}  # hashes: path → recording
 
-    def pass_over(self, kind: Literal["hidden", "linked"], name: str) -> None:
-        """Note a name in a folder that is passed over."""
-        many, first = self._passed.get(kind, (0, name))
-        self._passed[kind] = many + 1, min(first, name)
+    def skip(self, kind: Literal["hidden", "linked"], name: str) -> None:
+        """Add a name in a folder that is skipped."""
+        many, first = self._skipped.get(kind, (0, name))
+        self._skipped[kind] = many + 1, min(first, name)
 
     def note(self, chunk: Chunk, *, several_sources: bool = False) -> None:
-        """Look at the next chunk; those of a recording follow each other."""
+        """Check the next chunk; the chunks of a recording follow each other."""
         if (now := (chunk.audio_path, chunk.recording_id)) == self._before:
             return
         if chunk.audio_path != self._before[0]:
@@ -125,45 +123,47 @@ class Remarks:
                     self._twice_examples.append(shown(chunk.audio_path))
 
     def note_broken(self, path: str, header: AudioHeader) -> None:
-        """Note the header of the next file where it says more audio than there is."""
+        """Add the next file if its header promises more audio than the file has."""
         if header.there_s is None:
             return
         self.broken += 1
         says = "" if header.duration_s is None else f"its header says {header.duration_s:g} s, "
         if self.broken <= EXAMPLES:
-            self.broken_examples.append(f"{shown(path)} ({says}{header.there_s:g} s are there)")
+            self.broken_examples.append(f"{shown(path)} ({says}the file has {header.there_s:g} s)")
 
-    def forgive(self, mistakes: Mistakes) -> None:
-        """Take over what is missing."""
+    def accept_missing(self, mistakes: Mistakes) -> None:
+        """Take over the missing files from the mistakes."""
         self.missing = mistakes.missing
         self._missing_examples, self._missing_fix = mistakes.examples(EXAMPLES)
 
     def notes(self) -> list[str]:
-        """Return a line for what is left out because sources are meant so; the guide says it, too."""
+        """Return a line for each kind of name that is skipped on purpose."""
         found = []
         for kind, one, several in (
-            ("hidden", "hidden name is passed over", "hidden names are passed over"),
+            ("hidden", "hidden name is skipped", "hidden names are skipped"),
             ("linked", "link to a folder is not followed", "links to folders are not followed"),
         ):
-            if kind in self._passed:
-                many, first = self._passed[kind]
+            if kind in self._skipped:
+                many, first = self._skipped[kind]
                 found.append(f"{many:,} {one if many == 1 else several} (the first: {shown(first)})")
         return found
 
     def lines(self) -> list[str]:
-        """Return a line for each kind of what will fail, or be done twice."""
+        """Return a line for each kind of audio that will fail, or be processed twice."""
         found = []
         if many := self.broken:
-            what = f"{many:,} file{' breaks' if many == 1 else 's break'} off; what is there is done"
+            what = f"{many:,} file{' breaks' if many == 1 else 's break'} off; the audio before that is processed"
             found.append(f"{what}: {_listed(many, self.broken_examples)}")
         if many := self.missing:
             rows, they = ("row", "it") if many == 1 else ("rows", "they")
-            what = f"the audio of {many:,} {rows} is missing or cannot be used; {they} will fail, all others are done"
+            what = (
+                f"the audio of {many:,} {rows} is missing or cannot be used; {they} will fail, all others are processed"
+            )
             fix = f"; try: {self._missing_fix}" if self._missing_fix else ""
             found.append(f"{what}: {_listed(many, self._missing_examples)}{fix}")
         if many := self._twice:
-            what = f"{many:,} file{' comes' if many == 1 else 's come'} from two sources under two names"
-            found.append(f"{what}, and will be done twice: {_listed(many, self._twice_examples)}")
+            what = f"{many:,} file{' has' if many == 1 else 's have'} two names in two sources"
+            found.append(f"{what} and will be processed twice: {_listed(many, self._twice_examples)}")
         return found
 
 
@@ -175,8 +175,8 @@ def _listed(many: int, examples: Sequence[str]) -> str:
 
 
 def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
-    """Yield every line with its end; note what is not UTF-8 text, and yield it repaired so that reading goes on."""
-    # With "strict" the first wrong byte would end the reading, and the later mistakes would go untold.
+    """Yield every line with its line end; report invalid UTF-8, and yield such a line repaired."""
+    # With "strict" the first invalid byte would end the reading, and later mistakes would not be reported.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         for number, line in enumerate(file, 1):
             if not line.isascii() and not is_text(line):
@@ -189,12 +189,12 @@ def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
 
 
 def with_more(examples: Sequence[str], count: int) -> list[str]:
-    """Return examples and, where they are not all, a line that says how many more there are."""
+    """Return the examples and, if there are more, a line with their number."""
     return [*examples, *([f"… and {count - len(examples):,} more"] if count > len(examples) else [])]
 
 
 def is_text(line: str) -> bool:
-    """Say whether UTF-8 can hold it: what was no text is kept as surrogates."""
+    """Return whether a line is valid UTF-8: invalid bytes are kept as surrogates."""
     try:
         line.encode()
     except UnicodeEncodeError:
@@ -203,6 +203,6 @@ def is_text(line: str) -> bool:
 
 
 def copy_command(path: Path, command: str, redirect: str = "") -> str:
-    """Return the line that writes a repaired copy of a file."""
+    """Return the command that writes a repaired copy of a file."""
     copy = path.with_suffix(f".utf8{path.suffix}")
     return f"{command} {redirect}{shlex.quote(str(path))} > {shlex.quote(str(copy))}"

@@ -1,4 +1,4 @@
-"""SOURCE arguments → one stream of chunks: the front of this stage, and the file to read first."""
+"""Open SOURCE arguments and read their chunks. Start reading here."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_a
 from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
 from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 
-# The number of what shards are made of, over all sources (a row; of recordings that we cut, the recording with all its
-# chunks) and of the part it is in, both from 0, and (recording_id, chunk_id).
+# Called with the number of a row over all sources (a recording that is cut is one row), the number of its source, both
+# from 0, and (recording_id, chunk_id).
 RowNote = Callable[[int, int, tuple[str, str]], None]
-# Each kind has a name as the user wrote it, a description for logs and, in ``without_rows``, what to say without a row.
-# ``chunks`` yields our rows, and notes the mistakes of all rows and of our rows' audio; ``identities`` yields the line
-# (0: it has none) and identity of every row, where a recording that we cut ourselves is one row. Both read the source
-# from its beginning, in the same order, every time.
+# Each kind has a name as the user wrote it, a description for logs, and a message ``without_rows`` for an empty source.
+# ``chunks`` yields the rows of this shard, and notes the mistakes of all rows and of the audio of this shard.
+# ``identities`` yields line number (0: none) and identity of every row; a recording that is cut is one row.
+# Both read the source from its start, in the same order, every time.
 AudioSource = Manifest | AudioList
 _NO_LENGTHS: Mapping[str, float] = {}
 Row = TypeVar("Row")
@@ -33,11 +33,11 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was given, recognised but not yet read.
+    """The sources of a run, recognised but not yet read.
 
-    ``picked_by_position``: a position has already picked this task's manifest, so that is not to be cut into
-    shards for the array's tasks again. ``manifests_listed``: how many manifests a list of manifests has, which is
-    how many array tasks it wants; None when no such list was given.
+    ``picked_by_position``: this task's manifest was picked by its position in the array, so it is not divided into
+    shards again. ``manifests_listed``: the length of a list of manifests, which is the number of array tasks it needs;
+    None: no such list was given.
     """
 
     parts: tuple[AudioSource, ...]
@@ -48,18 +48,18 @@ class Sources:
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """Return what each source is, for logs."""
+        """Return a description of each source, for logs."""
         return tuple(part.description for part in self.parts)
 
     def chunks(
         self, shard: Shard, remarks: Remarks | None = None, while_waiting: Callable[[], None] = do_nothing
     ) -> Iterator[Chunk]:
-        """Yield this shard's chunks in source order, reading every row but looking only at this shard's audio.
+        """Yield this shard's chunks in source order; read every row, but look only at this shard's audio.
 
-        Mistakes are gathered on the way and raised as one BadInput at the end, so what came before
-        counts only once the iteration has ended well. ``remarks`` gather what is odd, and say whether missing audio
-        is a mistake: where none at all is there, it always is. ``while_waiting`` is called now and then while files
-        are slow to answer; an error that it raises ends the reading.
+        Mistakes are collected and raised as one BadInput at the end, so the chunks are valid only after the iteration
+        has ended without an error. ``remarks`` collects warnings, and decides whether missing audio is a mistake; it
+        always is if all audio is missing. ``while_waiting`` is called from time to time while files are slow; an error
+        that it raises ends the reading.
         """
         mistakes = Mistakes([part.name for part in self.parts])
         walk = Walk(shard, mistakes, self.cutting, remarks, self.read_header, while_waiting)
@@ -69,16 +69,16 @@ class Sources:
             yield chunk
         note_repeats(self.parts, walk)
         if walk.remarks.keeps_missing and mistakes.count == mistakes.missing < listed:
-            walk.remarks.forgive(mistakes)
+            walk.remarks.accept_missing(mistakes)
             return
         mistakes.raise_any()
 
     def read_identities(self, note: RowNote, lengths: Mapping[str, float] = _NO_LENGTHS) -> Remarks:
-        """Tell ``note`` every chunk that ``chunks`` would yield for some shard, without looking at any audio.
+        """Call ``note`` with every chunk that ``chunks`` would yield for any shard, without looking at the audio.
 
-        But for recordings that are cut: which chunks they have, only their headers tell, unless ``lengths`` (seconds,
-        by recording_id) does. Mistakes of the rows are raised as ``chunks`` would; whether identities repeat is left
-        to the caller. The remarks are about names, for hardly any file was looked at.
+        The exception are recordings that are cut: their chunks depend on their length, which is read from the header
+        unless it is in ``lengths`` (seconds, by recording_id). Mistakes in the rows are raised as by ``chunks``;
+        repeated identities are not checked. The remarks are only about names, because hardly any file was looked at.
         """
         mistakes, remarks = Mistakes([part.name for part in self.parts]), Remarks(keeps_missing=True)
         walk = _IdentityWalk(WHOLE, mistakes, self.cutting, remarks, self.read_header)
@@ -90,7 +90,7 @@ class Sources:
         return remarks
 
     def read_parts(self, walk: Walk, rows_of: Callable[[AudioSource], Iterator[Row]]) -> Iterator[Row]:
-        """Yield the rows of one source after the other; note a source that cannot be read, or has none."""
+        """Yield the rows of one source after the other; report a source that cannot be read or is empty."""
         mistakes = walk.mistakes
         for mistakes.source, part in enumerate(self.parts):
             before = walk.rows, mistakes.count
@@ -117,20 +117,20 @@ class _IdentityWalk(Walk):
 def open_sources(
     paths: Sequence[Path], *, root: Path | None, position: int | None = None, cutting: Cutting = NO_CUTTING
 ) -> Sources:
-    """Recognise each SOURCE by looking at it; raise one BadInput that names all that cannot be used.
+    """Recognise each SOURCE; raise one BadInput that names all sources that cannot be used.
 
-    ``root`` is where relative paths inside sources start from. Without it, a path is taken from the working
-    directory if it exists there, otherwise from the folder of the file that names it.
+    ``root`` is the folder that relative paths inside sources are relative to. Without it, a path is searched in the
+    working directory, then in the folder of the source file.
 
-    ``position`` (from 0) is this task's place in its array: of a list of manifests it picks the one line;
-    None means all of them in turn. Other sources do not depend on it.
+    ``position`` (from 0) is this task's position in its array: it picks one manifest of a list of manifests;
+    None means all of them. Other sources do not depend on it.
 
-    ``cutting`` says how recordings become chunks.
+    ``cutting`` defines how recordings are cut into chunks.
     """
     if not paths:
         raise BadInput("no SOURCE given", why="a source is a manifest, a folder of audio, or a list of either")
-    if root is not None and not os.path.isdir(root):  # noqa: PTH112  (Path.is_dir raises where we may not look)
-        raise BadInput(f"no such folder: {root}", why="--root is the folder that relative source_paths start from")
+    if root is not None and not os.path.isdir(root):  # noqa: PTH112  (Path.is_dir raises without permission)
+        raise BadInput(f"no such folder: {root}", why="--root is the folder that source_paths are relative to")
     if problems := cutting.problems():
         raise BadInput("\n".join(problems), fix="--chunk-length 294 --overlap 6")
     mistakes = Mistakes([str(path) for path in paths])
@@ -142,7 +142,7 @@ def open_sources(
             if len(paths) == 1 and not mistakes.count:
                 return _with_cutting(_open_listed(source.path, root, position), cutting)
             if len(paths) > 1:
-                mistakes.add(0, "is a list of manifests, which has to be the only SOURCE")
+                mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
         elif isinstance(source, Path):
             audio_files.append(source)
         elif source is not None:
@@ -154,30 +154,30 @@ def open_sources(
 
 
 def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
-    """Return sources that cut; refuse what would change nothing for any of them."""
+    """Return the sources with this cutting; refuse settings that have no effect on any of them."""
     kinds = {isinstance(part, Manifest) for part in sources.parts}
     if cutting.cuts_recordings and kinds == {True}:
         raise BadInput(
-            "--chunk-length goes with whole recordings: a folder, a list of audio, or audio files",
-            why=f"{sources.parts[0].name} is a manifest, which says itself where each chunk begins and ends",
+            "--chunk-length needs complete recordings: a folder, a list of audio, or audio files",
+            why=f"{sources.parts[0].name} is a manifest, which defines where each chunk starts and ends",
             fix="the same command without --chunk-length and --overlap",
         )
     if cutting.rows is not None and kinds == {False}:
         raise BadInput(
-            f"run.cut = {'true' if cutting.rows else 'false'} goes with manifests",
-            why=f"{sources.parts[0].name} is no manifest: it has no rows with a begin and an end",
-            fix="the same command without it; --chunk-length 294 --overlap 6 cuts whole recordings",
+            f"run.cut = {'true' if cutting.rows else 'false'} needs a manifest",
+            why=f"{sources.parts[0].name} is not a manifest: it has no rows with start and end",
+            fix="the same command without it; --chunk-length 294 --overlap 6 cuts complete recordings",
         )
     return replace(sources, cutting=cutting)
 
 
 def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources:
-    """Open the manifest at this position of a list, counted from 0; all of them when it is None."""
+    """Open the manifest at this position of a list, counted from 0; None: all of them."""
     mistakes = Mistakes([str(path)])
     line_of: dict[str, int] = {}
     for line, text in read_list(path, mistakes):  # about as long as an array has tasks
         if not is_manifest(text):
-            mistakes.add(line, f"{quoted(text)} is not a manifest (.csv) like the first line")
+            mistakes.add(line, f"{quoted(text)} is not a manifest (.csv), unlike the first line")
         elif text in line_of:
             mistakes.add(line, f"{quoted(text)} is already on line {line_of[text]}")
         else:
@@ -187,13 +187,12 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
     if position is not None and not 0 <= position < count:
         raise BadInput(
             f"{path} has no manifest for position {position}: it lists {count}",
-            why=f"an array task takes the manifest at its position, counted from 0; the last is {count - 1}",
+            why=f"an array task takes the manifest at its position, counted from 0; the last one is {count - 1}",
             fix=f"#SBATCH --array=0-{count - 1}",
         )
     picked = []
     for text in list(line_of) if position is None else [list(line_of)[position]]:
-        # Seen from the working directory, otherwise from the folder of the list; not from --root, which is where
-        # the recordings are.
+        # Relative to the working directory, otherwise to the folder of the list; not to --root, which is for audio.
         places = [Path(text), path.parent / text]
         there = [place for place in places if os.path.exists(place)]  # noqa: PTH110  (Path.exists may raise)
         if there:
@@ -211,7 +210,7 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
     return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=count)
 
 
-# --- what a path is ---------------------------------------------------------------------------------------------------
+# --- recognise a path -------------------------------------------------------------------------------------------------
 
 
 class ManifestList(NamedTuple):
@@ -221,24 +220,26 @@ class ManifestList(NamedTuple):
 
 
 def is_manifest(name: str) -> bool:
-    """Say whether a name ends like a manifest."""
+    """Return whether a name has the extension of a manifest."""
     return name.lower().endswith(".csv")
 
 
 _LOOK_BYTES = 65536
 
 
-Recognised = AudioSource | ManifestList | Path  # a Path: a recording; all of them become one list
+Recognised = AudioSource | ManifestList | Path  # a Path: a recording; all recordings become one list
 
 
 def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised | None:
-    """Return what the path is; None, and the reason noted, when it cannot be a source."""
+    """Return the kind of source; None, with the mistake added, if the path cannot be a source."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             return audio_folder(path)
         if not stat.S_ISREG(mode):
-            mistakes.add(0, "is neither a file nor a folder", why="it is read more than once, so a pipe will not do")
+            mistakes.add(
+                0, "is neither a file nor a folder", why="sources are read more than once, so a pipe cannot be used"
+            )
             return None
         return path if is_audio(path.name) else _recognise_text(path, root, mistakes)
     except FileNotFoundError:
@@ -275,13 +276,15 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     return None
 
 
-# --- identities that come twice ---------------------------------------------------------------------------------------
+# --- repeated identities ----------------------------------------------------------------------------------------------
 
-_EXAMINED = 1000  # identities; the rest is counted by hash, so that a manifest pasted twice fits into memory too
+_EXAMINED = (
+    1000  # identities; the rest is only counted, by hash, so that a manifest pasted twice does not fill the memory
+)
 
 
 def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
-    """Note every row whose identity an earlier row has, in whatever source."""
+    """Report every row whose identity an earlier row of any source has."""
     repeated = walk.seen.repeated()
     if not repeated:
         return
@@ -307,7 +310,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
 
 
 def _as_one_list(sources: Sequence[AudioSource]) -> str | None:
-    """Return how to tell equal names in several folders apart: in a list they keep their folders."""
+    """Return the command that makes equal names in several folders distinct: in a list they keep their folders."""
     if not all(isinstance(source, AudioList) and source.is_folder for source in sources):
         return None
     folders = " ".join(shlex.quote(source.name) for source in sources)

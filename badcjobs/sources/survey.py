@@ -1,7 +1,7 @@
-"""A reading of sources for a plan: every row, the headers that are needed, and never a stop at a mistake.
+"""Read sources for a plan: every row, only the headers that are needed, and without a stop at mistakes.
 
-A row that says where it ends is not looked up: for twenty million of them a shared filesystem would need hours. One
-file of each folder is, which finds the wrong --root, and a folder that is not there."""
+The file of a row with an end is not looked at: for twenty million rows a shared filesystem would need hours. Only the
+first file of each folder is looked at, which finds a wrong --root and a missing folder."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ _LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 class PlannedRow(NamedTuple):
-    """A chunk as a plan needs it; a million of them are made in a second."""
+    """A chunk as a plan needs it; a tuple, because there may be millions."""
 
     recording_id: str
     chunk_id: str
-    path: str  # as the source says
-    base: str  # what a relative path is to be put behind
+    path: str  # as in the source
+    base: str  # the folder of a relative path, with a slash at its end
     start_ms: int
     end_ms: int | None
-    sha256: str = ""  # as it is written, like all that follows
+    sha256: str = ""  # as it is in the source, like overlap_ms, notes and further
     is_cut: bool = False  # a part of a longer file
     overlap_ms: str = ""
     notes: str = ""
-    further: Sequence[str] = ()  # of columns that are no part of a BADC manifest, and their names
+    further: Sequence[str] = ()  # values of columns that are not part of a BADC manifest, and their names
     further_names: tuple[str, ...] = ()
-    there_ms: int | None = None  # its file breaks off there, on the file's own clock
-    unreadable: str = ""  # why its file could not be read
+    there_ms: int | None = None  # where its file breaks off, from the start of the file
+    unreadable: str = ""  # why its file cannot be read
 
 
 class Surveyor(Walk):
-    """A walk that takes all rows but those of an identity that an earlier row has."""
+    """A walk that takes all rows, except those with the identity of an earlier row."""
 
     def __init__(
         self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
     ) -> None:
         super().__init__(WHOLE, mistakes, cutting, read_header=read_header)
-        self.not_there: list[str] = []  # files that were looked for in vain, one of a folder; where it is known, why
+        self.not_there: list[str] = []  # missing files, one per folder, with the reason if it is known
         self.measured = 0  # files whose header was read
         self.rates_hz: Counter[int] = Counter()  # sample rate → files
-        self._suspected = suspected  # hashes of identities that come more than once
+        self._suspected = suspected  # hashes of identities that probably repeat
         self._known: set[tuple[str, str]] = set()
         self._folders: Sequence[str] = ()
         self._base_of: dict[str, str] = {}
         self._usual_base = "/"
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
-        """Count one more row, and say whether it is the first of its identity."""
+        """Count one more row, and return whether it is the first one with its identity."""
         self.rows += 1
         key = recording_id, chunk_id
         if not self._suspected:
@@ -79,14 +79,14 @@ class Surveyor(Walk):
         return is_new
 
     def measure(self, path: str, header: AudioHeader) -> None:
-        """Count one more file whose header was read, and what is worth a line in it."""
+        """Count one more file whose header was read, and note a file that breaks off."""
         self.measured += 1
         self.remarks.note_broken(path, header)
         if header.sample_rate_hz:
             self.rates_hz[header.sample_rate_hz] += 1
 
     def base_of(self, path: str, folders: Sequence[str]) -> str:
-        """Return where a relative path most likely starts from, by one look for each folder that paths name."""
+        """Return the probable base folder of a relative path, from one look per folder."""
         if folders is not self._folders:  # another source
             self._folders, self._base_of = folders, {}
         folder = path[: path.rfind("/") + 1]
@@ -99,8 +99,8 @@ class Surveyor(Walk):
             return self._usual_base if self._usual_base in candidates else candidates[-1]
         answer, below = look_at(path, candidates, None), path.removeprefix("./")
         if isinstance(answer, NoAudio):
-            self.not_there.append(path if answer.nowhere else str(answer))
-            at = None if answer.nowhere else answer.missing_at
+            self.not_there.append(path if answer.not_found else str(answer))
+            at = None if answer.not_found else answer.missing_at
             base = next((base for base in candidates if base + below == at), candidates[-1])
         else:
             base = self._usual_base = answer[0].removesuffix(below)
@@ -109,16 +109,16 @@ class Surveyor(Walk):
 
 
 def survey(sources: Sources, mistakes: Mistakes) -> tuple[Iterator[PlannedRow], Surveyor]:
-    """Return all rows that can be done, and the walk that tells more once they are read.
+    """Return all rows that can be processed, and the walk, which has the totals after they are read.
 
-    Rows with an identity of an earlier row are found only in the end: then ``survey_again`` leaves them out.
+    Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
     walk = Surveyor(mistakes, sources.cutting, sources.read_header)
     return _read(sources, walk), walk
 
 
 def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | None:
-    """Note all rows that repeat an identity, and return the rows without them; None: there are none."""
+    """Report all rows that repeat an identity, and return the rows without them; None: no row does."""
     suspected = before.seen.repeated()
     if not suspected:
         return None
@@ -150,7 +150,7 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
                 walk.mistakes.add(line, str(problem), fix=problem.fix, missing=problem.missing_at is not None)
                 continue
             end_ms, header = _end_of(start_ms, end_ms, fingerprint), files.header
-            if look is not None:  # else it is the file of the row before
+            if look is not None:  # otherwise it is the file of the row before
                 walk.measure(path, header)
         further: Sequence[str] = [row[place] for place in columns.further] if columns.further else ()
         names = columns.further_names
@@ -166,8 +166,8 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
 
 
 def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterator[tuple[_Read, Question | None]]:
-    """Yield rows, and what is to be asked of their files: only where a row does not say its end."""
-    mistakes, told = walk.mistakes, 0
+    """Yield rows with the questions about their files; only rows without an end have a question."""
+    mistakes, known_mistakes = walk.mistakes, 0
     before, as_first, undecided = "", "", walk.cutting.rows is None
     for line, row, columns in read_rows(manifest.path, mistakes):
         recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
@@ -180,9 +180,9 @@ def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterat
             before, as_first = path, "" if end_ms is None else f"as {start_ms}-{end_ms}"
         elif not cut and undecided:
             cut = as_first
-        if mistakes.count != told:  # in this row, or in one before it
-            told = mistakes.count
-            lost = _LOST in f"{recording_id}{chunk_id}{path}"  # it was no text, and some of it is gone
+        if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
+            known_mistakes = mistakes.count
+            lost = _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8, and characters are lost
             if wrong or wrong_cut or lost:
                 continue
         if is_new:
@@ -201,17 +201,17 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
             base, path = _split(chunk)
             end_ms = _end_of(chunk.start_ms, chunk.end_ms, chunk.fingerprint)
             further, names = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
-            is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not all of a file that breaks off
+            is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that breaks off
             yield PlannedRow(
                 chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, end_ms, "", is_part, "", "",
                 further, names, there_ms, header.unreadable,
             )  # fmt: skip
         else:
-            walk.mistakes.add(0, f"has a path that is not UTF-8: {chunk.source_path!r}")
+            walk.mistakes.add(0, f"contains a path that is not UTF-8: {chunk.source_path!r}")
 
 
 def _end_of(start_ms: int, end_ms: int | None, fingerprint: Fingerprint) -> int | None:
-    """Return the end of a chunk; a file without a single byte has no header to ask, and ends where it begins."""
+    """Return the end of a chunk; an empty file has no header, and ends at its start."""
     return start_ms if end_ms is None and fingerprint.audio_bytes == 0 else end_ms
 
 
@@ -220,7 +220,7 @@ def _breaks_off_ms(header: AudioHeader) -> int | None:
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:
-    """Return what a path is put behind ("": nothing, it is absolute), and the path."""
+    """Return the base folder of a path ("": the path is absolute), and the path."""
     path = chunk.source_path
     below = path.removeprefix("./")
     if path.startswith("/"):

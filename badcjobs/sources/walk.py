@@ -1,4 +1,4 @@
-"""What one pass over all sources carries along: how to cut, the row number, the keys seen, the mistakes."""
+"""The state of one pass over all sources: cutting, row number, identities seen, mistakes; and reading files ahead."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from badcjobs.sources.mistakes import Mistakes, Remarks
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Share number ``index`` (from 0) of ``count``.
+    """Shard number ``index`` (from 0) of ``count``.
 
-    Row numbers count from 0 over all sources, so the shards of one count are disjoint and together complete.
+    Rows are numbered from 0 over all sources, so the shards are disjoint and together complete.
     """
 
     index: int
@@ -43,7 +43,7 @@ WHOLE = Shard(0, 1)
 
 
 def parse_shard(text: str) -> Shard:
-    """Read ``2/8``: the third of eight shards."""
+    """Parse ``2/8``: the third of eight shards."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None:
         raise _refusal(text, 8)
@@ -52,7 +52,7 @@ def parse_shard(text: str) -> Shard:
 
 def _refusal(text: str, count: int) -> BadInput:
     last = f"; the last of {count} is {count - 1}/{count}" if count else ""
-    why = f"a shard is I/N: I counts from 0 and is below N{last}"
+    why = f"a shard is I/N, where I counts from 0 and is less than N{last}"
     return BadInput(f"no such shard: {text!r}", why=why, fix=f"--shard 0/{count or 1}")
 
 
@@ -237,13 +237,13 @@ class _LookThreads(Generic[Question, Answer]):
 
 # --- walk -------------------------------------------------------------------------------------------------------------
 
-_BUCKETS = 64  # looking for repeats takes memory for one bucket at a time
+_BUCKETS = 64  # the search for repeats needs memory for one bucket at a time
 
 
 class SeenKeys:
-    """Finds out whether keys repeat, with eight bytes per key.
+    """Finds repeated keys, with eight bytes per key.
 
-    It keeps hashes, so a repeat is a suspicion (for a million keys, once in thirty million times a wrong one).
+    It keeps hashes, so a repeat is only probable (for a million keys it is wrong once in thirty million times).
     """
 
     def __init__(self, keys: Iterable[Hashable] = ()) -> None:
@@ -256,7 +256,7 @@ class SeenKeys:
         self._buckets[number % _BUCKETS].append(number)
 
     def repeated(self) -> Counter[int]:
-        """Map each hash that came more than once to its number of repeats: once again is 1."""
+        """Map each hash that was added more than once to its number of repeats; twice is 1 repeat."""
         found: Counter[int] = Counter()
         for bucket in self._buckets:
             if len(set(bucket)) < len(bucket):
@@ -265,7 +265,7 @@ class SeenKeys:
 
 
 class Walk:
-    """One reading of all sources, for the chunks of one shard."""
+    """One pass over all sources, for the chunks of one shard."""
 
     def __init__(
         self,
@@ -281,25 +281,25 @@ class Walk:
         self.cutting = cutting
         self.seen = SeenKeys()
         self.read_header = read_header  # may be called by several threads
-        self.while_waiting = while_waiting  # called now and then while files are slow; may raise, which ends the walk
-        self.rows = 0  # so many have been counted; what is yielded may lag behind
-        self.row = 0  # the number of that whose chunks are being yielded; only recordings have one
-        self.lengths: Mapping[str, float] = {}  # seconds, by recording_id: of recordings that need no look
+        self.while_waiting = while_waiting  # called from time to time while files are slow; may raise to end the walk
+        self.rows = 0  # counted so far; the rows that are yielded may lag behind
+        self.row = 0  # the number of the recording whose chunks are being yielded; not set for manifests
+        self.lengths: Mapping[str, float] = {}  # seconds, by recording_id, for recordings whose header need not be read
         self._shard = shard
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
-        """Count one more row and say whether it is ours; ``to_cut``: it is a recording, with all its chunks."""
+        """Count one more row and return whether this shard takes it; ``to_cut``: a recording with all its chunks."""
         row_number = self.rows
         self.rows += 1
         if recording_id and chunk_id:
             self.seen.add((recording_id, chunk_id))
         return self._shard.takes(row_number)
 
-    def miss(self, line: int, text: str, problem: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
-        """Note a row without audio; yield it all the same where such rows are to fail later, and alone.
+    def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
+        """Report a row without audio; yield it anyway if such rows may fail later, each on its own.
 
-        It is listed as a stretch of its file, so that no engine gets more than the row should the file come back.
+        It is listed as a part of its file, so that an engine gets only this part if the file comes back.
         """
-        self.mistakes.add(line, text, fix=fix or problem.fix, missing=problem.missing_at is not None)
-        if problem.missing_at is not None and self.remarks.keeps_missing:
-            yield replace(row, audio_path=problem.missing_at, is_cut=True)
+        self.mistakes.add(line, text, fix=fix or error.fix, missing=error.missing_at is not None)
+        if error.missing_at is not None and self.remarks.keeps_missing:
+            yield replace(row, audio_path=error.missing_at, is_cut=True)

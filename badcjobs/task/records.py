@@ -150,14 +150,14 @@ class Records:
         if self.recorder is not None:
             self.recorder.check()
             if work_waits is not None:
-                self.recorder.tell_of_work(work_waits)
+                self.recorder.set_work_waits(work_waits)
         self._write_usage()
 
     def _write_usage(self) -> None:
         if self._usage is None:
             return
         try:
-            for reading, at_ms in self._usage.news():
+            for reading, at_ms in self._usage.take_readings():
                 self.writer.add_usage(reading, at_ms)
         except sqlite3.Error as error:
             log.warning("the CPU and memory use of our processes cannot be written: %s", error)
@@ -244,7 +244,7 @@ class RecorderHalf:
         if self.recorder is None:
             return None
         if not self.recorder.over and (self._shared or self._is_removed):
-            has_answered = self.recorder.ask_for_snapshot(self._snapshot, self._timeout_s)
+            has_answered = self.recorder.request_snapshot(self._snapshot, self._timeout_s)
             self._timeout_s = _SNAPSHOT_TIMEOUT_S if has_answered else _SHORT_TIMEOUT_S
         return self._at_hand(workplace)
 

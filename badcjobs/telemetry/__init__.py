@@ -1,1 +1,1 @@
-"""Readings on a fixed grid, gaps written as gaps, in a process of their own that never takes the job down."""
+"""Record device readings at fixed intervals, and gaps as gaps, in a separate process that never stops the job."""

@@ -1,4 +1,4 @@
-"""What is called when an alert begins or ends: a function of a Python program, or the alert command."""
+"""Call a Python function, or run the user's alert command, when an alert starts or ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from badcjobs.telemetry.alerts import Alert
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 10.0  # of each call
+TIMEOUT_S = 10.0  # for each call
 Document = Mapping[str, object]
 
 _MOST_PER_HOUR = 20
@@ -34,16 +34,16 @@ _HOUR_S = 3600.0
 _PATIENCE_S = 1.75  # at the end of a task
 _KILLED_S = 0.25
 _DYING_S = 0.5
-_LOOK_S = 0.02
-_READ_AT_ONCE = 65536  # at each look: a program that prints without end costs us next to nothing
-_KEPT = 4096  # the last lines are enough
+_POLL_S = 0.02
+_READ_BYTES = 65536  # per poll, so that a program with endless output costs little
+_KEPT_BYTES = 4096  # the last lines are enough
 _LONGEST_COMPLAINT = 200
-_CHAT_SIGNS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # in a chat they would be links and mentions
+_CHAT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # a chat would read them as links and mentions
 _VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshold", "state")
 
 
 class AlertCalls:
-    """Calls a function for one alert after the other, in a thread of its own that starts with the first."""
+    """Calls a function for one alert after the other, in a separate thread that starts with the first alert."""
 
     def __init__(self, call: Callable[[Any], object], name: str = "on_alert") -> None:
         self._call = call
@@ -52,14 +52,14 @@ class AlertCalls:
         self._thread: threading.Thread | None = None  # most tasks never have an alert
 
     def add(self, alert: Any) -> None:
-        """Call it for this alert, soon."""
+        """Call the function for this alert soon, without waiting for it."""
         self._waiting.put(alert)
         if self._thread is None:
             self._thread = threading.Thread(target=self._call_each, name=f"badcjobs {self._name}", daemon=True)
             self._thread.start()
 
     def finish(self, patience_s: float = 5.0) -> bool:
-        """Wait for the calls that are due, for some seconds; say whether all were made."""
+        """Wait some seconds for the pending calls; return whether all were made."""
         self._waiting.put(None)
         if self._thread is None or threading.current_thread() is self._thread:  # on_alert may stop the recorder itself
             return True
@@ -70,16 +70,16 @@ class AlertCalls:
         while (alert := self._waiting.get()) is not None:
             try:
                 self._call(alert)
-            except BaseException:  # broad: other people's code, beside their work; exit() in it ends no program
+            except BaseException:  # broad: user code; exit() in it must not end the program
                 if sys.is_finalizing():
                     raise
-                log.exception("%s failed; the recording goes on", self._name)
+                log.exception("%s failed; the recording continues", self._name)
 
 
 class AlertCommand:
-    """Runs the user's program for one alert after the other, without a shell; the document is its JSON on stdin.
+    """Runs the user's program for one alert after the other, without a shell; it gets a JSON document on stdin.
 
-    Calls that would be too many are left out, and counted in the next one.
+    Calls beyond the limit are left out, and the next call has their number.
     """
 
     def __init__(self, hooks: AlertHooks, task: str, clock: Clock, environ: Mapping[str, str], cwd: Path) -> None:
@@ -95,10 +95,10 @@ class AlertCommand:
         self._failed = False  # a failure is logged once
         self._stopped = False
         if shutil.which(cwd / argv[0] if os.sep in argv[0] else argv[0], path=environ.get("PATH")) is None:
-            log.warning("[alerts] command: there is no program %s here, so alerts are not told to it", argv[0])
+            log.warning("[alerts] command: program %s not found; alerts are not sent to it", argv[0])
 
     def add(self, alert: Alert) -> None:
-        """Run the program for this alert soon, unless that would be too often; never waits."""
+        """Run the program for this alert soon, unless that would be too often; do not wait for it."""
         if not self._budget.allows(alert, self._clock.monotonic_s()):
             self._held_back += 1
             return
@@ -106,11 +106,11 @@ class AlertCommand:
         self._held_back = 0
 
     def finish(self) -> None:
-        """Wait a moment for the calls that are due; then kill the program, with all that it has started."""
+        """Wait a moment for the pending calls; then kill the program and all processes that it has started."""
         if not self._calls.finish(_PATIENCE_S):
-            log.warning("calls about alerts were still under way at the end: they are given up")
+            log.warning("alert calls were still running at the end and were cancelled")
             self._stopped = True
-            process = self._process  # the other thread may be done with it at any moment
+            process = self._process  # the other thread may reset it at any time
             if process is not None:
                 _kill_group(process.pid)
             self._calls.finish(_KILLED_S)
@@ -121,7 +121,7 @@ class AlertCommand:
         trouble = self._run(document)
         if trouble is not None and not self._failed and not self._stopped:
             self._failed = True
-            log.warning("[alerts] command: %s; this is said once, the work goes on", trouble)
+            log.warning("[alerts] command: %s; further failures are not logged, the work continues", trouble)
 
     def _run(self, document: Document) -> str | None:
         """Run the program to its end, or for TIMEOUT_S; return what went wrong."""
@@ -133,8 +133,8 @@ class AlertCommand:
                 stderr=subprocess.PIPE,
                 env={**self._environ, **alert_variables(document)},
                 cwd=self._cwd,
-                start_new_session=True,  # a Ctrl-C is not meant for it, and all it starts can be ended with it
-                preexec_fn=die_with_parent,  # no locks
+                start_new_session=True,  # Ctrl-C does not reach it, and all its processes can be killed together
+                preexec_fn=die_with_parent,  # safe with threads: it takes no locks
             )
         except (OSError, ValueError) as error:
             return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
@@ -143,53 +143,53 @@ class AlertCommand:
             _kill_group(process.pid)
         assert process.stdin is not None and process.stderr is not None
         with suppress(OSError):  # it does not read its input
-            process.stdin.write(json.dumps(document).encode())  # far shorter than a pipe holds: this never waits
+            process.stdin.write(json.dumps(document).encode())  # shorter than the buffer of a pipe: never blocks
             process.stdin.close()
         ended, output = _read_errors(process, process.stderr.fileno())
-        _kill_group(process.pid)  # before it is waited for: until then its number is not given to another process
+        _kill_group(process.pid)  # before wait(): until then the system does not reuse its process id
         self._process = None
-        with suppress(subprocess.TimeoutExpired):  # deep in a filesystem that hangs
+        with suppress(subprocess.TimeoutExpired):  # blocked in a filesystem that hangs
             process.wait(_DYING_S)
         process.stderr.close()
         if not ended:
-            return f"it did not end in {TIMEOUT_S:.0f} s and was killed"
+            return f"it did not exit within {TIMEOUT_S:.0f} s and was killed"
         if process.returncode == 0:
             return None
         last = output.decode(errors="replace").strip().splitlines()[-1:]
-        return ": ".join([f"it ended with {process.returncode}", *(line[:_LONGEST_COMPLAINT] for line in last)])
+        return ": ".join([f"it exited with {process.returncode}", *(line[:_LONGEST_COMPLAINT] for line in last)])
 
 
 class CallBudget:
-    """Limits the calls: people who are called too often stop listening."""
+    """Limits the number of calls: people ignore alerts that come too often."""
 
     def __init__(self, min_interval_s: float) -> None:
         self._min_interval_s = min_interval_s
         self._last_begin_s: dict[tuple[int, str], float] = {}
-        self._told: set[tuple[int, str, int, str]] = set()
+        self._announced: set[tuple[int, str, int, str]] = set()
         self._calls_s: deque[float] = deque()
 
     def allows(self, alert: Alert, at_s: float) -> bool:
-        """Return whether to call for this begin or end, and count it; an end is told only if its begin was."""
+        """Return whether to call for this alert, and count it; its end is sent only if its start was."""
         name, place = (alert.device_id, alert.kind, alert.started_at_ms, alert.message), (alert.device_id, alert.kind)
         last_s = self._last_begin_s.get(place)
-        is_wanted = name in self._told if alert.over else last_s is None or at_s - last_s >= self._min_interval_s
-        self._told.discard(name)
+        is_wanted = name in self._announced if alert.over else last_s is None or at_s - last_s >= self._min_interval_s
+        self._announced.discard(name)
         while self._calls_s and at_s - self._calls_s[0] >= _HOUR_S:
             self._calls_s.popleft()
         if not is_wanted or len(self._calls_s) >= _MOST_PER_HOUR:
             return False
         self._calls_s.append(at_s)
         if not alert.over:
-            self._told.add(name)
+            self._announced.add(name)
             self._last_begin_s[place] = at_s
         return True
 
 
 def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]:
-    """Return the JSON document of a call; ``held_back``: how many calls were not made since the last one."""
+    """Return the JSON document of a call; ``held_back``: calls that were left out since the last one."""
     more = f" ({held_back} more were held back)" if held_back else ""
     return {
-        "text": f"badcjobs {task}: {alert.severity} {alert.words}{more}".translate(_CHAT_SIGNS),
+        "text": f"badcjobs {task}: {alert.severity} {alert.words}{more}".translate(_CHAT_ESCAPES),
         "state": "end" if alert.over else "begin",
         "kind": alert.kind,
         "severity": alert.severity,
@@ -206,25 +206,25 @@ def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]
 
 
 def alert_variables(document: Document) -> dict[str, str]:
-    """Return the same as variables of an environment; what is not known is empty."""
-    told = {name: "" if document[name] is None else str(document[name]) for name in _VARIABLES}
-    return {f"BADCJOBS_ALERT_{name.upper()}": value.replace("\0", "") for name, value in told.items()}
+    """Return the document as environment variables; unknown values are empty."""
+    values = {name: "" if document[name] is None else str(document[name]) for name in _VARIABLES}
+    return {f"BADCJOBS_ALERT_{name.upper()}": value.replace("\0", "") for name, value in values.items()}
 
 
 def _read_errors(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]:
-    """Return whether a program ended in time, and its last output, even if its pipe is still open."""
-    until_s, heard = time.monotonic() + TIMEOUT_S, b""
+    """Return whether a program exited in time, and the end of its stderr, even if the pipe is still open."""
+    until_s, output = time.monotonic() + TIMEOUT_S, b""
     os.set_blocking(errors, False)
     while True:
-        # Asked first: after its end nothing is printed any more. WNOWAIT: its process number is not given free.
+        # Checked before reading: after its exit no output follows. WNOWAIT: its process id stays reserved.
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         with suppress(BlockingIOError):
-            heard = (heard + os.read(errors, _READ_AT_ONCE))[-_KEPT:]
+            output = (output + os.read(errors, _READ_BYTES))[-_KEPT_BYTES:]
         if ended or time.monotonic() >= until_s:
-            return ended, heard
-        time.sleep(_LOOK_S)
+            return ended, output
+        time.sleep(_POLL_S)
 
 
 def _kill_group(leader: int) -> None:
-    with suppress(OSError):  # it is gone
+    with suppress(OSError):  # it has exited
         os.killpg(leader, signal.SIGKILL)

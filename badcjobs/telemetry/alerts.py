@@ -1,6 +1,6 @@
-"""Alerts: trouble on a device, with a begin and an end, reported once each and not once per sample.
+"""Alerts: problems of a device, with start and end, each reported once and not once per sample.
 
-An alert that has not ended when the recorder stops has no end."""
+An alert that is still open when the recorder stops has no end."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _REASONS = {
 # The messages of values that should stay below a limit.
 _LEVELS = {
     "thermal": "{device} is at {value} °C; the limit is {limit:g} °C",
-    "memory": "{device} uses {value} % of its memory; from {limit:g} % on it may run out",
+    "memory": "{device} uses {value} % of its memory; above {limit:g} % it may run out of memory",
     "power": "{device} draws {value} % of its power limit of {power_limit_w} W",
-    "energy": "{device}: its energy counter and its power added up differ by {value} %; up to {limit:g} % is normal",
+    "energy": "{device}: energy counter and integrated power differ by {value} % of the counter;"
+    " up to {limit:g} % is normal",
 }
 _HOT_C = 83.0
-_CAPPED_S = 10.0  # a big card under full load touches its power limit all the time
+_CAPPED_S = 10.0  # a large GPU under full load often reaches its power limit
 _FLICKER_S = 10.0
-_STORM_S = 60.0  # errors that follow each other so closely are one alert
+_STORM_S = 60.0  # errors with less time between them are one alert
 _IDLE_BELOW_PERCENT = 1.0
-_MOST_FAULTS = 50  # of different texts: a driver that puts an address into each would fill the log
-_LONGEST_MESSAGE = 500  # it travels through a pipe, in one piece
-_SHORTEST_ENERGY_MS = 60_000  # below this, when a reading is taken matters more than what it says
-_LONGEST_STEP_MS = 15_000  # as in the summary: power is never added up across a hole
+_MOST_FAULTS = 50  # different texts per device: a driver that adds an address to each would fill the log
+_LONGEST_MESSAGE = 500  # it is sent through a pipe in one write
+_SHORTEST_ENERGY_MS = 60_000  # over a shorter time, the timing of the readings matters more than their values
+_LONGEST_STEP_MS = 15_000  # as in the summary: power is not integrated across a gap
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One stretch of trouble on one device."""
+    """One problem of one device, from its start to its end."""
 
     kind: str  # thermal memory power throttle_thermal throttle_power idle lost fault ecc energy
     severity: str  # warning or critical
@@ -51,7 +52,7 @@ class Alert:
     device_index: int | None
     device_uuid: str | None
     started_at_ms: int
-    ended_at_ms: int | None  # None: it goes on
+    ended_at_ms: int | None  # None: still open
     peak: float | None  # the worst value
     threshold: float | None
     message: str
@@ -63,20 +64,20 @@ class Alert:
 
     @property
     def words(self) -> str:
-        """What the log says of it."""
+        """The text for the log."""
         if self.ended_at_ms is None:
             return f"alert ({self.kind}): {self.message}"
-        worst = "" if self.peak is None or self.threshold is None else f"; at worst {self.peak:g}"
+        worst = "" if self.peak is None or self.threshold is None else f"; worst value {self.peak:g}"
         lasted_s = (self.ended_at_ms - self.started_at_ms) / 1000
-        return f"alert over after {lasted_s:.0f} s ({self.kind}{worst}): {self.message}"
+        return f"alert ended after {lasted_s:.0f} s ({self.kind}{worst}): {self.message}"
 
 
 class AlertBook(Book):
-    """Follows every trouble of a task's devices, and writes alerts with the instant they belong to."""
+    """Tracks the problems of a task's devices, and writes alerts in the transaction of their sample."""
 
     def __init__(
         self,
-        writer: TelemetryWriter | None,  # None: nothing is written
+        writer: TelemetryWriter | None,  # None: nothing is written to a database
         devices: Sequence[Followed],
         limits: AlertLimits,
         tell: Callable[[Alert], None] = lambda alert: None,
@@ -85,45 +86,45 @@ class AlertBook(Book):
         self._writer = writer
         self._conditions = {device.device_id: DeviceConditions(device, limits) for device in devices}
         self._states: dict[tuple[int, str, str], AlertState] = {}
-        self._tell = tell  # called at each begin and each end
+        self._tell = tell  # called at each start and each end
         self._unwritten: dict[tuple[tuple[int, str, str], int], Alert] = {}
 
     @property
     def open_alerts(self) -> list[Alert]:
-        """The alerts that go on."""
+        """The alerts that have not ended."""
         return [state.alert for state in self._states.values() if state.alert is not None]
 
     def resume(self) -> None:
-        """Go on with what a recorder that died has left open."""
+        """Continue the open alerts of a recorder that died."""
         for values in self._writer.rows_of("alert", "WHERE ended_at_ms IS NULL") if self._writer else ():
             device = self._conditions[values["device_id"]].device
             alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
             place = _place(alert.device_id, alert.kind, alert.message)
-            if alert.kind == "fault":  # it was a moment
+            if alert.kind == "fault":  # it has no duration
                 self._unwritten[place, alert.started_at_ms] = replace(alert, ended_at_ms=alert.started_at_ms)
             else:
                 self._states[place] = AlertState(device, alert)
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        """Judge one instant and write what has changed."""
+        """Evaluate one sample and write the changes."""
         for device_id, reading in readings:
             of_reading = self._conditions[device_id].of_reading(at_ms, reading, work_waits=self.work_waits)
-            self._judge(at_ms, device_id, of_reading)
+            self._update(at_ms, device_id, of_reading)
         for device_id, reason in unreadable.items():
-            self._judge(at_ms, device_id, self._conditions[device_id].of_silence(reason))
+            self._update(at_ms, device_id, self._conditions[device_id].of_unreadable(reason))
         self._write_changes()
 
     def finish(self) -> None:
-        """End what was over already; the rest has not ended."""
+        """End the alerts whose problem is already over; the others stay open."""
         for place, state in self._states.items():
             self._note(place, state.end())
         self._write_changes()
 
     def written(self) -> None:
-        """Forget what the disk has taken; an instant that it refuses leaves its changes for the next."""
+        """Forget the changes that are on disk; after a failed write they are written with the next sample."""
         self._unwritten.clear()
 
-    def _judge(self, at_ms: int, device_id: int, conditions: Iterable[Condition]) -> None:
+    def _update(self, at_ms: int, device_id: int, conditions: Iterable[Condition]) -> None:
         for condition in conditions:
             place = _place(device_id, condition.kind, condition.message)
             if place not in self._states:
@@ -131,29 +132,29 @@ class AlertBook(Book):
             state = self._states[place]
             was_on = state.alert is not None
             changed = state.take(at_ms, condition)
-            self._note(place, changed, news=not was_on or state.alert is None)
+            self._note(place, changed, is_new=not was_on or state.alert is None)
 
-    def _note(self, place: tuple[int, str, str], alert: Alert | None, *, news: bool = True) -> None:
+    def _note(self, place: tuple[int, str, str], alert: Alert | None, *, is_new: bool = True) -> None:
         if alert is not None:
             self._unwritten[place, alert.started_at_ms] = alert
-            if news:
+            if is_new:
                 self._tell(alert)
 
     def _write_changes(self) -> None:
         for alert in self._unwritten.values() if self._writer else ():
             values = asdict(alert)
-            del values["device_index"], values["device_uuid"]  # the device's own row has them
+            del values["device_index"], values["device_uuid"]  # they are in the table of devices
             self._writer.write_alert(values)  # type: ignore[union-attr]
 
 
 def _place(device_id: int, kind: str, message: str) -> tuple[int, str, str]:
-    """Return the key of a state: each fault that a device reports has one of its own."""
+    """Return the key of a state: each fault of a device has a separate state."""
     return device_id, kind, message[:_LONGEST_MESSAGE] if kind == "fault" else ""
 
 
 @dataclass(slots=True)
 class AlertState:
-    """One kind of trouble on one device: none, waiting to be worth an alert, an alert, or one that is fading."""
+    """The state of one kind of problem on one device: off, on but too short, an alert, or an alert about to end."""
 
     device: Followed
     alert: Alert | None = None
@@ -161,7 +162,7 @@ class AlertState:
     _off_since_ms: int | None = None
 
     def take(self, at_ms: int, condition: Condition) -> Alert | None:
-        """Take the next condition; return the alert if it begins, gets worse or ends with it."""
+        """Apply the next condition; return the alert if it starts, gets worse or ends."""
         if condition.on is None:
             return None
         if not condition.on:
@@ -194,7 +195,7 @@ class AlertState:
         return self.alert
 
     def end(self) -> Alert | None:
-        """End the alert if the trouble is over, and return it."""
+        """End the alert if its problem is over, and return it."""
         if self.alert is None or self._off_since_ms is None:
             return None
         ended = replace(self.alert, ended_at_ms=max(self._off_since_ms, self.alert.started_at_ms))
@@ -204,28 +205,28 @@ class AlertState:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is known now about one kind of trouble on one device."""
+    """One kind of problem on one device at one time."""
 
     kind: str
-    on: bool | None  # None: undecided
+    on: bool | None  # None: not known
     message: str = ""
-    value: float | None = None  # None with a threshold: the seconds it has lasted
+    value: float | None = None  # None with a threshold: the duration in seconds
     threshold: float | None = None
     severity: str = WARNING
-    after_s: float = 0.0  # no alert before it has lasted so long
-    quiet_s: float = 0.0  # over only when it has been off for so long
+    after_s: float = 0.0  # no alert if it lasts less
+    quiet_s: float = 0.0  # over only after it has been off for this time
 
 
 @dataclass(slots=True)
 class EnergyCheck:
-    """The energy counter against the power added up: both since the last hole, so that chance evens out."""
+    """Compares the energy counter with the integrated power, both since the last gap."""
 
-    _counter: tuple[int, float] | None = None  # where the comparison starts
+    _counter: tuple[int, float] | None = None  # at the start of the comparison
     _power: tuple[int, float] | None = None  # the last reading
     _joules: float = 0.0
 
     def take(self, at_ms: int, power_w: float | None, energy_j: float | None) -> float | None:
-        """Take a reading; return the difference in percent of the counter, None where that cannot be told now."""
+        """Add a reading; return the difference in percent of the counter; None: not known yet."""
         if power_w is None:
             return None
         before_ms, before_w = self._power or (at_ms, power_w)
@@ -236,7 +237,7 @@ class EnergyCheck:
             self._joules += (power_w + before_w) * (at_ms - before_ms) / 2000
         if energy_j is None:
             return None
-        if self._counter is None or energy_j < self._counter[1]:  # the driver was loaded anew
+        if self._counter is None or energy_j < self._counter[1]:  # the driver was reloaded
             self._counter, self._joules = (at_ms, energy_j), 0.0
             return None
         if at_ms - self._counter[0] < _SHORTEST_ENERGY_MS:
@@ -244,12 +245,12 @@ class EnergyCheck:
         counted = energy_j - self._counter[1]
         if counted > 0:
             return round(100 * abs(counted - self._joules) / counted, 1)
-        return 100.0 if self._joules > 0 else None  # a counter that stands still, under a device that draws power
+        return 100.0 if self._joules > 0 else None  # the counter does not change although the device draws power
 
 
 @dataclass(slots=True)
 class DeviceConditions:
-    """Finds the conditions of one device; remembers what only a second reading can tell."""
+    """Derives the conditions of one device from its readings, some from the change since the last one."""
 
     device: Followed
     limits: AlertLimits
@@ -260,7 +261,7 @@ class DeviceConditions:
     _was_read: bool = False
 
     def of_reading(self, at_ms: int, reading: Reading, *, work_waits: bool) -> list[Condition]:
-        """Return the conditions of a device that answered."""
+        """Return the conditions of a device that was read."""
         self._was_read = True
         device, limits = self.device, self.limits
         hot_c = limits.temperature_c or device.slowdown_c or _HOT_C
@@ -280,17 +281,17 @@ class DeviceConditions:
             self._level("energy", energy_percent, limits.energy_percent, 0.2 * limits.energy_percent),
         ]
 
-    def of_silence(self, reason: str) -> list[Condition]:
-        """Return the conditions of a device that did not answer; one that never did is a gap, not a loss."""
+    def of_unreadable(self, reason: str) -> list[Condition]:
+        """Return the conditions of a device that was not read; if it was never read, this is a gap and not a loss."""
         if not self._was_read and "lost" not in reason.lower():
             return []
-        words = f"{self.device.label} cannot be read any more: {reason}"
-        return [_off("idle"), Condition("lost", True, words, severity=CRITICAL)]  # unknown does not count as idle
+        words = f"{self.device.label} can no longer be read: {reason}"
+        return [_off("idle"), Condition("lost", True, words, severity=CRITICAL)]  # unknown is not idle
 
     def _level(
         self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
     ) -> Condition:
-        """Compare a value with its limit; the trouble is over only when the value is ``back`` below it."""
+        """Compare a value with its limit; the problem is over only when the value is ``back`` below the limit."""
         if value is None:
             return Condition(kind, None)
         if value < limit - back:
@@ -300,40 +301,40 @@ class DeviceConditions:
         return Condition(kind, True if value >= limit else None, message + more, value, limit, quiet_s=quiet_s)
 
     def _idle(self, reading: Reading, work_waits: bool) -> Condition:
-        """Judge by every number there is: the plain utilization reads 0 at 5 % load."""
+        """Use every available number: the plain utilization is 0 at 5 % load."""
         shares = (reading.utilization_percent, reading.busy_percent, reading.sm_activity_percent)
         known = [share for share in (*shares, *(p.sm_percent for p in reading.processes or ())) if share is not None]
         if not work_waits or max(known, default=0.0) >= _IDLE_BELOW_PERCENT:
             return _off("idle")
         limit_s = self.limits.idle_s
-        words = f"{self.device.label} has had nothing to do for {limit_s:g} s, while work waits"
+        words = f"{self.device.label} has been idle for {limit_s:g} s while work is waiting"
         return Condition("idle", True if known else None, words, threshold=limit_s, after_s=limit_s)
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
-        """Return a condition for each fault that there ever was; its value is how often."""
+        """Return a condition for each fault so far; its value is the number of times."""
         self._faults.update(fault for fault in faults if fault in self._faults or len(self._faults) < _MOST_FAULTS)
         return [
-            self._grave("fault", fault in faults, f"{self.device.label} reports {fault}", many)
+            self._critical("fault", fault in faults, f"{self.device.label} reports {fault}", many)
             for fault, many in self._faults.items()
         ]
 
     def _ecc(self, errors: int | None) -> Condition:
-        """Errors of former times are in the counter already; news are those that come."""
+        """Count new errors: the counter of the device includes old ones."""
         if errors is None:
             return Condition("ecc", None)
         new = errors - (errors if self._ecc_before is None else self._ecc_before)
         self._ecc_before = errors
         self._ecc_new += max(0, new)
-        words = f"has new uncorrected memory errors ({self._ecc_new}); what it computed may be wrong"
-        return self._grave("ecc", new > 0, f"{self.device.label} {words}", self._ecc_new)
+        words = f"has new uncorrected memory errors ({self._ecc_new}); its results may be wrong"
+        return self._critical("ecc", new > 0, f"{self.device.label} {words}", self._ecc_new)
 
-    def _grave(self, kind: str, on: bool, message: str, many: int) -> Condition:
+    def _critical(self, kind: str, on: bool, message: str, many: int) -> Condition:
         return Condition(kind, on, message, float(many), severity=CRITICAL, quiet_s=_STORM_S)
 
 
 @cache
 def _off(kind: str, quiet_s: float = 0.0) -> Condition:
-    """Return the condition of no trouble: the same object every second, to save time."""
+    """Return the condition without a problem; cached to save time."""
     return Condition(kind, False, quiet_s=quiet_s)
 
 
@@ -342,15 +343,15 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 
 def _throttling(label: str, mask: int | None) -> list[Condition]:
-    """Return the conditions of clocks lowered by heat and by power."""
+    """Return the conditions for clocks that are lowered because of heat or power."""
     if mask is None:
         return []
     hot = mask & (HW_THERMAL | SW_THERMAL)
-    # HW_SLOWDOWN stands beside the reason that it has; alone it is a board that protects its power supply.
-    hungry = mask & (HW_POWER_BRAKE | SW_POWER_CAP | (0 if mask & HW_THERMAL else HW_SLOWDOWN))
+    # HW_SLOWDOWN is set together with its reason; alone it means that the board protects its power supply.
+    power = mask & (HW_POWER_BRAKE | SW_POWER_CAP | (0 if mask & HW_THERMAL else HW_SLOWDOWN))
     found = []
-    for kind, bits in (("throttle_thermal", hot), ("throttle_power", hungry)):
-        reasons = ", ".join(words for bit, words in _REASONS.items() if bits & bit)
+    for kind, bits in (("throttle_thermal", hot), ("throttle_power", power)):
+        reasons = ", ".join(reason for bit, reason in _REASONS.items() if bits & bit)
         message = f"{label} has lowered its clock: {reasons}"
         severity = CRITICAL if bits & ~(SW_THERMAL | SW_POWER_CAP) else WARNING
         after_s = _CAPPED_S if bits == SW_POWER_CAP else 0.0

@@ -1,6 +1,6 @@
-"""What the recorder writes beside its samples: processes on the devices, sources of metrics, its own cost.
+"""What the recorder writes in addition to samples: processes on the devices, sources of metrics, its own cost.
 
-And what it reads of the machine for that, from /proc: this process stays small, so it imports no psutil."""
+It reads /proc directly instead of importing psutil, because the recorder's process must stay small."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 from badcjobs.model import HostReading, Reading
 from badcjobs.telemetry.recorder import Book, Effort, TelemetryWriter
 
-# The inode of the machine's own PID namespace; in any other, the numbers that a driver gives are not those seen here.
+# The inode of the machine's initial PID namespace; in any other one, the driver's process ids are not those seen here.
 _HOST_NAMESPACE = "pid:[4026531836]"
-_GONE_MS = 60_000  # one that comes back after so long is another one with the same number
-# What a command that is only recorded carries. Not the mark of workers: those are ended when their wrapper was killed.
+_GONE_MS = 60_000  # after this time, the same process id is another process
+# In the environment of a recorded command. Not the mark of workers: those are ended if their wrapper is killed.
 RECORDING_MARK = "BADCJOBS_RECORDING"
 _COST_EVERY_MS = 10_000
-_WORTH_A_SHARE_S = 10.0  # of a shorter life the start is nearly all
+_WORTH_A_SHARE_S = 10.0  # in a shorter time the start is nearly all of the cost
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-class Who(NamedTuple):
-    """What is known about a process; None: cannot be seen from here."""
+class ProcessOwner(NamedTuple):
+    """Name and owner of a process; None: not visible from here."""
 
     name: str | None = None
     user: str | None = None
@@ -36,18 +36,18 @@ class Who(NamedTuple):
 
 
 class ProcessLookup:
-    """Tells our processes from others: they carry a mark (NAME=VALUE) in their environment, or descend from us."""
+    """Finds our own processes: they have a mark (NAME=VALUE) in their environment, or descend from the wrapper."""
 
     def __init__(self, *, wrapper_pid: int, marks: Sequence[str], proc: Path = Path("/proc")) -> None:
         self._wrapper_pid = wrapper_pid
         self._marks = {mark.encode() for mark in marks}
         self._proc = proc
 
-    def look_up(self, pid: int) -> Who:
-        """Return who this is; a process that does not exist here is unknown, and so is whose it is."""
+    def look_up(self, pid: int) -> ProcessOwner:
+        """Return name and owner of a process; all unknown if it is not visible here."""
         status = self._status(pid)
         if not status:
-            return Who()
+            return ProcessOwner()
         name, uid = status["Name"].strip(), int(status["Uid"].split()[0])
         try:
             user = pwd.getpwuid(uid).pw_name
@@ -55,14 +55,14 @@ class ProcessLookup:
             user = str(uid)
         marked = self._is_marked(pid)
         if marked or self._descends(pid, status):
-            return Who(name, user, True)
+            return ProcessOwner(name, user, True)
         try:
             sees_the_host = str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
         except OSError:
             sees_the_host = True
-        if not sees_the_host:  # in a container: the number may be that of another process
-            return Who()
-        return Who(name, user, None if marked is None and uid == os.getuid() else False)
+        if not sees_the_host:  # in a container: the process id may belong to another process
+            return ProcessOwner()
+        return ProcessOwner(name, user, None if marked is None and uid == os.getuid() else False)
 
     def _status(self, pid: int) -> Mapping[str, str]:
         try:
@@ -71,7 +71,7 @@ class ProcessLookup:
             return {}
 
     def _is_marked(self, pid: int) -> bool | None:
-        """Return whether it carries a mark; None: its environment cannot be seen, or was emptied."""
+        """Return whether it has a mark; None: its environment is not readable, or empty."""
         try:
             found = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
@@ -91,27 +91,27 @@ def parse_status(text: str) -> dict[str, str]:
 
 
 class ProcessBook(Book):
-    """Follows the processes on a task's devices; each is looked up once."""
+    """Records the processes on a task's devices; each is looked up once."""
 
-    def __init__(self, writer: TelemetryWriter, look_up: Callable[[int], Who]) -> None:
+    def __init__(self, writer: TelemetryWriter, look_up: Callable[[int], ProcessOwner]) -> None:
         self._writer = writer
         self._look_up = look_up
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}  # by device and pid
 
     def resume(self) -> None:
-        """Go on with the rows of a recorder that died."""
+        """Continue the rows of a recorder that died."""
         for row in self._writer.rows_of("process", "ORDER BY first_at_ms"):
             self._rows[row["device_id"], row["pid"]] = row
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        """Write the processes of one instant; most instants do not ask for them."""
+        """Write the processes of one sample; most samples do not include them."""
         seen = [(device_id, process) for device_id, reading in readings for process in reading.processes or ()]
-        if seen:  # memory stays small where every chunk is a process of its own
+        if seen:  # keeps memory small if every chunk has its own process
             self._rows = {place: row for place, row in self._rows.items() if at_ms - row["last_at_ms"] <= _GONE_MS}
         for device_id, process in seen:
             row = self._rows.get((device_id, process.pid))
             if row is None:
-                row = {"device_id": device_id, "pid": process.pid, **self._who(process.pid), "first_at_ms": at_ms}
+                row = {"device_id": device_id, "pid": process.pid, **self._owner_of(process.pid), "first_at_ms": at_ms}
                 self._rows[device_id, process.pid] = row
             row["last_at_ms"] = at_ms
             known = [row.get("memory_peak_bytes"), process.memory_used_bytes]
@@ -121,28 +121,28 @@ class ProcessBook(Book):
             [(device_id, at_ms, p.pid, p.memory_used_bytes, p.sm_percent) for device_id, p in seen]
         )
 
-    def _who(self, pid: int) -> dict[str, object]:
-        """Look a process up once for all devices: it may use several."""
+    def _owner_of(self, pid: int) -> dict[str, object]:
+        """Look up a process once for all devices: it may use several."""
         for (_, other), row in self._rows.items():
             if other == pid:
-                return {name: row[name] for name in Who._fields}
-        who = self._look_up(pid)
-        return {**who._asdict(), "ours": None if who.ours is None else int(who.ours)}
+                return {name: row[name] for name in ProcessOwner._fields}
+        owner = self._look_up(pid)
+        return {**owner._asdict(), "ours": None if owner.ours is None else int(owner.ours)}
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
 class SourceBook(Book):
-    """Writes where each metric of each device is read from, when that changes."""
+    """Writes the source of each metric of each device, when it changes."""
 
     def __init__(self, writer: TelemetryWriter) -> None:
         self._writer = writer
         self._written: dict[tuple[int, str], str] = {}
-        self._news: dict[tuple[int, str], str] = {}  # what the disk may yet refuse
+        self._news: dict[tuple[int, str], str] = {}  # not on disk yet
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        """Write what is new in these readings."""
+        """Write the sources that are new in these readings."""
         self._news.clear()
         for device_id, reading in readings:
             for metric, source in reading.sources.items():
@@ -152,20 +152,20 @@ class SourceBook(Book):
                     self._news[device_id, metric] = source
 
     def written(self) -> None:
-        """Remember what the disk has taken."""
+        """Remember the sources that are on disk."""
         self._written.update(self._news)
         self._news.clear()
 
 
 # --- the recorder's own cost ------------------------------------------------------------------------------------------
 
-Use = tuple[float, int | None]  # seconds of CPU, and the most bytes of memory so far (None: not known)
+Use = tuple[float, int | None]  # seconds of CPU, and the peak memory in bytes (None: not known)
 
 
 def read_own_use() -> Use:
-    """Return what this process has used so far.
+    """Return the CPU time and the peak memory of this process.
 
-    Its memory not from getrusage: that remembers the program which started this one, and it may be a large one.
+    The memory is not from getrusage, which includes the program that started this one.
     """
     peak = parse_status(Path("/proc/self/status").read_text()).get("VmHWM")
     return time.process_time(), None if peak is None else int(peak.split()[0]) * 1024
@@ -173,7 +173,7 @@ def read_own_use() -> Use:
 
 @dataclass(slots=True)
 class CostBook(Book):
-    """Brings the recorder's row up to date every ten seconds, and at the end."""
+    """Updates the recorder's row every ten seconds, and at the end."""
 
     writer: TelemetryWriter
     effort: Effort
@@ -185,7 +185,7 @@ class CostBook(Book):
     _next_ms: int = 0
 
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        """Write the row when it is due."""
+        """Write the row if ten seconds have passed."""
         self._at_ms = at_ms
         if at_ms >= self._next_ms:
             self._next_ms = at_ms + _COST_EVERY_MS
@@ -206,47 +206,47 @@ class CostBook(Book):
 
     @property
     def words(self) -> str:
-        """The cost so far, for the task's log."""
+        """The cost so far, as text for the task's log."""
         effort, (cpu_s, memory_bytes) = self.effort, self.use()
         lived_s = max(0, self._at_ms - self.started_at_ms) / 1000
         share = f" ({100 * cpu_s / lived_s:.2f} % of a core)" if lived_s >= _WORTH_A_SHARE_S else ""
         memory = "?" if memory_bytes is None else f"{memory_bytes / 2**20:.0f}"
         return (
-            f"{effort.ticks} instants read by {self.backend()[0]} in {lived_s:.0f} s; {cpu_s:.2f} s of CPU"
-            f"{share}, {memory} MiB, at worst {effort.worst_late_s:.3f} s late"
+            f"{effort.ticks} sample{'' if effort.ticks == 1 else 's'} with {self.backend()[0]} in {lived_s:.0f} s;"
+            f" {cpu_s:.2f} s of CPU{share}, {memory} MiB, at most {effort.worst_late_s:.3f} s late"
         )
 
 
 class HostReader:
-    """CPU share of the machine since the last reading, and memory now."""
+    """Reads the CPU use of the machine since the last reading, and its memory now."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before: tuple[int, int] | None = None
 
     def read(self) -> HostReading | None:
-        """Return the reading; None where the machine does not say."""
+        """Return the reading; None: /proc cannot be read."""
         try:
             now = parse_cpu_times((self._proc / "stat").read_text())
             used_bytes, total_bytes = parse_memory((self._proc / "meminfo").read_text())
         except (OSError, ValueError, KeyError, IndexError):
             return None
         before, self._before = self._before, now
-        busy_percent = None  # there was no earlier reading, or no time has passed
+        busy_percent = None  # no earlier reading, or no time has passed
         if before is not None and now[1] > before[1]:
             busy_percent = min(100.0, max(0.0, round(100 * (now[0] - before[0]) / (now[1] - before[1]), 1)))
         return HostReading(busy_percent, used_bytes, total_bytes)
 
 
 def parse_cpu_times(stat: str) -> tuple[int, int]:
-    """Return (busy, all) ticks of all cores together, from /proc/stat; waiting for a disk is not busy."""
-    # user nice system idle iowait irq softirq steal; guests are in user already.
+    """Return (busy, all) ticks of all cores, from /proc/stat; waiting for a disk is not busy."""
+    # user nice system idle iowait irq softirq steal; guest time is part of user.
     ticks = [int(word) for word in stat.partition("\n")[0].split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def parse_memory(meminfo: str) -> tuple[int, int]:
-    """Return (used, total) bytes, from /proc/meminfo; what could be given back at once is not used."""
+    """Return (used, total) bytes, from /proc/meminfo; reclaimable memory is not used."""
     found = parse_status(meminfo)
     total, available = (int(found[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total - available, total

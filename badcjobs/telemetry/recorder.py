@@ -1,6 +1,6 @@
-"""The recorder's loop: a sample of every device at each point of a fixed grid, and a gap where there is none.
+"""The recorder's loop: a sample of every device at fixed intervals, and a gap where a sample is missing.
 
-And what the wrapper and its recorder tell each other: the order that starts it, and words over pipes.
+Also the protocol between the wrapper and its recorder: the order that starts it, and messages over pipes.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ _values_of = attrgetter(*_ASKED_FOR)
 _Place = tuple[int, str | None]  # device, metric (None: all of them)
 
 
-# What the wrapper and the recorder tell each other over pipes.
-# The recorder says
+# The messages between the wrapper and the recorder, one per line.
+# From the recorder
 #     ready           the first sample is taken
-#     refused WHY     the disk takes no readings
-#     alert JSON      an alert has begun or ended
+#     refused WHY     readings cannot be written to the disk
+#     alert JSON      an alert has started or ended
 #     trouble TEXT    a line for the task's log
 #     cost TEXT       what it has used; then
-#     stopped JSON    the last sample is taken, and this is missing. It stays, ready to publish if the wrapper dies.
-# The wrapper says
+#     stopped JSON    the last sample is taken; the JSON says what could not be written. The recorder keeps running, to
+#                     publish if the wrapper dies.
+# From the wrapper
 #     work waits      an idle device is worth an alert
 #     work none       it is not
-#     snapshot FILE   copy what is written so far, since nothing else may open your file
+#     snapshot FILE   copy the rows so far, because no other process may open the recorder's file
 #     stop [FILE]     take a last sample (and a last snapshot)
 #     published       everything is published: exit
-# A pipe that closes without a word means that the wrapper is dead.
+# If the pipe closes without a message, the wrapper is dead.
 MODULE, AGAIN = "badcjobs.telemetry.recorder_process", "--again"
 CLOSED = ""
 READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
@@ -69,14 +70,14 @@ class LinePipe:
         self._parent = parent
         self._unread = b""
 
-    def say(self, line: str, timeout_s: float | None = None) -> None:
-        """Write a line, or drop it if the pipe stays full; a closed pipe is noticed when its answers are read."""
+    def send(self, line: str, timeout_s: float | None = None) -> None:
+        """Write a line, or drop it if the pipe stays full; a closed pipe is noticed by ``receive``."""
         with suppress(OSError, ValueError):
             if select.select([], [self._out], [], timeout_s)[1]:
                 os.write(self._out, line.encode() + b"\n")
 
-    def next(self, timeout_s: float) -> str | None:
-        """Return the next line; None: it did not come in time; CLOSED: no line will come any more."""
+    def receive(self, timeout_s: float) -> str | None:
+        """Return the next line; None: timeout; CLOSED: the other end is closed."""
         while b"\n" not in self._unread:
             if not select.select([self._in], [], [], timeout_s)[0]:
                 return None if self._parent in (None, os.getppid()) else CLOSED
@@ -89,10 +90,10 @@ class LinePipe:
 
 
 class Followed(NamedTuple):
-    """A device that is recorded; a tuple, so that it travels as a short list in the recorder's order."""
+    """A device that is recorded; a tuple, so that it is a short list in the recorder's order."""
 
     device_id: int
-    uuid: str | None  # None: nothing here can read it
+    uuid: str | None  # None: it cannot be read on this machine
     device_index: int | None = None
     memory_total_bytes: int | None = None
     power_limit_w: float | None = None
@@ -100,13 +101,13 @@ class Followed(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The device in a sentence."""
+        """The name of the device in messages."""
         return f"device {self.device_id if self.device_index is None else self.device_index}"
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarOrder:
-    """Everything the recorder's process needs to know; travels as JSON."""
+    """Everything that the recorder's process needs, as a JSON file."""
 
     mark: str
     task_id: int
@@ -121,7 +122,7 @@ class SidecarOrder:
     wrapper_file: str
     publish_to: str
     local_folder: str
-    shared: bool = False  # the files lie on a shared filesystem: the safe mode
+    shared: bool = False  # the files are on a shared filesystem: the safe mode
     limits: AlertLimits = field(default_factory=AlertLimits)
     own_marks: list[str] = field(default_factory=list)  # NAME=VALUE in the environment of the task's own processes
 
@@ -143,16 +144,16 @@ class SidecarOrder:
 
 @dataclass(slots=True)
 class Effort:
-    """What the loop knows about its own cost; it adds to this as it goes."""
+    """The work of the recorder's loop so far."""
 
     ticks: int = 0
-    worst_late_s: float = 0.0  # how long after its point on the grid a sample was taken
+    worst_late_s: float = 0.0  # the largest delay of a sample
     reading_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """How much the disk refused, why, and since when it still does (None: it takes readings again)."""
+    """The readings that could not be written: seconds, reason, and since when (None: they can be written again)."""
 
     lost_s: float = 0.0
     reason: str = ""
@@ -160,38 +161,38 @@ class Unwritten:
 
     @property
     def words(self) -> str | None:
-        """The loss in words; None: there is none."""
+        """The loss as text; None: nothing was lost."""
         if self.lost_s == 0 and self.since_ms is None:
             return None
         return f"{self.lost_s:.1f} s of readings could not be written: {self.reason}"
 
     def gaps(self, to_ms: int) -> list[tuple[int, int, str]]:
-        """Return the gap that is in no file yet, as (from, to, reason)."""
+        """Return the gap that is not in a file yet, as (from, to, reason)."""
         if self.since_ms is None:
             return []
         return [(self.since_ms, max(to_ms, self.since_ms), f"could not be written: {self.reason}")]
 
 
 class Book(ABC):
-    """Rows that are written beside the samples, in the same transaction: alerts, processes, sources, the cost."""
+    """Rows that are written in the transaction of a sample: alerts, processes, sources, the recorder's cost."""
 
     @abstractmethod
     def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
-        """Write what is new at one instant."""
+        """Write the rows of one sample."""
 
     def finish(self) -> None:  # noqa: B027
-        """Write what is left, in the last transaction; most books have nothing to add."""
+        """Write the remaining rows, in the last transaction; most books have none."""
 
     def written(self) -> None:  # noqa: B027
-        """Take note that the disk has taken the instant; most books write a refused row anew by themselves."""
+        """Note that the sample is on disk; most books do not need this."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Samples on the grid start, start + interval, start + 2 × interval, … whatever a tick costs.
+    """Takes samples at start, start + interval, start + 2 × interval, …, however long a sample takes.
 
-    A sample is worth more than what the books add: a book that fails is reported once, and tried again at the next
-    instant.
+    Samples are more important than the rows of the books: a book that fails is reported once, and tried again with the
+    next sample.
     """
 
     sampler: Sampler
@@ -199,9 +200,9 @@ class Recorder:
     writer: TelemetryWriter
     clock: Clock
     interval_s: float
-    since_ms: int | None = None  # when recording was asked for
-    again: bool = False  # whether a recorder before us has died
-    refused: Callable[[str], None] = lambda reason: None  # called once per stretch in which the disk refuses
+    since_ms: int | None = None  # when recording was requested
+    again: bool = False  # an earlier recorder has died
+    refused: Callable[[str], None] = lambda reason: None  # called once for each period without writing
     books: Sequence[Book] = ()
     trouble: Callable[[str], None] = lambda text: None
     effort: Effort = field(default_factory=Effort)
@@ -212,9 +213,9 @@ class Recorder:
     _failed_books: set[str] = field(default_factory=set)
 
     def run(self, wait: Callable[[float], bool]) -> None:
-        """Record until ``wait(seconds)`` says that it is over; take one last sample then."""
+        """Record until ``wait(seconds)`` returns True; then take one last sample."""
         start_s = self.clock.monotonic_s()
-        number = expected = 0  # points of the grid: the one to be read now, the one that follows the last one read
+        number = expected = 0  # sample numbers: the one to take now, the one after the last taken
         over = False
         while not over:
             now_s = self.clock.monotonic_s()
@@ -224,26 +225,26 @@ class Recorder:
             self.tick()
             number = max(expected, int((self.clock.monotonic_s() - start_s) / self.interval_s) + 1)
             over = wait(start_s + number * self.interval_s - self.clock.monotonic_s())
-        self.sampler.reader.force_full_read()  # the last instant leaves nothing out
+        self.sampler.reader.force_full_read()  # the last sample includes all metrics
         self.tick(last=True)
 
     def tick(self, *, last: bool = False) -> None:
-        """Write one instant; a disk that refuses costs this instant, not the recorder."""
+        """Take and write one sample; a disk error costs this sample, but does not stop the recorder."""
         at_ms = self.clock.now_ms()
         if self._last_ms is not None:
-            at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow a tick at once; no two share an instant
+            at_ms = max(at_ms, self._last_ms + 1)  # the last sample may follow immediately; times are unique
         self.sampler.gaps.save()
-        hole = self._hole_before(at_ms)
+        gap = self._gap_before(at_ms)
         try:
             with self.writer.batch():
-                if hole is not None:
-                    self.writer.open_gap(None, None, hole[0], at_ms, hole[1])
+                if gap is not None:
+                    self.writer.open_gap(None, None, gap[0], at_ms, gap[1])
                 self._write(at_ms, last)
         except sqlite3.Error as error:
             self.sampler.gaps.restore()  # rolled back with the rest
             if self._unwritten is None:
                 log.warning("readings cannot be written: %s", error)
-                self._unwritten = (hole[0] if hole else self._last_ms or at_ms, str(error))
+                self._unwritten = (gap[0] if gap else self._last_ms or at_ms, str(error))
                 self._lost_why = str(error)
                 self.refused(str(error))
             return
@@ -256,15 +257,15 @@ class Recorder:
 
     @property
     def unwritten(self) -> Unwritten:
-        """What the disk has refused so far."""
+        """The readings that could not be written so far."""
         since_ms = None if self._unwritten is None else self._unwritten[0]
         lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self.clock.now_ms() - since_ms))
         return Unwritten(lost_ms / 1000, self._lost_why, since_ms)
 
     def _write(self, at_ms: int, last: bool) -> None:
-        begun_s = self.clock.monotonic_s()
+        began_s = self.clock.monotonic_s()
         readings = self.sampler.sample(at_ms)
-        self.effort.reading_s += self.clock.monotonic_s() - begun_s
+        self.effort.reading_s += self.clock.monotonic_s() - began_s
         self.effort.ticks += 1
         self.writer.write_tick(at_ms, readings, self.read_host())
         for book in self.books:
@@ -274,42 +275,43 @@ class Recorder:
                     if last:
                         book.finish()
             except sqlite3.OperationalError:
-                raise  # the disk: the whole instant is refused, and will be a gap
-            except Exception as error:  # broad: whatever goes wrong in here, the samples are worth more
+                raise  # a disk error: the complete sample is lost, and becomes a gap
+            except Exception as error:  # broad: samples are more important than any error in a book
                 name = type(book).__name__
                 if name not in self._failed_books:
                     self._failed_books.add(name)
                     log.exception("%s cannot write", name)
                     self.trouble(f"the recorder's {name} has failed and may be incomplete: {error!r}")
 
-    def _hole_before(self, at_ms: int) -> tuple[int, str] | None:
-        """Return since when, and why, there was no reading before this one; None: it follows the last as it should."""
+    def _gap_before(self, at_ms: int) -> tuple[int, str] | None:
+        """Return start and reason of the gap before this sample; None: the last sample was on time."""
         if self._unwritten is not None:
             return self._unwritten[0], f"could not be written: {self._unwritten[1]}"
         if self._last_ms is None:
             last_ms, since_ms = self.writer.last_sample_ms(), self.since_ms
             if self.again or last_ms is not None:
-                return last_ms or since_ms or at_ms, "the recorder died and was started again"
-            # The moment that any program takes to start is no hole.
+                return last_ms or since_ms or at_ms, "the recorder died and was restarted"
+            # The usual time of a program start is not a gap.
             if since_ms is not None and at_ms - since_ms > 1000 * max(_SLOW_START_S, 1.5 * self.interval_s):
                 return since_ms, "the recorder was slow to start"
             return None
-        if at_ms - self._last_ms <= 1500 * self.interval_s:  # half an interval late is still on the grid
+        if at_ms - self._last_ms <= 1500 * self.interval_s:  # up to half an interval late is still on time
             return None
         missed = round((at_ms - self._last_ms) / 1000 / self.interval_s) - 1
-        log.warning("the recorder was late and missed %d readings", missed)
-        return self._last_ms, f"the recorder was late: {missed} readings missed"
+        readings = f"{missed} reading{'' if missed == 1 else 's'}"
+        log.warning("the recorder was late and missed %s", readings)
+        return self._last_ms, f"the recorder was late: {readings} missed"
 
 
 class Sampler:
-    """Reads devices by UUID; what gives no reading becomes a gap."""
+    """Reads devices by UUID; a device without a reading becomes a gap."""
 
     def __init__(self, reader: GpuReader, devices: Sequence[Followed], gaps: Gaps) -> None:
         self.reader = reader
         self._devices = devices
         self.gaps = gaps
-        self.unreadable: Mapping[int, str] = {}  # the devices that gave no reading at the last instant, and why
-        self._no_uuid = "no driver library to read it with"  # of devices in a container without it, say
+        self.unreadable: Mapping[int, str] = {}  # device id → why it was not in the last sample
+        self._no_uuid = "no driver library to read it with"  # for example in a container without the library
         if any(device.uuid is None for device in devices):
             try:
                 reader.inventory()
@@ -317,7 +319,7 @@ class Sampler:
                 self._no_uuid += f": {error}"
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
-        """Read all devices; what cannot be read becomes a gap, never an exception and never a zero."""
+        """Read all devices; a device or metric that cannot be read becomes a gap, never an exception or a zero."""
         readings, unreadable = [], {}
         for device in self._devices:
             device_id = device.device_id
@@ -334,8 +336,8 @@ class Sampler:
             for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
                 if metric in reading.missing:
                     if self.gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
-                        log.info("device %d does not give %s: %s", device_id, metric, reading.missing[metric])
-                elif value is not None:  # None: not asked this time
+                        log.info("device %d does not report %s: %s", device_id, metric, reading.missing[metric])
+                elif value is not None:  # None: not requested this time
                     self.gaps.good(device_id, metric, at_ms)
             readings.append((device_id, reading))
         self.unreadable = unreadable
@@ -343,7 +345,7 @@ class Sampler:
 
 
 class Gaps:
-    """The gaps that are open now: one row per stretch and reason, stretched while it lasts."""
+    """The open gaps: one row for each gap and reason, whose end is updated while it lasts."""
 
     def __init__(self, writer: TelemetryWriter, started_at_ms: int) -> None:
         self._writer = writer
@@ -353,20 +355,20 @@ class Gaps:
         self.save()
 
     def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
-        """Take note of a reading: an open gap ends with it."""
+        """Note a reading: it ends an open gap."""
         place = (device_id, metric)
         if place in self._open:
-            self._writer.stretch_gap(self._open.pop(place)[0], at_ms)
+            self._writer.extend_gap(self._open.pop(place)[0], at_ms)
         self._last_good_ms[place] = at_ms
 
     def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
-        """Take note that nothing was read; return whether this is news."""
+        """Note a missing reading; return whether the gap or its reason is new."""
         place = (device_id, metric)
-        # A metric that never came is missing since its device was first read.
+        # A metric that was never read is missing since the start of the recording.
         from_ms = self._last_good_ms.get(place, self._started_at_ms)
         if place in self._open:
             row, known_reason = self._open[place]
-            self._writer.stretch_gap(row, at_ms)
+            self._writer.extend_gap(row, at_ms)
             if known_reason == reason:
                 return False
             from_ms = at_ms
@@ -374,15 +376,15 @@ class Gaps:
         return True
 
     def save(self) -> None:
-        """Keep the state of this moment, for ``restore``."""
+        """Save the current state for ``restore``."""
         self._saved = (dict(self._last_good_ms), dict(self._open))
 
     def restore(self) -> None:
-        """Go back to the saved state: the writer has rolled back what came after it."""
+        """Return to the saved state, because the writer has rolled back."""
         self._last_good_ms, self._open = self._saved
 
 
-# --- writing: samples, gaps and what is noted beside them, one transaction per tick -----------------------------------
+# --- writing: samples, gaps and the rows of the books, one transaction per sample -------------------------------------
 
 _metrics_of = attrgetter(*METRICS)
 _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
@@ -390,26 +392,26 @@ _SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)
 
 
 class TelemetryWriter:
-    """Writes one task's readings; reopening the file goes on where a dead recorder stopped."""
+    """Writes the readings of one task; a reopened file continues where a dead recorder stopped."""
 
     def __init__(self, path: Path, task_id: int, *, shared: bool = False) -> None:
         self.task_id = task_id
         self._db = create_live(path, shared=shared)
 
     def last_sample_ms(self) -> int | None:
-        """Return the time of the newest sample; None in a new file."""
+        """Return the time of the last sample; None in a new file."""
         last_ms: int | None = self._db.execute(LAST_READING).fetchone()[0]
         return last_ms
 
     def batch(self) -> sqlite3.Connection:
         """Hold one transaction open over several calls: ``with writer.batch(): …``."""
-        if self._db.in_transaction:  # a commit that a full disk refused, and that was not undone
+        if self._db.in_transaction:  # a commit failed on a full disk and was not rolled back
             self._db.execute("ROLLBACK")
         self._db.execute("BEGIN")
         return self._db  # commits on leaving the with block, rolls back on an exception
 
     def write_tick(self, at_ms: int, readings: Sequence[tuple[int, Reading]], host: HostReading | None) -> None:
-        """Write one instant: every device that answered, and the machine around them."""
+        """Write one sample: all devices that were read, and the host."""
         self._db.executemany(
             _SAMPLE,
             [(self.task_id, device_id, at_ms, *_metrics_of(reading)) for device_id, reading in readings],
@@ -421,22 +423,22 @@ class TelemetryWriter:
             )
 
     def open_gap(self, device_id: int | None, metric: str | None, from_ms: int, to_ms: int, reason: str) -> int:
-        """Write the beginning of a gap and return its row, to be stretched while it lasts."""
+        """Write a new gap and return its row, whose end is updated while it lasts."""
         cursor = self._db.execute(insert_sql("gap"), (self.task_id, device_id, metric, from_ms, to_ms, reason))
         return int(cursor.lastrowid or 0)
 
-    def stretch_gap(self, gap: int, to_ms: int) -> None:
+    def extend_gap(self, gap: int, to_ms: int) -> None:
         """Move the end of a gap."""
         self._db.execute("UPDATE gap SET to_ms = ? WHERE rowid = ?", (to_ms, gap))
 
-    # --- notes beside the samples ---------------------------------------------------------------------------------
+    # --- rows of the books ----------------------------------------------------------------------------------------
 
     def aside(self) -> AbstractContextManager[None]:
-        """Hold a part of the open transaction that is undone alone if it fails."""
+        """Open a savepoint: if it fails, only its own part of the transaction is undone."""
         return transaction(self._db)
 
     def write_alert(self, values: Mapping[str, object]) -> None:
-        """Write an alert, or its new state: device, kind, begin and message tell which one it is."""
+        """Write an alert, or its new state; device, kind, start and message identify it."""
         changed = self._db.execute(
             """UPDATE alert SET severity = :severity, ended_at_ms = :ended_at_ms, peak = :peak
                WHERE device_id = :device_id AND kind = :kind AND message = :message
@@ -447,27 +449,27 @@ class TelemetryWriter:
             self.put("alert", values)
 
     def rows_of(self, table: str, which: str) -> list[dict[str, Any]]:
-        """Return rows that an earlier recorder has left, without their task."""
+        """Return rows of an earlier recorder, without their task."""
         names = ", ".join(name for name in columns_of(table) if name != "task_id")
         return rows_by_name(self._db, f"SELECT {names} FROM {table} {which}")
 
     def write_process_samples(self, rows: Sequence[tuple[int, int, int, int | None, int | None]]) -> None:
-        """Write processes of one instant: device, time, pid, memory, share of the multiprocessors."""
+        """Write the processes of one sample: device, time, pid, memory, share of the multiprocessors."""
         self._db.executemany(insert_sql("process_sample"), [(self.task_id, *row) for row in rows])
 
     def put(self, table: str, values: Mapping[str, object]) -> None:
-        """Write a row, in place of the one with the same key; the process on a device, the source of a metric, …."""
+        """Insert a row, or replace the row with the same key."""
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-        news = ", ".join(f"{name} = excluded.{name}" for name in values)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in values)
         self._db.execute(
-            f"INSERT INTO {table} (task_id, {columns}) VALUES (:task_id, {marks}) ON CONFLICT DO UPDATE SET {news}",
+            f"INSERT INTO {table} (task_id, {columns}) VALUES (:task_id, {marks}) ON CONFLICT DO UPDATE SET {changes}",
             {"task_id": self.task_id, **values},
         )
 
     # --- the file -------------------------------------------------------------------------------------------------
 
     def snapshot(self, target: Path) -> None:
-        """Write a sealed copy of all that was committed; for any thread, while the ticks go on."""
+        """Write a sealed copy of all committed rows; may be called by any thread during the recording."""
         take_snapshot(self._db, target)
 
     def close(self) -> None:

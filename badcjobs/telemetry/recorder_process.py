@@ -1,8 +1,8 @@
-"""The recorder's process, from the first sample to, if the wrapper is killed, the last publication.
+"""The recorder's process, from the first sample to the last publication if the wrapper is killed.
 
-Started by the wrapper as ``python -m badcjobs.telemetry.recorder_process [--again] ORDER``. It obeys words on its
-input (recorder.py), not signals: Slurm sends TERM to every process of a job, and the last seconds are worth
-recording."""
+The wrapper starts it as ``python -m badcjobs.telemetry.recorder_process [--again] ORDER``. It obeys messages on stdin
+(see recorder.py) and ignores signals: Slurm sends TERM to every process of a job, and the last seconds must be
+recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TAKE_OVER_PATIENCE_S = 30.0
 
 
 def main(args: Sequence[str]) -> None:
-    """Run as the wrapper's sidecar."""
+    """Run as the recorder of a wrapper."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
@@ -55,22 +55,22 @@ def main(args: Sequence[str]) -> None:
 
 
 def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: Clock, *, again: bool) -> None:
-    """Record until the wrapper says stop or is gone; in the second case publish for it.
+    """Record until the wrapper sends stop or dies; if it dies, publish for it.
 
-    ``again``: a recorder before us has died.
+    ``again``: an earlier recorder has died.
     """
-    word, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
-    if word != protocol.CLOSED:
-        pipe.say(f"{protocol.STOPPED} {json.dumps(asdict(unwritten))}")
-        while (answer := pipe.next(_LISTEN_S)) is None:
+    message, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
+    if message != protocol.CLOSED:
+        pipe.send(f"{protocol.STOPPED} {json.dumps(asdict(unwritten))}")
+        while (answer := pipe.receive(_LISTEN_S)) is None:
             pass
-        word = answer
-    if word != protocol.PUBLISHED:
+        message = answer
+    if message != protocol.PUBLISHED:
         publish_for_wrapper(order, clock, unwritten)
 
 
 class RecorderProcess:
-    """The recorder, its file, and what the wrapper asks for between two samples."""
+    """The recorder, its file, and the requests of the wrapper between two samples."""
 
     def __init__(self, order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: Clock, *, again: bool) -> None:
         self._reader = reader
@@ -78,7 +78,7 @@ class RecorderProcess:
         self._clock = clock
         self._again = again
         self._is_ready = False
-        self._last_word = protocol.CLOSED
+        self._last_message = protocol.CLOSED
         self._snapshot: threading.Thread | None = None
         self._writer = writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
         self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
@@ -101,53 +101,53 @@ class RecorderProcess:
             interval_s=order.interval_s,
             since_ms=order.asked_at_ms,
             again=again,
-            refused=lambda reason: pipe.say(f"{protocol.REFUSED} {reason}"),
+            refused=lambda reason: pipe.send(f"{protocol.REFUSED} {reason}"),
             books=[self._alerts, self._processes, SourceBook(writer), self._cost],
-            trouble=lambda text: pipe.say(f"{protocol.TROUBLE} {text}", 0),
+            trouble=lambda text: pipe.send(f"{protocol.TROUBLE} {text}", 0),
             effort=effort,
         )
 
     def record(self) -> tuple[str, Unwritten]:
-        """Sample on the grid until a word comes; return it, and what could not be written."""
-        if self._again:  # take over what is open; without it, the same things are reported twice
+        """Take samples until the wrapper stops it; return the last message, and what could not be written."""
+        if self._again:  # continue open alerts and processes, so that they are not reported twice
             try:
                 self._alerts.resume()
                 self._processes.resume()
             except (sqlite3.Error, TypeError, ValueError) as error:
-                log.warning("what the earlier recorder has noted cannot be read: %s", error)
+                log.warning("the alerts and processes of the earlier recorder cannot be read: %s", error)
         self._recorder.run(self._wait)
         self._reader.close()
-        self._pipe.say(f"{protocol.COST} {self._cost.words}", 0)
+        self._pipe.send(f"{protocol.COST} {self._cost.words}", 0)
         if self._snapshot is not None:
             self._snapshot.join()
-        last_copy = self._last_word.removeprefix(protocol.STOP).strip()
+        last_copy = self._last_message.removeprefix(protocol.STOP).strip()
         if last_copy:
             self._copy(Path(last_copy))
         self._writer.close()
-        return self._last_word, self._recorder.unwritten
+        return self._last_message, self._recorder.unwritten
 
     def _wait(self, seconds: float) -> bool:
-        """Obey the wrapper until the next sample; return whether the recording is over."""
-        if not self._is_ready:  # we come here for the first time after the first sample
+        """Handle messages of the wrapper until the next sample; return whether the recording is over."""
+        if not self._is_ready:  # the first call is after the first sample
             self._is_ready = True
             for text in describe_unreadable({} if self._again else self._sampler.unreadable):
-                self._pipe.say(f"{protocol.TROUBLE} {text}", 0)
-            self._pipe.say(protocol.READY)
+                self._pipe.send(f"{protocol.TROUBLE} {text}", 0)
+            self._pipe.send(protocol.READY)
         end_s = self._clock.monotonic_s() + seconds
-        while (word := self._pipe.next(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
-            if word.startswith(protocol.SNAPSHOT):
-                if self._snapshot is None or not self._snapshot.is_alive():  # a thread: no sample waits; one at a time
-                    self._snapshot = threading.Thread(target=self._copy, args=(Path(word.partition(" ")[2]),))
+        while (message := self._pipe.receive(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
+            if message.startswith(protocol.SNAPSHOT):
+                if self._snapshot is None or not self._snapshot.is_alive():  # in a thread: no sample waits
+                    self._snapshot = threading.Thread(target=self._copy, args=(Path(message.partition(" ")[2]),))
                     self._snapshot.start()
-            elif word in (protocol.WORK_WAITS, protocol.WORK_NONE):
-                self._alerts.work_waits = word == protocol.WORK_WAITS
+            elif message in (protocol.WORK_WAITS, protocol.WORK_NONE):
+                self._alerts.work_waits = message == protocol.WORK_WAITS
             else:
-                self._last_word = word
+                self._last_message = message
                 return True
         return False
 
     def _send_alert(self, alert: Alert) -> None:
-        self._pipe.say(f"{protocol.ALERT} {json.dumps(asdict(alert))}", 0)
+        self._pipe.send(f"{protocol.ALERT} {json.dumps(asdict(alert))}", 0)
 
     def _copy(self, target: Path) -> None:
         try:
@@ -157,18 +157,18 @@ class RecorderProcess:
 
 
 def describe_unreadable(unreadable: Mapping[int, str]) -> list[str]:
-    """Return one sentence per reason for which devices gave no first reading; a lost one is an alert already."""
+    """Return one sentence per reason why devices have no first reading, except lost devices, which are alerts."""
     reasons = Counter(reason for reason in unreadable.values() if "lost" not in reason.lower())
     return [
         f"{many} device{'' if many == 1 else 's'} cannot be read: {reason};"
-        " the work goes on, with a gap in the telemetry"
+        " the work continues, with a gap in the telemetry"
         for reason, many in reasons.items()
     ]
 
 
 def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten) -> None:
-    """Do what a killed wrapper cannot: end its workers, publish both files a last time, remove the live files."""
-    # Imported now: few recorders ever come here, and all would carry them.
+    """Act for a killed wrapper: end its workers, publish both files a last time, remove the live files."""
+    # Imported here to save memory: few recorders need these modules.
     import shutil
 
     from badcjobs.paths import LocalFolder
@@ -178,10 +178,10 @@ def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten)
     from badcjobs.store.live_folder import take_over
     from badcjobs.store.publish import publish
 
-    log.warning("the wrapper is gone: ending its workers and publishing what there is")
+    log.warning("the wrapper has died: ending its workers and publishing its results")
     end_leftovers(order.mark)
     if not take_over(LocalFolder(Path(order.local_folder)), _TAKE_OVER_PATIENCE_S, clock):
-        return  # the next task was quicker
+        return  # the next task has taken over the folder
     ended_at_ms = clock.now_ms()
     target = Path(order.publish_to)
     for number in range(_LAST_PUBLICATION_TRIES):

@@ -1,7 +1,7 @@
-"""Reads what the task's own processes use: the wrapper, its workers, the recorder, and what those start.
+"""Read what the task's own processes use: the wrapper, its workers, the recorder, and their child processes.
 
 A process that has ended is not lost: as soon as its parent has waited for it, its CPU time and its bytes are part of
-the parent's own. So programs that live for less than the time between two readings count too."""
+the parent's counters. So programs that run for less than the time between two readings are counted, too."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from badcjobs.seams import Clock
 
 log = logging.getLogger(__name__)
 
-# A child that ends between the look at its parent and the look at itself is counted twice, once in a long while.
+# Rarely, a child that ends between the reading of its parent and its own reading is counted twice.
 _MORE_THAN_ALL_CORES = 1.1
 _EVERY_S = 10.0
 _LATER_EVERY_S = 30.0
 _LATER_S = 3600.0
 _SHORTEST_S = 1.0
-_SHARE_OF_A_CORE = 0.005  # what reading may cost; the kernel goes through all pages of a process to count its memory
+_SHARE_OF_A_CORE = 0.005  # for reading: the kernel walks all pages of a process to count its memory
 _PATIENCE_S = 1.0
 _MOST_WAITING = 1000
 
 
 class UsageWatch:
-    """Reads in a thread, and keeps the readings until the thread that may write them asks for them."""
+    """Reads in a thread, and keeps the readings until the thread that writes them takes them."""
 
     def __init__(self, reader: UsageReader, clock: Clock) -> None:
         self._reader = reader
         self._clock = clock
         self._started_s = clock.monotonic_s()
-        self.memory_held: MemoryHeld | None = None  # at the last reading; None: there is none, or no more of them
+        self.memory_held: MemoryHeld | None = None  # at the last reading; None: not known
         self._over = threading.Event()
         self._waiting: deque[tuple[UsageReading, int]] = deque(maxlen=_MOST_WAITING)
         self._thread = threading.Thread(target=self._watch, name="badcjobs usage", daemon=True)
         self._thread.start()
 
-    def news(self) -> Iterator[tuple[UsageReading, int]]:
+    def take_readings(self) -> Iterator[tuple[UsageReading, int]]:
         """Yield the readings since the last call, with their times."""
         while self._waiting:
             yield self._waiting.popleft()
 
     def finish(self) -> None:
-        """Take a last reading and end; a /proc that hangs is left alone."""
+        """Take a last reading and stop; do not wait long for a /proc that hangs."""
         self._over.set()
         self._thread.join(_PATIENCE_S)
 
@@ -62,7 +62,7 @@ class UsageWatch:
             try:
                 reading = self._reader.read(began_s)
             except (OSError, psutil.Error) as error:
-                log.warning("what our processes use cannot be read: %s", error)
+                log.warning("CPU and memory use of our processes cannot be read: %s", error)
                 self.memory_held = None
                 return
             if reading is not None:
@@ -74,21 +74,21 @@ class UsageWatch:
 
 
 def pause_s(age_s: float, cost_s: float) -> float:
-    """Return how long to wait after a reading: short at first, for short tasks; longer where reading takes long."""
+    """Return how long to wait after a reading: short at first, for short tasks; longer if reading is slow."""
     wanted_s = _LATER_EVERY_S if age_s >= _LATER_S else min(_EVERY_S, max(_SHORTEST_S, age_s))
     return max(wanted_s, cost_s / _SHARE_OF_A_CORE)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """One process; its counters hold those of every child that it has waited for. None: hidden from us."""
+    """One process; its counters include those of each child that it has waited for. None: no permission to read."""
 
     pid: int
     parent: int
-    started_s: float  # a number that is used again belongs to another process
+    started_s: float  # with another start, the same process id is another process
     cpu_s: float
     rss_bytes: int = 0
-    pss_bytes: int | None = None  # its part of shared pages included
+    pss_bytes: int | None = None  # with its share of shared pages
     read_bytes: int | None = None  # by calls of read(), from files and pipes
     has_ended: bool = False
 
@@ -98,18 +98,18 @@ Processes = Mapping[int, ProcessUse]
 
 @dataclass(slots=True)
 class UsageReader:
-    """What a process and all below it have used since the last reading, and the memory they hold now."""
+    """Reads what a process and its descendants have used since the last reading, and their memory now."""
 
     pid: int
     _before: tuple[float, Processes] | None = None
 
     def read(self, at_s: float) -> UsageReading | None:
-        """Return the reading of this instant of a monotonic clock; None where not even we can be seen."""
+        """Return the reading at this time of a monotonic clock; None: the process itself is not visible."""
         found: dict[int, ProcessUse] = {}
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.pid)
             for process in (root, *root.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                with suppress(psutil.NoSuchProcess):  # it has just ended
                     found[process.pid] = _read(process)
         if self.pid not in found:
             return None
@@ -122,7 +122,7 @@ def _read(process: psutil.Process) -> ProcessUse:
     with process.oneshot():
         times, memory = process.cpu_times(), process.memory_info()
         has_ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        with suppress(psutil.AccessDenied, AttributeError):  # the second: a kernel that does not count it
+        with suppress(psutil.AccessDenied, AttributeError):  # AttributeError: the kernel does not count it
             read_bytes = process.io_counters().read_chars
         with suppress(psutil.AccessDenied, AttributeError):
             pss_bytes = 0 if has_ended else process.memory_full_info().pss
@@ -132,9 +132,9 @@ def _read(process: psutil.Process) -> ProcessUse:
 
 
 def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0, cores: int = 0) -> UsageReading:
-    """Return what a family used between two moments; without an earlier one, only the memory it holds now.
+    """Return what the processes used between two readings; without an earlier one, only their memory now.
 
-    One that hides its memory makes us count all in the coarse way; one that hides its bytes leaves them unknown.
+    If the PSS of one process is hidden, RSS is used for all; if the bytes of one are hidden, they are unknown.
     """
     living = [one for one in now.values() if not one.has_ended]
     shares = [one.pss_bytes for one in living if one.pss_bytes is not None]
@@ -150,10 +150,10 @@ def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0
 
 
 def growth(before: Processes, now: Processes, count: Callable[[ProcessUse], float]) -> float:
-    """Return by how much a counter of the whole family has grown.
+    """Return by how much a counter of all processes together has grown.
 
-    What an ended child had counted before comes a second time in the counter of the parent that waited for it, and is
-    taken off there. Never below zero: a child that was not waited for leaves its counter to nobody.
+    The earlier count of an ended child is also in the counter of the parent that waited for it, and is subtracted
+    there. The result is never below zero: the counter of a child without a waiting parent is lost.
     """
     same = {pid for pid in before if pid in now and before[pid].started_s == now[pid].started_s}
     seen_twice: dict[int, float] = defaultdict(float)

@@ -200,7 +200,7 @@ def test_a_recording_that_breaks_off_is_done_as_far_as_it_goes_and_that_is_told(
     ]  # fmt: skip
     [failed] = ended.json["failed"]
     assert failed["error_class"] == "missing_audio"
-    assert "breaks off: its header says 120 s, 76.5 s are there, and none after 80 s" in failed["error"]
+    assert "breaks off: its header says 120 s, the file has 76.5 s and nothing after 80 s" in failed["error"]
     of_it = "WHERE chunk_id = 'a_40000_80000'"
     assert site.rows(f"SELECT pieces FROM attempt {of_it} AND outcome = 'done'") == [(pieces,)]
     expected = [tuple(found[:2]) for found in analyse(str(beforehand), 0.25)["detections"]]
@@ -318,7 +318,7 @@ def test_what_cannot_be_meant_is_refused_and_without_cut_only_the_row_that_is_no
         ]
     )
     assert_refused(length, 2, "--overlap 5 must be at least 1 s shorter than --chunk-length 5")
-    assert_refused(cut, 2, "line 3: end_ms 33000 lies beyond the end of", "without run.cut = true")
+    assert_refused(cut, 2, "line 3: end_ms 33000 is after the end of", "without run.cut = true")
     assert not list(site.out.rglob("*.sqlite"))
     alone = site.run(source, *ON_CPU, "--retries", 0)
     assert alone.exit_code == 1

@@ -72,9 +72,9 @@ def test_every_recording_has_its_place_and_date(job: Site) -> None:
         (LOOSE, None, None, "2022-05-01T06:00:00", *header),
     ])  # fmt: skip
     logs = "".join(path.read_text() for path in job.out.glob("tasks/*.log"))
-    assert logs.count("1 hidden name is passed over (the first: .trash/)") == 2
+    assert logs.count("1 hidden name is skipped (the first: .trash/)") == 2
     assert f"1 of 2 recordings has no date in the name, e.g. {UNDATED}.wav (badcjobs guide recordings)" in logs
-    assert "no fitting pattern in [recordings], e.g. " in logs
+    assert "no matching pattern in [recordings], e.g. " in logs
 
 
 def test_a_later_task_with_other_patterns_is_refused_and_told_both(job: Site) -> None:
@@ -148,7 +148,7 @@ def test_places_can_be_read_anew_without_running_again(job: Site) -> None:
     places = {row["recording_id"]: (row["study_area"], row["location"]) for row in json.loads(done.stdout)}
     assert places[FORT_SMITH] == ("Fort Smith", "Fort Smith")
     assert places[SAMBAA] == ("Sambaa K'e 2018", "x")  # fits it not: $ instead of _
-    assert "no fitting pattern in [recordings]" in done.stderr
+    assert "no matching pattern in [recordings]" in done.stderr
 
 
 def test_names_that_would_lead_elsewhere_stay_in_the_folder(site: Site) -> None:

@@ -45,7 +45,7 @@ def test_a_killed_recorder_is_started_again_and_the_hole_is_a_gap(site: Site) ->
     kill_the_recorder(site)
     done = program.wait()
     assert done.exit_code == 0, done.stderr
-    assert "starting it again" in done.stderr
+    assert "restarting it" in done.stderr
     ((from_ms, to_ms, reason, device, metric),) = site.rows(
         f"SELECT from_ms, to_ms, reason, device_id, metric FROM gap WHERE {NOT_LATE}"
     )
@@ -65,7 +65,7 @@ def test_a_recorder_that_is_killed_twice_is_given_up_but_never_the_run(site: Sit
     assert kill_the_recorder(site) != first
     done = program.wait()
     assert done.exit_code == 0, done.stderr
-    assert "goes on without telemetry" in done.stderr
+    assert "continues without telemetry" in done.stderr
     assert "telemetry incomplete" in done.stdout
     assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 6)]
@@ -107,7 +107,7 @@ def test_a_recorder_that_cannot_even_start_is_a_gap_as_long_as_the_task(site: Si
     )
     done = site.run(site.manifest(3), *ENGINE, env={"PYTHONPATH": str(site.folder / "broken")})
     assert done.exit_code == 0, done.stderr
-    assert "telemetry incomplete: the recorder ended with 1: no recorder today" in done.stdout
+    assert "telemetry incomplete: the recorder exited with 1: no recorder today" in done.stdout
     assert site.rows("SELECT g.from_ms = t.started_at_ms, g.to_ms - t.ended_at_ms < 1000 FROM gap g, task t") == [
         (1, 1)
     ]
@@ -132,7 +132,7 @@ def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_res
     program = start(site)
     kill_the_recorder(site)
     kill_the_recorder(site)
-    wait_for(lambda: "goes on without telemetry" in program.stderr, "it was given up")
+    wait_for(lambda: "continues without telemetry" in program.stderr, "it was given up")
     (recorder_file,) = site.local.glob("*/recorder.sqlite")
     recorder_file.with_name("recorder.sqlite-wal").unlink(missing_ok=True)
     recorder_file.write_bytes(b"a disk that went bad" * 500)

@@ -282,10 +282,10 @@ def test_a_lost_device_and_a_fault_are_alerts(site: Site, out: Path) -> None:
            FROM alert JOIN device USING (device_id) WHERE kind IN ('lost', 'fault') ORDER BY device_index""",
     )
     assert found == [
-        (0, "lost", "critical", "device 0 cannot be read any more: GPU is lost (simulated)", 1),
+        (0, "lost", "critical", "device 0 can no longer be read: GPU is lost (simulated)", 1),
         (1, "fault", "critical", "device 1 reports Xid 31", 1),
     ]
     assert done.stderr.count("alert (lost): ") == 1
-    over = [line for line in done.stderr.splitlines() if "alert over after" in line]
+    over = [line for line in done.stderr.splitlines() if "alert ended after" in line]
     assert [line.split()[6] for line in over] == ["(lost):", "(fault):"]
-    assert all(line.startswith("badcjobs: alert over after ") for line in over)
+    assert all(line.startswith("badcjobs: alert ended after ") for line in over)

@@ -91,9 +91,9 @@ def test_a_device_that_idles_while_work_waits_is_told_in_the_log_and_in_the_data
     assert done.exit_code == 0, done.stderr
     found = site.rows("SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert")
     assert found == [("idle", "warning", 0.4, 1, 0)], "it ends when no work waits any more"
-    said = "device 0 has had nothing to do for 0.4 s, while work waits"
+    said = "device 0 has been idle for 0.4 s while work is waiting"
     assert log_of(site).count(f"WARNING alert (idle): {said}") == 1
-    assert log_of(site).count("alert over after") == 1
+    assert log_of(site).count("alert ended after") == 1
 
 
 def test_devices_that_nothing_can_read_are_one_gap_each_and_one_warning_and_the_work_goes_on(site: Site) -> None:
@@ -121,7 +121,7 @@ def test_the_log_ends_with_what_the_recorder_cost(site: Site) -> None:
     done = site.run(site.manifest(3), *SLOWLY, "--simulate", 1)
     assert done.exit_code == 0, done.stderr
     (line,) = [line for line in log_of(site).splitlines() if " recorder: " in line]
-    said = r"recorder: \d+ instants read by simulated in \d+ s; [\d.]+ s of CPU, \d+ MiB, at worst"
+    said = r"recorder: \d+ samples with simulated in \d+ s; [\d.]+ s of CPU, \d+ MiB, at most"
     assert re.search(said, line), line
     ((ticks,),) = site.rows("SELECT ticks FROM recorder")
     assert f"recorder: {ticks} instants" in line

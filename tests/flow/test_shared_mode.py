@@ -83,7 +83,7 @@ def test_a_recorder_that_is_killed_twice_in_the_safe_mode_loses_nothing_it_had_w
         (recorder,) = site.recorders()
         recorder.kill()
         wait_for(lambda: recorder.pid not in [other.pid for other in site.recorders()], "it is dead")  # noqa: B023
-    wait_for(lambda: "goes on without telemetry" in program.stderr, "it was given up")
+    wait_for(lambda: "continues without telemetry" in program.stderr, "it was given up")
     written = set(live_rows(site, "SELECT device_id, at_ms FROM sample"))
     ended = program.wait()
     assert ended.exit_code == 0, ended.stderr

@@ -99,7 +99,7 @@ def test_who_was_not_told_of_a_begin_for_want_of_room_is_not_told_of_its_end() -
 
 def test_the_news_say_everything_that_the_log_says() -> None:
     assert alert_document(OVER, TASK, 0) == {
-        "text": f"badcjobs {TASK}: warning alert over after 60 s (thermal; at worst 91.5):"
+        "text": f"badcjobs {TASK}: warning alert ended after 60 s (thermal; worst value 91.5):"
         " device 0 is at 91.5 °C; the limit is 83 °C",
         "state": "end",
         "kind": "thermal",
@@ -215,7 +215,7 @@ def test_a_command_that_fails_is_complained_of_once_with_its_last_words(
     calls.add(HOT)
     calls.add(OVER)
     calls.finish()
-    said = "[alerts] command: it ended with 3: no such channel; this is said once, the work goes on"
+    said = "[alerts] command: it exited with 3: no such channel; further failures are not logged, the work continues"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
@@ -255,7 +255,7 @@ def test_a_command_that_is_killed_says_so(caller: Caller, tmp_path: Path, caplog
     calls = caller(command=f"'{program(tmp_path, 'kill -9 $$')}'")
     calls.add(HOT)
     calls.finish()
-    assert "[alerts] command: it ended with -9;" in caplog.text
+    assert "[alerts] command: it exited with -9;" in caplog.text
 
 
 def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_program_that_does_not_exist_is_named_before_anything_happens(
     caller: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = caller(command="no-such-program --token xyzzy")
-    assert "there is no program no-such-program here, so alerts are not told to it" in caplog.text  # others are called
+    assert "program no-such-program not found; alerts are not sent to it" in caplog.text  # others are called
     calls.add(HOT)
     calls.finish()
     assert "it cannot be started: No such file or directory" in caplog.text

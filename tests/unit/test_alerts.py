@@ -94,7 +94,7 @@ def test_it_is_told_once_when_it_begins_and_once_when_it_ends(make: Callable[...
     assert [alert.peak for alert in book.told] == [84, 94]
     begun, ended = book.told
     assert begun.words == "alert (thermal): device 1 is at 84 °C; the limit is 83 °C"
-    assert ended.words == "alert over after 11 s (thermal; at worst 94): device 1 is at 84 °C; the limit is 83 °C"
+    assert ended.words == "alert ended after 11 s (thermal; worst value 94): device 1 is at 84 °C; the limit is 83 °C"
 
 
 def test_a_value_that_dances_on_its_limit_is_one_alert(make: Callable[..., Book]) -> None:
@@ -209,7 +209,7 @@ def test_memory_from_90_percent_on_is_an_alert(make: Callable[..., Book]) -> Non
     book = make()
     book.feed([Reading(memory_used_bytes=round(share * 16 * GIB)) for share in (0.89, 0.9, 0.95, 0.89, 0.87)])
     assert book.rows == [("memory", 1.0, 4.0, 95.0)]
-    assert book.column("message") == ["device 1 uses 90.0 % of its memory; from 90 % on it may run out"]
+    assert book.column("message") == ["device 1 uses 90.0 % of its memory; above 90 % it may run out of memory"]
 
 
 def test_power_from_95_percent_of_its_limit_on_is_an_alert_that_short_breaks_do_not_end(
@@ -344,7 +344,7 @@ def test_a_device_that_stops_answering_is_a_critical_alert_until_it_answers(make
     book.feed([*hot(50), "GPU is lost", "GPU is lost", *hot(50)])
     assert book.rows == [("lost", 1.0, 3.0, None)]
     assert book.column("severity") == ["critical"]
-    assert book.column("message") == ["device 1 cannot be read any more: GPU is lost"]
+    assert book.column("message") == ["device 1 can no longer be read: GPU is lost"]
 
 
 @pytest.mark.parametrize(("reason", "alerts"), [("no driver library", 0), ("GPU is lost", 1)])
@@ -394,7 +394,7 @@ def test_counter_and_power_that_differ_by_more_than_5_percent_over_a_minute_are_
     book = make()
     book.feed(energies(120, counted_w))
     assert book.rows == ([] if peak is None else [("energy", 60.0, None, peak)])
-    words = f"device 1: its energy counter and its power added up differ by {peak} %; up to 5 % is normal"
+    words = f"device 1: energy counter and integrated power differ by {peak} % of the counter; up to 5 % is normal"
     assert book.column("message") == ([] if peak is None else [words])
 
 

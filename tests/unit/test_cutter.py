@@ -64,7 +64,7 @@ def test_an_end_beyond_the_audio_is_its_end(tmp_path: Path) -> None:
 
 
 def test_a_stretch_after_the_end_cannot_be_cut_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CannotCut, match=r"10\.000 s of audio, and none after 10\.000 s"):
+    with pytest.raises(CannotCut, match=r"10\.000 s of audio and nothing after 10\.000 s"):
         ALONE.cut(make_wav(tmp_path / "a.wav", 10), 10.0, 12.0, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()
 
@@ -77,7 +77,7 @@ def without_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_soundfile")
 def test_where_nobody_can_decode_it_is_said_what_is_missing_with_the_line_to_paste(tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_text("FAKE 60")
-    with pytest.raises(NoDecoder, match=r"soundfile is not here .* and there is no ffmpeg on PATH") as refusal:
+    with pytest.raises(NoDecoder, match=r"soundfile cannot be loaded .* and ffmpeg is not on PATH") as refusal:
         ALONE.cut(tmp_path / "a.flac", 0, 30, tmp_path / "b.wav")
     assert str(refusal.value).splitlines()[-1].startswith("pip install 'badcjobs[audio]'")
     assert ALONE.length_s(tmp_path / "a.flac") is None
@@ -91,7 +91,7 @@ def test_threads_that_ask_for_a_broken_package_together_are_all_told_so(
     monkeypatch.syspath_prepend(str(tmp_path))
     with ThreadPoolExecutor(max_workers=3) as pool:
         asked = [pool.submit(load_soundfile) for _ in range(3)]
-    assert [str(one.exception()) for one in asked] == ["the package soundfile is not here (no libsndfile)"] * 3
+    assert [str(one.exception()) for one in asked] == ["the package soundfile cannot be loaded (no libsndfile)"] * 3
 
 
 def test_with_ffmpeg_other_formats_become_wav(tmp_path: Path, with_ffmpeg: AudioCutter) -> None:
@@ -104,7 +104,7 @@ def test_with_ffmpeg_other_formats_become_wav(tmp_path: Path, with_ffmpeg: Audio
 @pytest.mark.parametrize("content", ["this is not audio", "", "FAKE 3"])
 def test_what_ffmpeg_cannot_decode_cannot_be_cut(tmp_path: Path, with_ffmpeg: AudioCutter, content: str) -> None:
     (tmp_path / "a.mp3").write_text(content)
-    with pytest.raises(CannotCut, match="cannot be decoded by ffmpeg"):
+    with pytest.raises(CannotCut, match="ffmpeg cannot decode "):
         with_ffmpeg.cut(tmp_path / "a.mp3", 5, 9, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()
 
@@ -245,12 +245,12 @@ def test_of_a_wav_that_breaks_off_what_is_there_is_cut_and_the_rest_is_told(tmp_
         audio.setpos(25 * audio.getframerate())
         assert cut.readframes(10**9) == audio.readframes(cut.getnframes()) != b""
     for start_s in (30, 40, 59):
-        words = rf"half.wav breaks off: its header says 60 s, 29\.9\d+ s are there, and none after {start_s} s"
+        words = rf"half.wav breaks off: its header says 60 s, the file has 29\.9\d+ s and nothing after {start_s} s"
         with pytest.raises(NotThere, match=words):
             cutter.cut(half, start_s, start_s + 10, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()
     half.write_bytes(whole.read_bytes()[:44])
-    with pytest.raises(NotThere, match=r"its header says 60 s, 0 s are there"):
+    with pytest.raises(NotThere, match=r"its header says 60 s, the file has 0 s"):
         cutter.cut(half, 0, 10, tmp_path / "b.wav")
     assert cutter.promised_s(tmp_path / "none.wav") is None
 

@@ -165,7 +165,9 @@ def test_a_flac_that_nobody_can_read_is_told_with_the_line_to_paste(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     [missing] = ask(flac)
     assert missing["error_class"] == "no_program"
-    assert str(missing["error"]).startswith(f"{flac}: FLAC needs a decoder: the package soundfile is not here (none)\n")
+    assert str(missing["error"]).startswith(
+        f"{flac}: FLAC needs a decoder: the package soundfile cannot be loaded (none)\n"
+    )
     assert "pip install 'badcjobs[audio]'" in str(missing["error"])
 
 

@@ -443,7 +443,7 @@ def test_a_killed_task_whose_work_another_attempt_is_doing_is_not_said_to_be_don
 
 
 def test_rows_beyond_the_end_of_a_sound_file_are_not_called_unreadable_files() -> None:
-    errors = ("/a.wav has 61.000 s of audio, and none after 70.000 s",
+    errors = ("/a.wav has 61.000 s of audio and nothing after 70.000 s",
               "/a.wav ends at 61.000 s, before the end of the chunk from 55.000 s to 65.000 s", "RIFF?")  # fmt: skip
     chunks = tuple(FailedChunk("r", f"c{n}", "failed", 3, "bad_audio", error) for n, error in enumerate(errors))
     facts = replace(job(failed=chunks), chunks={"done": 500, "failed": 3})

@@ -85,7 +85,7 @@ def test_hidden_names_are_skipped_and_links_to_files_followed(work: Path) -> Non
     remarks = Remarks()
     found = [(chunk.recording_id, chunk.end_ms) for chunk in opened("audio").chunks(WHOLE, remarks)]
     assert found == [("link", 3000)]
-    said = ["3 hidden names are passed over (the first: .git/)", "1 link to a folder is not followed (the first: loop)"]
+    said = ["3 hidden names are skipped (the first: .git/)", "1 link to a folder is not followed (the first: loop)"]
     assert remarks.notes() == said
     assert opened("audio").read_identities(lambda *_: None).notes() == said
     findings = check_source([Path("audio")], None, progress=lambda _: None)[1]
@@ -249,7 +249,7 @@ def test_the_shards_of_a_folder_are_disjoint_and_complete(work: Path) -> None:
 
 def test_a_folder_without_audio_is_refused(work: Path) -> None:
     Path("audio").mkdir()
-    assert refusal("audio").what == "audio has no audio below it (WAV, FLAC)"
+    assert refusal("audio").what == "audio contains no audio (WAV, FLAC)"
 
 
 def test_a_link_to_nothing_is_a_mistake_of_the_shard_that_owns_it(work: Path) -> None:
@@ -278,9 +278,9 @@ def test_a_pipe_or_a_socket_in_a_folder_is_a_recording_that_fails_alone_and_nobo
     _, (finding,) = check_source([Path("audio")], None, progress=lambda _: None)
     assert finding.severity == "problem"
     assert finding.details == (
-        "audio has audio that cannot be used: a folder, not an audio file: folder.wav",
+        "audio contains audio that cannot be used: a folder, not an audio file: folder.wav",
         *(
-            f"audio has audio that cannot be used: a pipe, a socket or a device, not an audio file: {name}"
+            f"audio contains audio that cannot be used: a pipe, a socket or a device, not an audio file: {name}"
             for name in odd[1:]
         ),
     )
@@ -289,14 +289,14 @@ def test_a_pipe_or_a_socket_in_a_folder_is_a_recording_that_fails_alone_and_nobo
 def test_a_file_name_that_is_not_utf8_is_a_mistake(work: Path) -> None:
     make_wav("audio/a.wav")
     Path(os.fsdecode(b"audio/\xe9.wav")).touch()
-    assert refusal("audio").what == r"audio has a file whose name is not UTF-8: '\udce9.wav'"
+    assert refusal("audio").what == r"audio contains a file whose name is not UTF-8: '\udce9.wav'"
 
 
 def test_a_folder_we_may_not_read_is_a_mistake() -> None:
     with powerless_folder():
         make_wav("audio/a.wav")
         Path("audio/closed").mkdir(mode=0)
-        assert refusal("audio").what == "audio has a folder that cannot be read: closed/"
+        assert refusal("audio").what == "audio contains a folder that cannot be read: closed/"
 
 
 def test_equal_names_in_two_folders_are_refused_with_a_list_that_tells_them_apart(work: Path) -> None:
@@ -352,8 +352,8 @@ def test_all_mistakes_of_a_list_are_told_at_once(work: Path) -> None:
     assert refused.what == "list.txt has 3 mistakes"
     assert (refused.why or "").splitlines() == [
         "line 2: no such file: gone.wav",
-        "line 3: 'm.csv' is not audio (.wav, .flac) like the first line",
-        "line 4: 'song.mp3' is not audio (.wav, .flac) like the first line",
+        "line 3: 'm.csv' is not audio (.wav, .flac), unlike the first line",
+        "line 4: 'song.mp3' is not audio (.wav, .flac), unlike the first line",
     ]
 
 
@@ -425,14 +425,14 @@ def test_a_position_changes_nothing_for_other_sources(work: Path) -> None:
 def test_a_list_of_manifests_may_hold_nothing_else_and_nothing_twice(work: Path) -> None:
     write_list(write_manifest("one.csv", "r1"), "a.wav", "one.csv")
     assert (refusal("list.txt").why or "").splitlines() == [
-        "line 2: 'a.wav' is not a manifest (.csv) like the first line",
+        "line 2: 'a.wav' is not a manifest (.csv), unlike the first line",
         "line 3: 'one.csv' is already on line 1",
     ]
 
 
 def test_a_list_of_manifests_has_to_be_the_only_source(work: Path) -> None:
     write_list(write_manifest("one.csv", "r1"))
-    assert refusal("list.txt", "one.csv").what == "list.txt is a list of manifests, which has to be the only SOURCE"
+    assert refusal("list.txt", "one.csv").what == "list.txt is a list of manifests, which must be the only SOURCE"
 
 
 def test_a_chunk_in_two_listed_manifests_is_found(work: Path) -> None:

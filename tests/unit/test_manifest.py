@@ -128,7 +128,7 @@ def test_a_root_is_the_only_place_for_relative_audio(work: Path) -> None:
     source = manifest(["r,c1,b.wav,0,1,,,", "r,c2,a.wav,0,1,,,"])
     refused = refusal(source, root=Path("data"))
     assert refused.why == "line 3: no such file: a.wav"
-    assert refused.fix == "badcjobs run m.csv --root DIR …   (DIR: the folder its source_paths start from)"
+    assert refused.fix == "badcjobs run m.csv --root DIR …   (DIR: the folder that its source_paths are relative to)"
     assert refusal(source, root=Path("nowhere")).what == "no such folder: nowhere"
 
 
@@ -306,8 +306,10 @@ def test_some_missing_files_are_listed_for_a_run_and_named_but_a_source_without_
     missing = [(f"c{number}", f"{work}/{name}.wav", True) for number, name in ((1, "gone"), (2, "b"), (4, "pipe"))]
     assert listed == [("c0", f"{work}/a.wav", False), *missing]
     (line,) = remarks.lines()
-    assert line.startswith("the audio of 3 rows is missing or cannot be used; they will fail, all others are done: ")
-    assert "done: m.csv line 3: no such file: gone.wav" in line
+    assert line.startswith(
+        "the audio of 3 rows is missing or cannot be used; they will fail, all others are processed: "
+    )
+    assert "processed: m.csv line 3: no such file: gone.wav" in line
     assert "line 5: a pipe, a socket or a device, not an audio file: pipe.wav" in line
     assert refusal(Path("m.csv")).what == "m.csv has 3 mistakes"
     for wrong in ([*rows, "r,c3,a.wav,0,x,,,"], rows[1:]):  # another mistake beside them; nothing is there
@@ -330,7 +332,7 @@ def test_a_file_nobody_may_look_at_and_a_folder_in_its_place_fail_alone_each_wit
             *((chunk_id, f"{folder}/{path}", True) for chunk_id, path in odd),
         ]
         (line,) = remarks.lines()
-        assert "line 3: cannot look at closed/b.wav: Permission denied, " in line
+        assert "line 3: cannot access closed/b.wav: Permission denied, " in line
         assert "line 4: a folder, not an audio file: closed, " in line
         assert line.endswith(f"; try: ls -ld {folder}/closed/b.wav")
         assert refusal(manifest(rows[1:])).what == "m.csv has 3 mistakes"
@@ -341,13 +343,11 @@ def test_one_missing_file_is_named_as_one(work: Path) -> None:
     sources = open_sources([manifest(["r,c0,a.wav,0,2000,,,", "r,c1,no.wav,0,2000,,,"])], root=None)
     assert len(list(sources.chunks(WHOLE, remarks))) == 2
     (line,) = remarks.lines()
-    assert line.startswith("the audio of 1 row is missing or cannot be used; it will fail, all others are done: ")
+    assert line.startswith("the audio of 1 row is missing or cannot be used; it will fail, all others are processed: ")
 
 
 def test_a_file_that_comes_from_two_sources_under_two_names_is_remarked(work: Path) -> None:
     make_wav("rec/x/a.wav")
     remarks = Remarks()
     assert len(list(open_sources([Path("rec"), Path("rec/x")], root=None).chunks(WHOLE, remarks))) == 2
-    assert remarks.lines() == [
-        f"1 file comes from two sources under two names, and will be done twice: {work}/rec/x/a.wav"
-    ]
+    assert remarks.lines() == [f"1 file has two names in two sources and will be processed twice: {work}/rec/x/a.wav"]

@@ -346,11 +346,11 @@ class BadCutter:
 
 
 def test_audio_that_cannot_be_cut_is_tried_whole_and_then_fails_with_the_reason(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, fits(40), MemoryLimits(SMALL), BadCutter(CannotCut("a.mp3: there is no ffmpeg on PATH")))
+    bench = Bench(tmp_path, fits(40), MemoryLimits(SMALL), BadCutter(CannotCut("a.mp3: ffmpeg is not on PATH")))
     result, tries = climb(bench, bench.chunk("a", 60))
     assert (result.error_class, tries) == ("out_of_memory", 2)
     assert bench.inner.batches == [["a"]]
-    assert "cannot be cut into pieces: a.mp3: there is no ffmpeg on PATH" in (result.error or "")
+    assert "cannot be cut into pieces: a.mp3: ffmpeg is not on PATH" in (result.error or "")
 
 
 def test_audio_that_cannot_be_read_is_left_to_the_engine_to_judge(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_of_a_first_file_that_is_no_audio_or_may_not_be_looked_at_the_reason_is_
         Path("b/x").mkdir(parents=True)
         manifest = write_manifest(folder / "m.csv", "a,a,closed/a.wav,0,3000,0,,", "b,b,b/x,0,3000,0,,")
         (remark,) = plan(folder, manifest).plan.remarks
-        assert remark.details == ("cannot look at closed/a.wav: Permission denied", "a folder, not an audio file: b/x")
+        assert remark.details == ("cannot access closed/a.wav: Permission denied", "a folder, not an audio file: b/x")
 
 
 @pytest.mark.parametrize("kind", ["folder", "manifest"])
@@ -189,7 +189,7 @@ def test_of_files_that_break_off_what_is_there_is_planned_and_what_is_not_will_f
     assert remark.text.startswith("2 files with less audio than the header says")
     assert remark.text.endswith("; 2 chunks without any of it will fail")
     assert remark.details == (
-        "a.wav (its header says 8 s, 3 s are there)", "header alone.wav (its header says 8 s, 0 s are there)",
+        "a.wav (its header says 8 s, the file has 3 s)", "header alone.wav (its header says 8 s, the file has 0 s)",
     )  # fmt: skip
 
 
@@ -197,14 +197,14 @@ def test_a_row_without_an_end_whose_file_breaks_off_is_planned_as_a_file_of_a_fo
     break_off(tmp_path / "audio" / "a.wav", 3)
     made = plan(tmp_path, write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,,,0,,", "b,b,audio/a.wav,,,0,,")).plan
     assert (made.survey.lengths.total_ms, made.survey.measured, dict(made.survey.rates_hz)) == (6000, 1, {1000: 1})
-    assert made.survey.broken_names == ["audio/a.wav (its header says 8 s, 3 s are there)"]
+    assert made.survey.broken_names == ["audio/a.wav (its header says 8 s, the file has 3 s)"]
 
 
 def test_there_is_nothing_to_plan_where_every_file_is_a_header_alone(tmp_path: Path) -> None:
     break_off(tmp_path / "audio" / "a.wav", 0)
     with pytest.raises(BadInput, match="its 1 chunk has none") as refusal:
         plan(tmp_path, "audio")
-    assert refusal.value.why == "a.wav (its header says 8 s, 0 s are there)"
+    assert refusal.value.why == "a.wav (its header says 8 s, the file has 0 s)"
 
 
 @pytest.mark.parametrize("kind", ["folder", "manifest"])
@@ -247,7 +247,7 @@ def test_a_folder_that_may_not_be_looked_into_is_left_out_and_is_no_row() -> Non
         found = plan(folder, "audio", "closed").plan
         (problem,) = found.remarks
         assert problem.text.startswith("2 closed folders and 1 whole source cannot be planned")
-        assert problem.details[0] == f"{folder}/audio has a folder that cannot be read: x/ (Permission denied)"
+        assert problem.details[0] == f"{folder}/audio contains a folder that cannot be read: x/ (Permission denied)"
         assert problem.fix == f"ls -ld {folder}/audio/x"
 
 
@@ -335,7 +335,7 @@ def test_equal_names_in_two_folders_are_named_and_planned_once(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: path.mkdir(), "has no audio below it"),
+        (lambda path: path.mkdir(), "contains no audio"),
         (lambda path: path.write_text(""), "is empty"),
         (lambda path: path.write_text(HEADER + "\n"), "nothing to plan"),
         (lambda path: None, "does not exist"),

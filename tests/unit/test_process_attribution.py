@@ -14,7 +14,7 @@ import pytest
 from support.databases import query
 
 from badcjobs.model import ProcessReading, Reading
-from badcjobs.telemetry.books import ProcessBook, ProcessLookup, Who
+from badcjobs.telemetry.books import ProcessBook, ProcessLookup, ProcessOwner
 from badcjobs.telemetry.recorder import TelemetryWriter
 
 START_MS = 1_800_000_000_000
@@ -53,7 +53,7 @@ def test_a_process_that_carries_the_tasks_mark_is_ours(start: object) -> None:
     for mark in (MARK, OTHER_MARK):
         name, _, value = mark.partition("=")
         pid = start(**{name: value})  # type: ignore[operator]
-        assert lookup().look_up(pid) == Who(name_of(pid), getpass.getuser(), True)
+        assert lookup().look_up(pid) == ProcessOwner(name_of(pid), getpass.getuser(), True)
 
 
 def test_a_process_below_the_wrapper_is_ours_without_a_mark(start: object) -> None:
@@ -69,11 +69,11 @@ def test_a_process_with_another_mark_or_none_is_somebody_elses(start: object) ->
         who = lookup().look_up(pid)
         assert who.ours in (False, None), "None where this test itself runs in a PID namespace of its own"
         if who.ours is not None:
-            assert who == Who(name_of(pid), getpass.getuser(), False)
+            assert who == ProcessOwner(name_of(pid), getpass.getuser(), False)
 
 
 def test_a_process_that_does_not_exist_here_is_unknown_and_nobodys() -> None:
-    assert lookup().look_up(2**22 + 1) == Who(None, None, None)
+    assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None)
 
 
 def test_in_a_container_a_number_may_mean_another_process_so_nobody_is_accused(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_in_a_container_a_number_may_mean_another_process_so_nobody_is_accused(t
         (folder / "self/ns").mkdir(parents=True)
         (folder / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
     assert lookup(proc=tmp_path / "host").look_up(42).ours is False
-    assert lookup(proc=tmp_path / "container").look_up(42) == Who(None, None, None)
+    assert lookup(proc=tmp_path / "container").look_up(42) == ProcessOwner(None, None, None)
     (tmp_path / "container/42/environ").write_bytes(f"PATH=/bin\0{MARK}\0".encode())
     assert lookup(proc=tmp_path / "container").look_up(42).ours is True, "our own mark is proof enough"
 
@@ -117,16 +117,16 @@ def name_of(pid: int) -> str:
 class Bench:
     """A process book over a real file, with a list of who is asked for."""
 
-    def __init__(self, path: Path, people: Mapping[int, Who]) -> None:
+    def __init__(self, path: Path, people: Mapping[int, ProcessOwner]) -> None:
         self.path = path
         self.writer = TelemetryWriter(path, 77)
         self.asked: list[int] = []
         self._people = people
         self.book = ProcessBook(self.writer, self._look_up)
 
-    def _look_up(self, pid: int) -> Who:
+    def _look_up(self, pid: int) -> ProcessOwner:
         self.asked.append(pid)
-        return self._people.get(pid, Who())
+        return self._people.get(pid, ProcessOwner())
 
     def feed(self, second: float, **devices: tuple[ProcessReading, ...] | None) -> None:
         readings = [(int(name[1:]), Reading(processes=processes)) for name, processes in devices.items()]
@@ -144,7 +144,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    people = {10: Who("python", "ada", True), 20: Who("train", "bob", False)}
+    people = {10: ProcessOwner("python", "ada", True), 20: ProcessOwner("train", "bob", False)}
     bench = Bench(tmp_path / "r.sqlite", people)
     with closing(bench.writer):
         yield bench

@@ -29,7 +29,7 @@ from badcjobs.telemetry.books import (
     read_own_use,
 )
 from badcjobs.telemetry.recorder import Book, Effort, Followed, Gaps, Recorder, Sampler, TelemetryWriter, Unwritten
-from badcjobs.telemetry.sidecar import parse_last_words
+from badcjobs.telemetry.sidecar import parse_exit_reason
 
 TASK = 77
 
@@ -257,7 +257,7 @@ def test_a_single_point_that_was_missed_is_a_gap(bench: Bench) -> None:
     bench.at[2.0] = lambda: bench.clock.sleep(1.2)
     bench.run(4)
     assert bench.seconds() == [0, 1, 2, 4, 5, 5.5]
-    assert bench.gaps() == [(None, None, 2.0, 4.0, "the recorder was late: 1 readings missed")]
+    assert bench.gaps() == [(None, None, 2.0, 4.0, "the recorder was late: 1 reading missed")]
 
 
 def test_a_recorder_that_stands_still_between_two_ticks_leaves_a_gap_as_long_as_the_hole(bench: Bench) -> None:
@@ -280,7 +280,7 @@ def test_the_time_before_the_first_reading_is_a_gap_when_it_is_long(
 def test_a_recorder_that_follows_one_that_died_before_its_first_reading_writes_the_hole(bench: Bench) -> None:
     bench.clock.sleep(0.4)
     bench.run(2, since_ms=bench.start_ms, again=True)
-    assert bench.gaps() == [(None, None, 0.0, 0.4, "the recorder died and was started again")]
+    assert bench.gaps() == [(None, None, 0.0, 0.4, "the recorder died and was restarted")]
 
 
 def test_a_tick_that_is_late_but_misses_no_point_is_no_gap(bench: Bench) -> None:
@@ -543,7 +543,7 @@ def test_a_second_recorder_on_the_same_file_writes_the_hole_and_goes_on(bench: B
     bench.clock.sleep(4)
     bench.run(2)
     assert bench.seconds() == [0, 1, 2, 3, 3.5, 7.5, 8.5, 9.5, 10]
-    assert bench.gaps() == [(None, None, 3.5, 7.5, "the recorder died and was started again")]
+    assert bench.gaps() == [(None, None, 3.5, 7.5, "the recorder died and was restarted")]
 
 
 def test_the_gaps_of_metrics_that_a_killed_recorder_left_open_reach_its_last_sample(bench: Bench) -> None:
@@ -572,11 +572,11 @@ def test_the_gaps_of_metrics_that_a_killed_recorder_left_open_reach_its_last_sam
     [
         (
             {1: "no permission"},
-            ["1 device cannot be read: no permission; the work goes on, with a gap in the telemetry"],
+            ["1 device cannot be read: no permission; the work continues, with a gap in the telemetry"],
         ),
         (
             {1: "no permission", 2: "no permission", 3: "GPU is lost"},
-            ["2 devices cannot be read: no permission; the work goes on, with a gap in the telemetry"],
+            ["2 devices cannot be read: no permission; the work continues, with a gap in the telemetry"],
         ),
     ],
 )
@@ -594,8 +594,8 @@ OURS = (
 )
 RAISED = 'Traceback (most recent call last):\n  File "x.py", line 1\nsqlite3.OperationalError: disk I/O error\nmore\n'
 LAST_WORDS = {
-    "nothing": ("", "no last words"),
-    "news only": (INFO + INFO, "no last words"),
+    "nothing": ("", "no error message"),
+    "news only": (INFO + INFO, "no error message"),
     "a warning, then news": (INFO + LATE + INFO, "the recorder was late and missed 3 readings"),
     "one of our errors": (LATE + OURS + INFO, "badcjobs: error: tape.sqlite is no recording"),
     "any other": (OURS + RAISED + LATE, "sqlite3.OperationalError: disk I/O error"),
@@ -607,7 +607,7 @@ LAST_WORDS = {
 
 @pytest.mark.parametrize(("text", "words"), LAST_WORDS.values(), ids=LAST_WORDS)
 def test_the_last_words_of_a_recorder_are_those_that_say_why(text: str, words: str) -> None:
-    assert parse_last_words(text) == words
+    assert parse_exit_reason(text) == words
 
 
 def test_a_first_recorder_writes_no_hole(bench: Bench) -> None:
@@ -673,7 +673,7 @@ def test_the_words_for_the_log_say_what_was_used(bench: Bench) -> None:
         use=lambda: (0.3, 24 * 2**20),
     )
     cost.write(bench.start_ms + 60_000, [], {})
-    said = "61 instants read by simulated in 60 s; 0.30 s of CPU (0.50 % of a core), 24 MiB, at worst 0.013 s late"
+    said = "61 samples with simulated in 60 s; 0.30 s of CPU (0.50 % of a core), 24 MiB, at most 0.013 s late"
     assert cost.words in (said, said.replace("0.013", "0.012"))
 
 

@@ -204,7 +204,7 @@ def test_where_energy_was_measured_for_a_part_of_the_time_every_form_says_so() -
 # --- alerts -----------------------------------------------------------------------------------------------------------
 
 HOT = AlertFacts("thermal", "warning", 2, 1, 100.0, 87.0, 83.0, "GPU 0 is at 84 °C")
-LOST = AlertFacts("lost", "critical", 1, 1, 0.0, None, None, "GPU 1 cannot be read any more", still_open=1)
+LOST = AlertFacts("lost", "critical", 1, 1, 0.0, None, None, "GPU 1 can no longer be read", still_open=1)
 
 
 def well(*alerts: AlertFacts) -> Summary:
@@ -214,7 +214,7 @@ def well(*alerts: AlertFacts) -> Summary:
 
 def test_each_kind_of_alert_has_a_line_in_the_text_and_in_the_notebook() -> None:
     lines = (
-        "lost (critical): 1 alert on 1 device; 1 still open; for example: GPU 1 cannot be read any more",
+        "lost (critical): 1 alert on 1 device; 1 still open; for example: GPU 1 can no longer be read",
         "thermal (warning): 2 alerts on 1 device; 87 °C at worst, the limit is 83 °C; 1 min 40 s at longest",
     )
     text, notebook = summary_text(well(HOT, LOST), "july"), markdown(well(HOT, LOST), "july")

@@ -191,15 +191,15 @@ def test_readings_are_close_together_at_first_and_rare_in_long_tasks_and_where_t
 
 def test_a_watch_reads_at_once_and_again_at_its_end_however_short_it_was() -> None:
     watch = UsageWatch(UsageReader(os.getpid()), SystemClock())
-    first = wait_for(lambda: list(watch.news()), "the first reading")
+    first = wait_for(lambda: list(watch.take_readings()), "the first reading")
     time.sleep(0.05)
     watch.finish()
-    last = list(watch.news())
+    last = list(watch.take_readings())
     assert [reading.cpu_cores for reading, _ in first] == [None]
     assert [reading.cpu_cores is None for reading, _ in last] == [False]
     assert first[0][1] < last[0][1]
     assert watch.memory_held is not None and watch.memory_held.memory_bytes == last[0][0].memory_bytes
-    assert list(watch.news()) == []
+    assert list(watch.take_readings()) == []
 
 
 def test_a_reading_is_written_with_what_is_unknown_as_null(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_with_cut_every_row_that_ends_beyond_its_file_is_named_with_its_line(tmp
     with pytest.raises(BadInput, match=r"m\.csv has 2 mistakes") as refusal:
         cut_of(tmp_path, ("a.wav", 0, 5000), ("a.wav", 5000, 11_001), ("a.wav", 20_000, 30_000), cut=True)
     why = refusal.value.why or ""
-    assert "line 3: end_ms 11001 lies beyond the end of a.wav at 10000 ms" in why
-    assert "line 4: end_ms 30000 lies beyond" in why
+    assert "line 3: end_ms 11001 is after the end of a.wav at 10000 ms" in why
+    assert "line 4: end_ms 30000 is after" in why
     assert "without run.cut = true" in (refusal.value.fix or "")
 
 
@@ -236,11 +236,11 @@ def test_lengths_that_make_no_sense_are_refused(
 def test_what_would_change_nothing_is_refused(tmp_path: Path) -> None:
     make_wav(tmp_path / "a.wav", 5)
     rows = manifest(tmp_path, ("a.wav", 0, 5000))
-    with pytest.raises(BadInput, match="--chunk-length goes with whole recordings") as refusal:
+    with pytest.raises(BadInput, match="--chunk-length needs complete recordings") as refusal:
         open_sources([rows], root=None, cutting=Cutting(None, 10.0))
-    assert "says itself where each chunk begins" in (refusal.value.why or "")
+    assert "defines where each chunk starts" in (refusal.value.why or "")
     for cut, flag in ((True, "run.cut = true"), (False, "run.cut = false")):
-        with pytest.raises(BadInput, match=f"{flag} goes with manifests"):
+        with pytest.raises(BadInput, match=f"{flag} needs a manifest"):
             open_sources([tmp_path], root=None, cutting=Cutting(cut))
 
 
@@ -253,7 +253,7 @@ def test_a_recording_that_breaks_off_is_listed_as_long_as_its_header_says_and_re
     remarks = Remarks()
     sources = open_sources([tmp_path], root=None, cutting=Cutting(chunk_length_s=10))
     assert [chunk.end_ms for chunk in sources.chunks(WHOLE, remarks)] == list(range(10_000, 61_000, 10_000))
-    what = "1 file breaks off; what is there is done: a.wav (its header says 60 s, 30 s are there)"
+    what = "1 file breaks off; the audio before that is processed: a.wav (its header says 60 s, the file has 30 s)"
     assert remarks.lines() == [what]
     assert cut_of(tmp_path, ("a.wav", 0, 10_000), ("a.wav", 50_000, 60_000)) == [True, True]
     whole = [*open_sources([tmp_path / "a.wav"], root=None, cutting=Cutting(chunk_length_s=90)).chunks(WHOLE)]

@@ -107,10 +107,10 @@ NO_WAV = {
     "the file is empty": b"",
     "it does not begin like a WAV file": b"fLaC" + bytes(100),
     "the file ends within its header": riff(chunk(b"fmt ", format_chunk()))[:30],
-    "its format is not given before its data": riff(chunk(b"data", AUDIO)),
-    "its frames are packed (format 2)": riff(chunk(b"fmt ", format_chunk(2)), chunk(b"data", AUDIO)),
+    "it has no format before its data": riff(chunk(b"data", AUDIO)),
+    "it is compressed (format 2)": riff(chunk(b"fmt ", format_chunk(2)), chunk(b"data", AUDIO)),
     "its header says 1 channels, 0 Hz": riff(chunk(b"fmt ", format_chunk(rate=0)), chunk(b"data", AUDIO)),
-    "it has no end of chunks": riff(*[chunk(b"junk", b"")] * 2000),
+    "it has no data in its first 1000 chunks": riff(*[chunk(b"junk", b"")] * 2000),
 }
 
 
