@@ -126,11 +126,11 @@ def make_head(header: WavHeader, frames: int) -> bytes:
         format_chunk += struct.pack("<4sII", b"fact", 4, min(frames, UNKNOWN_SIZE))
     body_bytes = 4 + len(format_chunk) + 8 + data_bytes + (data_bytes & 1)
     if body_bytes < UNKNOWN_SIZE:
-        head, told = struct.pack("<4sI4s", b"RIFF", body_bytes, b"WAVE"), data_bytes
+        head, data_size = struct.pack("<4sI4s", b"RIFF", body_bytes, b"WAVE"), data_bytes
     else:
-        head, told = struct.pack("<4sI4s", b"RF64", UNKNOWN_SIZE, b"WAVE"), UNKNOWN_SIZE
+        head, data_size = struct.pack("<4sI4s", b"RF64", UNKNOWN_SIZE, b"WAVE"), UNKNOWN_SIZE
         head += struct.pack("<4sIQQQI", b"ds64", 28, body_bytes + 36, data_bytes, frames, 0)
-    return head + format_chunk + struct.pack("<4sI", b"data", told)
+    return head + format_chunk + struct.pack("<4sI", b"data", data_size)
 
 
 def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
