@@ -79,7 +79,7 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     if kind not in CONSTANT_FRAMES and not compressed:
         raise NotWav(f"it is compressed (format {kind})")
     if not (channels and rate_hz and frame_bytes) and not compressed:
-        raise NotWav(f"its header says {channels} channels, {rate_hz} Hz, {frame_bytes} bytes a frame")
+        raise NotWav(f"its header says: channels {channels}, rate {rate_hz} Hz, frame size {frame_bytes} bytes")
     return WavHeader(
         format_chunk, kind, channels, rate_hz, bytes_per_s, frame_bytes, start, data_bytes, missing_bytes, unfinished
     )
@@ -141,7 +141,7 @@ def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, targ
         left = copy_bytes(source, header.data_start + first * header.frame_bytes, count, out)
         out.write(b"\0" * (count & 1))
     if left:
-        raise EOFError(f"the file became {left} bytes shorter while it was read")
+        raise EOFError(f"the file became shorter while it was read (missing bytes: {left})")
 
 
 def copy_bytes(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:

@@ -64,13 +64,13 @@ class AudioList:
         ours = look_ahead(self._ours(walk), look, while_waiting=walk.while_waiting)
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
             if isinstance(answer, NoAudio):
-                whole = Chunk(recording_id, recording_id, path, "")
-                yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, whole)
+                recording = Chunk(recording_id, recording_id, path, "")
+                yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, recording)
                 continue
             audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
             if walk.cutting.cuts_recordings:
-                whole = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
-                yield from _cut(whole, walk.cutting)
+                recording = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
+                yield from _cut(recording, walk.cutting)
             else:
                 end_ms, is_cut = end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
                 yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
@@ -88,18 +88,18 @@ class AudioList:
             yield line, (recording_id, recording_id)
 
 
-def _cut(whole: Chunk, cutting: Cutting) -> Iterator[Chunk]:
-    audio_ms = covering_end_ms(whole.fingerprint.header)
+def _cut(recording: Chunk, cutting: Cutting) -> Iterator[Chunk]:
+    audio_ms = covering_end_ms(recording.fingerprint.header)
     if audio_ms is None:  # the header does not tell the length: the engine gets the complete file
-        yield whole
+        yield recording
         return
-    name, stretches = posixpath.basename(whole.recording_id), cutting.stretches(audio_ms)
-    is_cut = len(stretches) > 1 or _needs_a_cut(whole.fingerprint.header)
+    name, stretches = posixpath.basename(recording.recording_id), cutting.stretches(audio_ms)
+    is_cut = len(stretches) > 1 or _needs_a_cut(recording.fingerprint.header)
     for start_ms, end_ms in stretches:
         chunk_id = f"{name}_{start_ms}_{end_ms}"
         yield Chunk(
-            whole.recording_id, chunk_id, whole.source_path, whole.audio_path, start_ms, end_ms, whole.fingerprint,
-            is_cut=is_cut,
+            recording.recording_id, chunk_id, recording.source_path, recording.audio_path, start_ms, end_ms,
+            recording.fingerprint, is_cut=is_cut,
         )  # fmt: skip
 
 

@@ -1,6 +1,31 @@
-"""Open SOURCE arguments and read their chunks. Start reading here."""
+"""Open SOURCE arguments and read their chunks: the file of this folder to read first."""
 
 from __future__ import annotations
+
+from badcjobs.errors import BadInput
+from badcjobs.model import NO_CUTTING
+from badcjobs.model import Chunk
+from badcjobs.model import Cutting
+from badcjobs.sources.audio_files import ReadHeader
+from badcjobs.sources.audio_files import is_audio
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.audio_files import search_folders
+from badcjobs.sources.badc_manifest import Manifest
+from badcjobs.sources.badc_manifest import is_header
+from badcjobs.sources.folder import AudioList
+from badcjobs.sources.folder import audio_folder
+from badcjobs.sources.folder import audio_list
+from badcjobs.sources.folder import given_audio
+from badcjobs.sources.folder import read_list
+from badcjobs.sources.mistakes import Mistakes
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.mistakes import copy_command
+from badcjobs.sources.mistakes import quoted
+from badcjobs.sources.mistakes import shown
+from badcjobs.sources.walk import WHOLE
+from badcjobs.sources.walk import Shard
+from badcjobs.sources.walk import Walk
+from badcjobs.sources.walk import do_nothing
 
 import os
 import shlex
@@ -11,13 +36,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from badcjobs.errors import BadInput
-from badcjobs.model import NO_CUTTING, Chunk, Cutting
-from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
-from badcjobs.sources.badc_manifest import Manifest, is_header
-from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
-from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
-from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 
 # Called with the number of a row over all sources (a recording that is cut is one row), the number of its source, both
 # from 0, and (recording_id, chunk_id).
@@ -76,7 +94,7 @@ class Sources:
     def read_identities(self, note: RowNote, lengths: Mapping[str, float] = _NO_LENGTHS) -> Remarks:
         """Call ``note`` with every chunk that ``chunks`` would yield for any shard, without looking at the audio.
 
-        The exception are recordings that are cut: their chunks depend on their length, which is read from the header
+        Recordings that are cut are an exception: their chunks depend on their length, which is read from the header
         unless it is in ``lengths`` (seconds, by recording_id). Mistakes in the rows are raised as by ``chunks``;
         repeated identities are not checked. The remarks are only about names, because hardly any file was looked at.
         """
@@ -186,7 +204,7 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
     count = len(line_of)
     if position is not None and not 0 <= position < count:
         raise BadInput(
-            f"{path} has no manifest for position {position}: it lists {count}",
+            f"{path} has no manifest for position {position}: it lists {count} manifest{'' if count == 1 else 's'}",
             why=f"an array task takes the manifest at its position, counted from 0; the last one is {count - 1}",
             fix=f"#SBATCH --array=0-{count - 1}",
         )

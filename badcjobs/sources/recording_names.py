@@ -117,10 +117,10 @@ def gap_lines(gaps: NameGaps, patterns: Sequence[object], *, nameless: str | Non
     """
     kinds = [(gaps.undated, "date in the name", gaps.undated_example, " (badcjobs guide recordings)")]
     if patterns:
-        rule = "; the built-in rule was used for them"
+        rule = "; the built-in rule was used instead"
         kinds.append((gaps.no_pattern, "matching pattern in [recordings]", gaps.no_pattern_example, rule))
     if nameless is not None:
-        there = f" (badcjobs guide recordings); its detections are in {nameless}"
+        there = f" (badcjobs guide recordings); the detections are in {nameless}"
         kinds.append((gaps.no_study_area, "study area in the path", gaps.no_study_area_example, there))
     for many, what, example, rest in kinds:
         if many:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from badcjobs.paths import file_version
+from badcjobs.seams import Clock
+from badcjobs.telemetry import recorder as protocol
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.recorder import SidecarOrder
+from badcjobs.telemetry.recorder import Unwritten
+
 import json
 import logging
 import os
@@ -15,11 +22,6 @@ from pathlib import Path
 
 import psutil
 
-from badcjobs.paths import file_version
-from badcjobs.seams import Clock
-from badcjobs.telemetry import recorder as protocol
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.recorder import SidecarOrder, Unwritten
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +110,7 @@ class Sidecar:
         self.over = True
 
     def release(self, timeout_s: float) -> None:
-        """Send the recorder that everything is published, and wait for its exit."""
+        """Notify the recorder that everything is published, and wait for its exit."""
         if self._process is None:
             return
         self._send(protocol.PUBLISHED)

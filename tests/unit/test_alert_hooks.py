@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.start import read_topic
+from badcjobs.model import AlertHooks
+from badcjobs.settings import Config
+from badcjobs.telemetry.alert_command import AlertCommand
+from badcjobs.telemetry.alert_command import CallBudget
+from badcjobs.telemetry.alert_command import alert_document
+from badcjobs.telemetry.alert_command import alert_variables
+from badcjobs.telemetry.alerts import Alert
+
 import json
 import os
 import signal
@@ -17,11 +26,6 @@ import pytest
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
-from badcjobs.cli.start import read_topic
-from badcjobs.model import AlertHooks
-from badcjobs.settings import Config
-from badcjobs.telemetry.alert_command import AlertCommand, CallBudget, alert_document, alert_variables
-from badcjobs.telemetry.alerts import Alert
 
 START_MS = 1_800_000_000_000
 HOT = Alert(
@@ -114,7 +118,7 @@ def test_the_news_say_everything_that_the_log_says() -> None:
         "ended_at_ms": START_MS + 60_000,
         "held_back": 0,
     }
-    assert str(alert_document(HOT, TASK, 3)["text"]).endswith("the limit is 83 °C (3 more were held back)")
+    assert str(alert_document(HOT, TASK, 3)["text"]).endswith("the limit is 83 °C (3 more held back)")
 
 
 def test_a_message_cannot_call_the_whole_channel() -> None:

@@ -410,7 +410,7 @@ def test_in_an_array_the_position_picks_the_manifest_which_only_the_tasks_of_a_s
 def test_a_position_outside_the_list_names_both_numbers_and_the_right_array(work: Path, position: int) -> None:
     write_list(write_manifest("one.csv", "r1"), write_manifest("two.csv", "r2"))
     refused = refusal("list.txt", position=position)
-    assert refused.what == f"list.txt has no manifest for position {position}: it lists 2"
+    assert refused.what == f"list.txt has no manifest for position {position}: it lists 2 manifests"
     assert refused.fix == "#SBATCH --array=0-1"
 
 
