@@ -124,7 +124,7 @@ def test_the_log_ends_with_what_the_recorder_cost(site: Site) -> None:
     said = r"recorder: \d+ samples with simulated in \d+ s; [\d.]+ s of CPU, \d+ MiB, at most"
     assert re.search(said, line), line
     ((ticks,),) = site.rows("SELECT ticks FROM recorder")
-    assert f"recorder: {ticks} instants" in line
+    assert f"recorder: {ticks} samples" in line
 
 
 def test_a_recorder_that_was_killed_and_its_successor_each_write_their_cost(site: Site) -> None:
