@@ -2,31 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import NO_CUTTING
-from badcjobs.model import Chunk
-from badcjobs.model import Cutting
-from badcjobs.sources.audio_files import ReadHeader
-from badcjobs.sources.audio_files import is_audio
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.audio_files import search_folders
-from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.badc_manifest import is_header
-from badcjobs.sources.folder import AudioList
-from badcjobs.sources.folder import audio_folder
-from badcjobs.sources.folder import audio_list
-from badcjobs.sources.folder import given_audio
-from badcjobs.sources.folder import read_list
-from badcjobs.sources.mistakes import Mistakes
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.mistakes import copy_command
-from badcjobs.sources.mistakes import quoted
-from badcjobs.sources.mistakes import shown
-from badcjobs.sources.walk import WHOLE
-from badcjobs.sources.walk import Shard
-from badcjobs.sources.walk import Walk
-from badcjobs.sources.walk import do_nothing
-
 import os
 import shlex
 import stat
@@ -36,6 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from badcjobs.errors import BadInput
+from badcjobs.model import NO_CUTTING, Chunk, Cutting
+from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
+from badcjobs.sources.badc_manifest import Manifest, is_header
+from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
+from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
+from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 
 # Called with the number of a row over all sources (a recording that is cut is one row), the number of its source, both
 # from 0, and (recording_id, chunk_id).

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.paths import file_version
-from badcjobs.seams import Clock
-from badcjobs.telemetry import recorder as protocol
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.telemetry.recorder import SidecarOrder
-from badcjobs.telemetry.recorder import Unwritten
-
 import json
 import logging
 import os
@@ -22,6 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from badcjobs.paths import file_version
+from badcjobs.seams import Clock
+from badcjobs.telemetry import recorder as protocol
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.telemetry.recorder import SidecarOrder, Unwritten
 
 log = logging.getLogger(__name__)
 

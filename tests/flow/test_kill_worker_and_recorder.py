@@ -49,7 +49,7 @@ def test_a_killed_recorder_is_started_again_and_the_hole_is_a_gap(site: Site) ->
     ((from_ms, to_ms, reason, device, metric),) = site.rows(
         f"SELECT from_ms, to_ms, reason, device_id, metric FROM gap WHERE {NOT_LATE}"
     )
-    assert "the recorder died and was restarted" == reason
+    assert reason == "the recorder died and was restarted"
     assert (device, metric) == (None, None), "it concerns every device"
     around = "SELECT sum(at_ms <= ?), sum(at_ms > ? AND at_ms < ?), sum(at_ms >= ?) FROM sample"
     ((before, inside, after),) = site.rows(around, from_ms, from_ms, to_ms, to_ms)
