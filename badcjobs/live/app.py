@@ -48,7 +48,7 @@ _TOKEN_PAGE = (
 )
 
 
-# --- questions --------------------------------------------------------------------------------------------------------
+# --- endpoints --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class Parameter:
     def parse(self, text: str) -> int | bool | str:
         """Return the value; raise a 400 that states what is allowed."""
         if self.kind is bool:
-            right, wanted = text in _BOOLEANS, "true or false"
+            valid, allowed = text in _BOOLEANS, "true or false"
         elif self.kind is int:
             low, high = self.among
-            right = text.isascii() and text.isdecimal() and len(text) <= 12 and low <= int(text) <= high
-            wanted = f"a whole number from {low} to {high}"
+            valid = text.isascii() and text.isdecimal() and len(text) <= 12 and low <= int(text) <= high
+            allowed = f"a whole number from {low} to {high}"
         elif self.among:
-            right, wanted = text in self.among, f"one of {', '.join(self.among)}"
+            valid, allowed = text in self.among, f"one of {', '.join(self.among)}"
         else:
-            right, wanted = len(text) <= _MAX_LENGTH, f"at most {_MAX_LENGTH} characters"
-        if not right:
-            raise HTTPException(400, f"{self.name}={text[:20]}: must be {wanted}")
+            valid, allowed = len(text) <= _MAX_LENGTH, f"at most {_MAX_LENGTH} characters"
+        if not valid:
+            raise HTTPException(400, f"{self.name}={text[:20]}: must be {allowed}")
         return _BOOLEANS[text] if self.kind is bool else self.kind(text)
 
 
@@ -119,7 +119,7 @@ def parse_query(pairs: Sequence[tuple[str, str]], known: Sequence[Parameter]) ->
     return {one.name: one.parse(given[one.name]) if one.name in given else one.default for one in known}
 
 
-# --- who may ask ------------------------------------------------------------------------------------------------------
+# --- access control ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Handlers:
             "looks": hub.looks,
             "listeners": len(hub.listeners),
             "interval_s": hub.interval_s,
-            "uptime_s": hub.uptime_s,
+            "uptime_s": hub.clock.monotonic_s() - hub.started_at_s,
             "trouble": hub.trouble,
         }
 

@@ -95,13 +95,13 @@ class Hub:
     _pending: asyncio.Task[Documents] | None = None
     _read_at_s: float | None = None
     _closed: bool = False
+    started_at_s: float = field(init=False)
     _journal: Journal = field(init=False)
-    _started_at_s: float = field(init=False)
     _sent_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._journal = Journal(f"{self.clock.now_ms():x}")
-        self._started_at_s = self._sent_at_s = self.clock.monotonic_s()
+        self.started_at_s = self._sent_at_s = self.clock.monotonic_s()
 
     @property
     def last(self) -> Documents | None:
@@ -112,11 +112,6 @@ class Hub:
     def age_s(self) -> float | None:
         """The age of the newest documents."""
         return None if self._read_at_s is None else self.clock.monotonic_s() - self._read_at_s
-
-    @property
-    def uptime_s(self) -> float:
-        """Seconds since the server started."""
-        return self.clock.monotonic_s() - self._started_at_s
 
     async def latest(self) -> Documents:
         """Return documents not older than the interval; raise a 503 if there are none in time."""
