@@ -1,4 +1,4 @@
-"""Adds up a task when it is published: the samples of its devices, what these did with their time, what tries cost."""
+"""Computes the totals of a task at publication: samples and time of its devices, cost of its tries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from badcjobs.store.accounting import (
 )
 from badcjobs.store.schema import DERIVED, LAST_SIGN, insert_sql
 
-LONGEST_STEP_MS = 15_000  # neighbouring readings may be joined, but not across a hole
+LONGEST_STEP_MS = 15_000  # readings further apart are a gap
 MOST_STRETCHES = 120
 _SHORTEST_STRETCH_MS = 1000
 
-# A try ``a`` of a task ``t`` by a worker ``w``, none of which had ended when the task was last heard of.
+# A try ``a`` of a task ``t`` by a worker ``w``; none of the three had ended at the last publication.
 UNDER_WAY = "(a.outcome IS NULL AND t.verdict IS NULL AND t.ended_at_ms IS NULL AND w.ended_at_ms IS NULL)"
 
 _Number = TypeVar("_Number", int, float)
@@ -38,11 +38,11 @@ _SAMPLES = f"""
 
 
 def write_figures(db: sqlite3.Connection, task_id: int) -> None:
-    """Add up the samples of every device of one task, and keep its accounts, anew."""
+    """Compute the totals of one task again: the samples and times of its devices, the cost of its tries."""
     for table in DERIVED:
         db.execute(f"DELETE FROM {table} WHERE task_id = ?", (task_id,))
     lives = f"SELECT started_at_ms, {LAST_SIGN} FROM task t WHERE task_id = ?"
-    lived = db.execute(lives, (task_id,)).fetchone()  # None: a recorder's half alone
+    lived = db.execute(lives, (task_id,)).fetchone()  # None: only the recorder has written
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,)).fetchall()
     for (device_id,) in devices:
         busy, energy = _write_totals(db, task_id, device_id)
@@ -69,7 +69,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
         db.execute(_TASK_TOTAL, {"task": task_id})
 
 
-# The end of a try or a worker that has none is that of its task, the first value.
+# A try or a worker without an end gets the end of its task, which is the first parameter.
 _TRIES = f"""
     SELECT a.attempt_id, a.started_at_ms, coalesce(a.ended_at_ms, w.ended_at_ms, ?),
            CASE WHEN a.outcome = 'done' OR {UNDER_WAY} THEN 'working'
@@ -83,9 +83,9 @@ _LIVES = """
 
 
 def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple[Cumulated, Cumulated]:
-    """Add up the samples of one device; return its busy seconds and joules over time.
+    """Write the totals of one device; return its busy seconds and joules over time.
 
-    Busy is the plain utilization where nothing better was measured. The samples are read block by block.
+    Without a better metric, busy is the plain utilization. The samples are read block by block.
     """
     counts: dict[str, Counter[Any]] = {metric: Counter() for metric in GAUGES}
     counter: list[tuple[int, float]] = []  # first and last reading of the energy counter
@@ -102,7 +102,7 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
             if metric in points:
                 points[metric] += zip(times, values, strict=True)
     for metric in counts:
-        del counts[metric][None]  # what the device did not say
+        del counts[metric][None]  # readings without a value
     energy = Cumulated(power_steps(points["power_w"], LONGEST_STEP_MS))
     busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
     counted: tuple[float | None, float | None] = (None, None)
@@ -122,7 +122,7 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
     if not spans:
         return
     from_ms, to_ms = spans[0].from_ms, spans[-1].to_ms
-    seconds_each = -(-(to_ms - from_ms) // (MOST_STRETCHES * 1000))  # whole seconds, so that there are not too many
+    seconds_each = -(-(to_ms - from_ms) // (MOST_STRETCHES * 1000))  # rounded up to full seconds
     width_ms = max(_SHORTEST_STRETCH_MS, seconds_each * 1000)
     seconds = state_seconds(spans, from_ms, width_ms)
     figures = ", ".join(f"min({name}), avg({name}), max({name})" for name in CHARTED)
@@ -159,8 +159,8 @@ _THROTTLING = f"""
         SELECT device_id, throttle_reasons AS mask, count(*) AS many FROM sample
         WHERE task_id = :task AND throttle_reasons > 0 GROUP BY 1, 2)
     JOIN (VALUES {_BITS}) ON mask & column1 GROUP BY device_id, column2"""
-# What was used; means are over the time in which chunks were worked on, start-up and end left out. The readings are not
-# evenly spaced; each speaks for the time since the one before.
+# Means are over the time in which chunks were processed, without start-up and end. The readings are not evenly spaced;
+# each stands for the time since the one before.
 _AT_WORK = """at_ms BETWEEN (SELECT min(started_at_ms) FROM attempt WHERE task_id = :task)
               AND (SELECT max(ended_at_ms) FROM attempt WHERE task_id = :task AND outcome IN ('done', 'failed'))"""
 _SPACED = """(SELECT *, at_ms - lag(at_ms) OVER (ORDER BY at_ms) AS span_ms
@@ -177,14 +177,14 @@ _TASK_TOTAL = f"""
 
 
 def describe(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:
-    """Return samples, minimum, mean, p50, p95 and maximum of values that came so many times each."""
+    """Return samples, minimum, mean, p50, p95 and maximum of values, given how often each occurs."""
     total = sum(counts.values())
     mean = sum(value * many for value, many in sorted(counts.items())) / total
     return total, min(counts), mean, percentile(counts, 50), percentile(counts, 95), max(counts)
 
 
 def percentile(counts: Mapping[_Number, int], share_percent: int) -> _Number:
-    """Return the smallest value that at least this share of the samples does not exceed (nearest rank)."""
+    """Return the percentile by nearest rank: the smallest value with at least this share of samples up to it."""
     values, total = sorted(counts), sum(counts.values())
     reached = accumulate(counts[value] for value in values)
     return next(v for v, many in zip(values, reached, strict=True) if many * 100 >= total * share_percent)

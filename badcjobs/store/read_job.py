@@ -2,6 +2,38 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import TaskKey
+from badcjobs.model import is_silent
+from badcjobs.model import silent_after_s
+from badcjobs.store.atomic_write import read_stated
+from badcjobs.store.connect import grouped
+from badcjobs.store.connect import is_job_database
+from badcjobs.store.connect import open_job_database
+from badcjobs.store.connect import read_as
+from badcjobs.store.connect import reading
+from badcjobs.store.read_model import AlertFacts
+from badcjobs.store.read_model import CostFacts
+from badcjobs.store.read_model import DecisionFacts
+from badcjobs.store.read_model import ErrorFacts
+from badcjobs.store.read_model import FailedChunk
+from badcjobs.store.read_model import ForeignProcess
+from badcjobs.store.read_model import Freshness
+from badcjobs.store.read_model import GapFacts
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.store.read_tasks import DURATIONS
+from badcjobs.store.read_tasks import STILL_OPEN
+from badcjobs.store.read_tasks import parse_settings
+from badcjobs.store.read_tasks import read_devices
+from badcjobs.store.read_tasks import read_task_rows
+from badcjobs.store.source_files import HOLDING
+from badcjobs.store.source_files import NOT_OURS
+from badcjobs.store.source_files import SourceFile
+from badcjobs.store.source_files import read_source_files
+from badcjobs.store.task_writer import RECORDINGS_ONCE
+from badcjobs.store.task_writer import count_gaps
+
 import os
 import shlex
 import sqlite3
@@ -12,59 +44,40 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import TaskKey, is_silent, silent_after_s
-from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
-from badcjobs.store.read_model import (
-    AlertFacts,
-    CostFacts,
-    DecisionFacts,
-    ErrorFacts,
-    FailedChunk,
-    ForeignProcess,
-    Freshness,
-    GapFacts,
-    JobFacts,
-    TaskFacts,
-)
-from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
-from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
-from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100
 _NOT_OURS = ("the file is empty", "file is not a database", "not a badcjobs database")
-_CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.token))"  # not once for each task
+_CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.token))"  # each physical device once
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
 
 
 def read_job(path: Path) -> JobFacts:
-    """Return everything the summary needs."""
-    with reading(path, lambda why: _way_out(path, why)) as db:
+    """Return everything that the summary needs from a job database."""
+    with reading(path, lambda why: _suggest_fix(path, why)) as db:
         if not is_job_database(db):
             raise sqlite3.DatabaseError("this is a task database; merge it first")
         return _read(db, path.parent)
 
 
-def _way_out(path: Path, why: str) -> str:
-    """Return what to do; a merge adds to a job database and would stumble over its damaged pages again."""
+def _suggest_fix(path: Path, why: str) -> str:
+    """Return the command to paste; a damaged file is moved away first, because a merge would read it again."""
     if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
         return f"the same command with {shlex.quote(str(job))}"
     if "malformed" not in why:
         return shlex.join(["badcjobs", "merge", str(path.parent)])
-    # Only the database itself knew where its task files are; beside a folder of them it is the run's own.
+    # The paths of the task databases are in the damaged file; with a folder ``tasks`` next to it, they are there.
     run = str(path.parent) if (path.parent / "tasks").is_dir() else "RUN_FOLDER"
     into = [] if path.name == "job.sqlite" and run != "RUN_FOLDER" else ["-o", str(path)]
     return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
 
 
 def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[Freshness, tuple[str, ...]]:
-    """Return whether there is news since the merge, and where the task databases lay; of other files nothing."""
+    """Return what has changed since the merge, and the folders of the task databases; empty for a task database."""
     if not is_job_database(db):
         return Freshness(), ()
     files = _files(db)
-    return add_last_heard(db, read_task_rows(db), files, folder)[1], _folders(files)
+    return add_last_contact(db, read_task_rows(db), files, folder)[1], _folders(files)
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
@@ -80,8 +93,8 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         return db.execute(sql).fetchone()[0]
 
     files = _files(db)
-    tasks, merged = add_last_heard(db, read_task_rows(db), files, folder)
-    # Those of the task that started last: run.toml has only what all tasks share.
+    tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
+    # run.toml has only the settings that all tasks share.
     last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
@@ -131,7 +144,7 @@ _FAILED = f"""
 _GAPS = """
     SELECT reason, metric, count(*) AS gaps, sum(to_ms - from_ms) / 1000.0 AS seconds, count(DISTINCT task_id) AS tasks
     FROM gap GROUP BY reason, metric ORDER BY metric IS NOT NULL, seconds DESC, reason, metric"""
-# Where a worker gave its device up, the chunks in its hands are not charged with it, but the tries failed.
+# When a worker gives up its device, its tries have the outcome lost, so that no chunk fails; they are errors, too.
 _ERRORS = f"""
     SELECT coalesce(a.error_class, 'unknown') AS error_class, count(*) AS tries,
            count(DISTINCT a.recording_id || char(0) || a.chunk_id) AS chunks,
@@ -158,13 +171,13 @@ _FOREIGN = f"""
            (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds, p.memory_peak_bytes
     FROM process p JOIN task t USING (task_id) JOIN device d USING (device_id)
     WHERE p.ours = 0 ORDER BY 7 DESC, 1, 3, 4 LIMIT {_MOST_FOREIGN}"""
-# With max(at_ms) the bare columns are those of the last decision.
+# With max(at_ms), SQLite takes the bare columns from the row of the last decision.
 _DECISIONS = """
     SELECT kind, subject, value, reason, tasks FROM (
         SELECT kind, subject, value, reason, count(DISTINCT task_id) AS tasks, max(at_ms) FROM decision
         GROUP BY kind, subject)
     ORDER BY kind, subject"""
-# What went into tries of chunks that were done before; only chunks with rivals can have any.
+# The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
 _AGAIN_GPU_S = """
     SELECT total(gpu_s) FROM (
         SELECT c.gpu_s, row_number() OVER (
@@ -185,7 +198,7 @@ def _cost(db: sqlite3.Connection) -> CostFacts:
 
 
 def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | None, float | None, float | None]:
-    """Return p50, p95 (nearest rank) and maximum; SQLite sorts on disk what millions of tries do not hold in memory."""
+    """Return p50, p95 (nearest rank) and maximum; SQLite sorts, on disk if millions of tries do not fit in memory."""
     wanted = [-(-count // 2), -(-count * 95 // 100), count]
     values = db.execute(f"SELECT c.{column} {_DONE_COST} AND c.{column} IS NOT NULL ORDER BY 1")
     found = {rank: value for rank, (value,) in enumerate(values, start=1) if rank in wanted}
@@ -193,17 +206,17 @@ def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | Non
     return p50, p95, highest
 
 
-# --- what became of the merged files, by their times and sizes --------------------------------------------------------
-# None is opened but those of tasks that were silent already: in a copy of their run they have new times and old seals.
+# --- changes of the merged files since the merge, by their times and sizes --------------------------------------------
+# Only the files of tasks that were silent at the merge are opened: in a copy of the run, times differ but seals do not.
 
 
-def add_last_heard(
+def add_last_contact(
     db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], folder: Path
 ) -> tuple[list[TaskFacts], Freshness]:
-    """Return the tasks, those that had not ended with when they were last heard of and for how long that holds.
+    """Return the tasks, with the time of the last contact for those that had not ended, and what has changed since.
 
-    A file that has changed since it was merged, or is gone, may have news that is not known here: its task is shown as
-    of the merge, and counted; so are files that were never merged. ``folder`` is where the paths of the files begin.
+    The data of a changed or missing file is not read: its task is shown as of the merge, and the file is counted, as
+    are files that were never merged. The paths of the files are relative to ``folder``.
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
     unended = {task.name: holders[task.task_id] for task in tasks if task.verdict is None and task.task_id in holders}
@@ -228,7 +241,7 @@ def add_last_heard(
         attempts = {(key.job_id, key.restart) for key in new if key.array_index == task.array_index}
         successors = attempts - {(task.job_id, task.restart)}
         if now is None:
-            # Others were heard of long after it: it was silent then already.
+            # Other tasks published long after it: it was silent at the merge.
             was_silent = is_silent(then.heard_at_ms, after_s, as_of_ms)
             shown.append(then if was_silent else task)
             gone += not was_silent
@@ -239,17 +252,17 @@ def add_last_heard(
             and file.checksum is not None
             and now.st_size == file.size_bytes
             and (read_stated(folder / file.path) == file.checksum)
-        ):  # another time, the same seal: a copy of what was merged
+        ):  # another time, the same seal: a copy of the merged file
             shown.append(then)
             copies.add(file.path)
-        elif was_silent or successors:  # these may have published it
+        elif was_silent or successors:  # a later attempt may have published it
             shown.append(replace(then, changed=True))
         else:
             heard_at_ms = max(task.last_sign_ms, now.st_mtime_ns // 10**6)
             after_s = silent_after_s(now.st_size, publish_every_s)
             shown.append(replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s, changed=True))
-    # The file of an ended task is not written any more: a new time alone is that of a copy. One that is not here is not
-    # known to have changed.
+    # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does not
+    # count as changed.
     open_files = {file.path for file in unended.values()} - copies
     seen = [(file, there[file.path]) for file in files if file.path in there and file.mtime_ns is not None]
     changed = sum(
@@ -261,43 +274,43 @@ def add_last_heard(
 
 
 def _list(folder: Path, known: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:
-    """Return what lies in the folders of the merged files, by its path as ``source_file`` has it; each listed once.
+    """Return the files in the folders of the merged files by their path as in ``source_file``.
 
-    And a folder that is there but cannot be listed, in words.
+    Also return a message about a folder that exists but cannot be listed.
     """
     found, closed = {}, None
     for parent in {str(PurePath(path).parent) for path in known}:
         try:
             with os.scandir(folder / parent) as entries:
                 for entry in entries:
-                    name = entry.name.encode("utf-8", "backslashreplace").decode()  # as shown_path has it
+                    name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in shown_path
                     path = name if parent == "." else f"{parent}/{name}"
                     if path in known or _task_of(path) is not None:
-                        with suppress(OSError):  # removed in this moment, or a link to nowhere
+                        with suppress(OSError):  # just removed, or a broken link
                             status = entry.stat()
                             if stat.S_ISREG(status.st_mode):
                                 found[path] = status
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            continue  # what was not seen counts as gone
+            continue  # its files count as gone
         except OSError as error:
-            closed = f"{folder / parent} cannot be looked into: {error.strerror}"
+            closed = f"{folder / parent} cannot be read: {error.strerror}"
     return found, closed
 
 
 def _task_of(path: str) -> TaskKey | None:
-    """Return whose database this is, by its name and that of its folder."""
+    """Return the task of a database from the names of the file and its folder; None: not a task database."""
     pure = PurePath(path)
     is_one = pure.suffix == ".sqlite" and pure.parent.name == "tasks" and not pure.name.startswith(".")
     return TaskKey.parse(pure.stem) if is_one else None
 
 
-# --- what a later run, or a comparison with the sources, need not read again ------------------------------------------
+# --- for later runs and for the comparison with the sources -----------------------------------------------------------
 
 
 def merged_files(job_database: Path) -> set[str]:
-    """Return the names of the task databases that job.sqlite holds already; none if it cannot be read.
+    """Return the names of the task databases that job.sqlite contains; empty if it cannot be read.
 
-    Not those of tasks that were still running when they were merged: they may have done more since.
+    Tasks that were still running at the merge are left out: they may have done more since.
     """
     sql = """SELECT path FROM source_file JOIN task USING (task_id)
              WHERE status != 'skipped' AND verdict IS NOT NULL"""
@@ -309,9 +322,9 @@ def merged_files(job_database: Path) -> set[str]:
 
 
 def known_lengths(job_database: Path) -> dict[str, float]:
-    """Return the seconds of the recordings whose headers the tasks have read, by recording_id.
+    """Return the length in seconds of the recordings whose headers the tasks have read, by recording_id.
 
-    Not of those that had two lengths.
+    Recordings with two different lengths are left out.
     """
     sql = """SELECT recording_id, min(duration_s) FROM recording WHERE duration_s IS NOT NULL
              GROUP BY recording_id HAVING min(duration_s) = max(duration_s)"""

@@ -1,19 +1,19 @@
-"""The one read model: what a task database or a job database says, as plain values.
+"""The read model: the content of a task database or a job database as plain values.
 
-    TaskFacts     one attempt of an array task: who it is, how it was started, how far it is, how it ended
+    TaskFacts     one attempt of an array task: its name, how it was started, its progress, how it ended
     DeviceFacts   one device of a task, or of this machine: what was measured on it, what it worked on
-    TaskAlert     one alert of a task that goes on, or did
-    JobFacts      a whole job: its tasks and devices, and what they amount to together
-    Completeness  a job against the sources of its run
+    TaskAlert     one alert of a task
+    JobFacts      a job: its tasks and devices, and their totals
+    Completeness  a job compared with the sources of its run
 
-There are no other types for these: report, monitor, live page, completeness and resume all use them. Three readers
-fill them, each as far as its users need; what a reader does not ask for stays at its default:
+Report, monitor, live page, completeness and resume all use these types. Three functions read them; a field that a
+function does not read keeps its default:
 
-    read_tasks.read_tasks      how far tasks are and what their devices do now (a few milliseconds for a file)
+    read_tasks.read_tasks      the progress of tasks and what their devices do now (a few milliseconds per file)
     read_tasks.read_accounts   what their devices have done, used and cost so far
-    read_job.read_job          everything that a job database says
+    read_job.read_job          everything in a job database
 
-None: not known, or not asked for. Nothing here judges: what facts mean is said by report/ and live/.
+None means not known, or not read. Conclusions from these facts are in report/ and live/.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from badcjobs.model import CHARTED, METRICS, NameGaps, ProcessFacts, Reading, is
 from badcjobs.store.accounting import StateTime
 
 ALIVE = ("running", "silent")
-UNKNOWN_STATE = "unknown"  # of energy that cannot be shared out
-_COUNTER_COVERS = 0.9  # the counter is read every few seconds: short tasks end between two readings
+UNKNOWN_STATE = "unknown"  # of energy that cannot be split by state
+_COUNTER_COVERS = 0.9  # the energy counter is read every few seconds, so it misses the end of a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TaskAlert:
     device_uuid: str | None = None
     peak: float | None = None
     threshold: float | None = None
-    is_open: bool = True  # it had not ended when its task was last published
+    is_open: bool = True  # it had not ended when its task published last
 
 
 # --- a device ---------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class TaskAlert:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """What a device did, in steps of equal length, oldest first; None: no reading in that step."""
+    """The readings of a device in steps of equal length, oldest first; None: no reading in that step."""
 
     from_ms: int = 0
     step_ms: int = 0
@@ -63,7 +63,7 @@ class Trail:
 
     @property
     def means(self) -> Reading | None:
-        """The means over all steps that have a reading; None: there are no steps."""
+        """The means over all steps with a reading; None: there are no steps."""
         if not self.step_ms:
             return None
         known = {metric: [value for value in getattr(self, metric) if value is not None] for metric in CHARTED}
@@ -84,36 +84,36 @@ class MetricFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """What was worked on on one device."""
+    """The work that was done on one device."""
 
-    workers: int = 0  # engine processes, or places for them, one after another counted as well
-    done: int = 0  # tries that ended well
+    workers: int = 0  # engine processes, or slots for them; a restarted one counts again
+    done: int = 0  # tries that succeeded
     failed: int = 0
     lost: int = 0
-    audio_s: float = 0.0  # of the chunks that were done
-    chunk_p50_s: float | None = None  # how long the tries took that ended well
+    audio_s: float = 0.0  # of the chunks that are done
+    chunk_p50_s: float | None = None  # duration of the tries that succeeded
     chunk_p95_s: float | None = None
     chunk_max_s: float | None = None
-    last_end_ms: int | None = None  # when the last try that has an end ended
-    gave_up: str | None = None  # the error class with which its workers ended before the work did
+    last_end_ms: int | None = None  # end of the last try that has ended
+    gave_up: str | None = None  # the error class with which its workers ended before all work was done
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """What tries on one device had cost that had not ended when their task was last heard of; counted as working."""
+    """The cost of tries on one device that were in progress when their task published last; counted as working."""
 
     tries: int = 0
-    total_s: float = 0.0  # shared with tries at the same time
+    total_s: float = 0.0  # split between tries that run at the same time
     busy_s: float | None = None
     energy_j: float | None = None
-    alone_s: float = 0.0  # while no try was in flight beside them that was done in the end
+    alone_s: float = 0.0  # without the time of other tries that succeeded
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """One device of one task, or of this machine."""
 
-    task: str  # the name of the task that has it; empty: a device of this machine
+    task: str  # the name of its task; empty: a device of this machine
     node: str
     index: int | None
     uuid: str | None
@@ -127,73 +127,73 @@ class DeviceFacts:
     temperature_max_c: int | None = None
     power_mean_w: float | None = None
     energy_counter_j: float | None = None
-    energy_counter_span_s: float | None = None  # from its first reading to its last
+    energy_counter_span_s: float | None = None  # from the first reading of the counter to the last
     span_s: float | None = None  # from the first sample to the last
     gap_s: float = 0.0
     energy_integrated_j: float | None = None
     busy_mean_percent: float | None = None
-    utilization_counts: Mapping[int, int] = field(default_factory=dict)  # percent → how many samples
+    utilization_counts: Mapping[int, int] = field(default_factory=dict)  # percent → number of samples
     device_id: int = 0
     power_limit_w: float | None = None
     slowdown_c: int | None = None
     states: Mapping[str, StateTime] = field(default_factory=dict)
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)
-    throttled: Mapping[str, int] = field(default_factory=dict)  # reason → samples; gpu_idle slows nobody
+    throttled: Mapping[str, int] = field(default_factory=dict)  # reason → number of samples; gpu_idle is not a slowdown
     work: DeviceWork = field(default_factory=DeviceWork)
-    spark: tuple[float | None, ...] = ()  # mean utilization in stretches of equal length; None: no reading in it
+    spark: tuple[float | None, ...] = ()  # mean utilization in stretches of equal length; None: no reading
     under_way: UnderWay = field(default_factory=UnderWay)
     # Its last reading, and what it does now
     read_at_ms: int | None = None
     reading: Reading = field(default_factory=Reading)
-    alive: bool = True  # its task runs; False: these are the last readings of a task that has ended or is silent
+    alive: bool = True  # its task runs; False: its task has ended or is silent
     trail: Trail = field(default_factory=Trail)
-    means: Reading | None = None  # over the time of its task, once that has ended or is silent
-    chunks: tuple[str, ...] = ()  # begun and not ended
-    rate: float | None = None  # seconds of audio per second since its task began
+    means: Reading | None = None  # over the time of its task, after that has ended or is silent
+    chunks: tuple[str, ...] = ()  # in progress
+    rate: float | None = None  # seconds of audio per second since its task started
     processes: tuple[ProcessFacts, ...] | None = None  # None: not known
-    trouble: str | None = None  # why it gives no reading now
+    trouble: str | None = None  # why there is no reading now
 
     @property
     def last(self) -> dict[str, float]:
-        """Its last reading: metric → value, and at_ms; what it did not say is left out."""
+        """Its last reading: metric → value, and at_ms, without unknown values."""
         values = {"at_ms": self.read_at_ms, **{metric: getattr(self.reading, metric) for metric in METRICS}}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def shown(self) -> Reading:
-        """What to show of it: the last reading or, where its task has ended, its means.
+        """The reading to show: the last one or, after its task has ended, the means.
 
-        The last reading of a task that has ended was taken when its work was done: nearly always an idle device.
+        The last reading of a task that has ended nearly always shows an idle device.
         """
         return self.means or self.reading
 
     @property
     def memory_percent(self) -> float | None:
-        """How full its memory is, or was."""
+        """Memory in use, in percent of its memory."""
         used, total = self.shown.memory_used_bytes, self.memory_total_bytes
         return None if used is None or not total else 100 * used / total
 
-    # --- what was measured on it amounts to
+    # --- figures that follow from what was measured
 
     @property
     def card(self) -> tuple[str, str]:
-        """What tells it from all others, whichever task it works for."""
+        """The identity of the physical device, the same for every task that uses it."""
         return self.node, self.uuid or self.token
 
     @property
     def label(self) -> str:
-        """What people call it: its index or, where it has none, its token."""
+        """Its name in messages: its index or, without one, its token."""
         return self.token if self.index is None else str(self.index)
 
     @property
     def utilization_mean_percent(self) -> float | None:
-        """The plain utilization, which is blind to light load; busy_mean_percent is the best figure there is."""
+        """The mean of the plain utilization, which misses light load; busy_mean_percent is more exact."""
         total = sum(self.utilization_counts.values())
         return sum(value * many for value, many in self.utilization_counts.items()) / total if total else None
 
     @property
     def energy_source(self) -> str | None:
-        """The counter where it saw nearly the whole time, else power integrated over the samples."""
+        """The counter if it covers nearly all of the time, else power integrated over the samples."""
         span_s = self.energy_counter_span_s
         if self.energy_counter_j is not None and span_s and span_s >= _COUNTER_COVERS * (self.span_s or 0.0):
             return "counter"
@@ -201,19 +201,19 @@ class DeviceFacts:
 
     @property
     def energy_j(self) -> float | None:
-        """The energy that it used, as far as it was measured."""
+        """The energy that was measured."""
         return self.energy_counter_j if self.energy_source == "counter" else self.energy_integrated_j
 
     @property
     def energy_measured_s(self) -> float:
-        """For how long energy_j was measured: what was used before and after is not in it."""
+        """The time during which energy_j was measured."""
         if self.energy_source is None:
             return 0.0
         return (self.energy_counter_span_s or 0.0) if self.energy_source == "counter" else sum(self.measured_s.values())
 
     @property
     def total_s(self) -> float:
-        """For how long its task had it."""
+        """The time during which its task had it."""
         return sum(time.total_s for time in self.states.values())
 
     @property
@@ -223,12 +223,12 @@ class DeviceFacts:
 
     @property
     def measured_s(self) -> dict[str, float]:
-        """For so much of the time in each state its power is known."""
+        """The time in each state during which its power is known."""
         return {state: time.measured_s for state, time in self.states.items()}
 
     @property
     def state_energy_j(self) -> dict[str, float]:
-        """Its energy shared out over its states in the ratio of what was measured in each; adds up to energy_j."""
+        """energy_j split by state, in proportion to the energy measured in each state."""
         energy_j = self.energy_j
         if energy_j is None:
             return {}
@@ -240,7 +240,7 @@ class DeviceFacts:
 
     @property
     def held_back(self) -> dict[str, int]:
-        """Why its clock was lowered: reason → samples."""
+        """Why its clock was lowered: reason → number of samples."""
         return {reason: many for reason, many in self.throttled.items() if reason != "gpu_idle"}
 
 
@@ -251,7 +251,7 @@ class DeviceFacts:
 class TaskFacts:
     """One attempt of one array task.
 
-    One that has not begun has the state waiting or unbegun, no node and no times: empty, and 0.
+    A task that has not started has the state waiting or unbegun, an empty node, and times of 0.
     """
 
     name: str
@@ -265,43 +265,43 @@ class TaskFacts:
     telemetry: int = 0
     devices: int | None = None  # granted
     started_at_ms: int = 0
-    last_sign_ms: int = 0  # the latest time in its database
+    last_sign_ms: int = 0  # its end or, without one, the latest time in its database
     # Its chunks
     done: int = 0  # in this attempt
-    failed: int = 0  # for good, in this attempt
+    failed: int = 0  # permanently, in this attempt
     pending: int = 0
     audio_s: float = 0.0  # of the chunks that are done
     # How it was started
     engine: str | None = None
     workers: int | None = None  # as planned
     cpus: int | None = None  # cores of the allocation
-    memory_limit_bytes: int | None = None  # what was asked of Slurm
+    memory_limit_bytes: int | None = None  # requested from Slurm
     time_limit_s: float | None = None
-    slurm_state: str | None = None  # TIMEOUT, …, as Slurm calls it
-    # What its own processes and its machine used while chunks were worked on
+    slurm_state: str | None = None  # TIMEOUT, …
+    # What its own processes and its machine used while chunks were processed
     cpu_mean_cores: float | None = None
     memory_peak_bytes: int | None = None
     read_mean_bytes_per_s: float | None = None
     host_cpu_mean_percent: float | None = None
     host_memory_peak_bytes: int | None = None
-    heard_at_ms: int | None = None  # its last sign, or when its file was published last
-    silent_after_s: float | None = None  # without news for longer than this it counts as silent
-    changed: bool = False  # while it had not ended at the merge: its file was published again since
+    heard_at_ms: int | None = None  # last_sign_ms, or the time of its last publication if that is later
+    silent_after_s: float | None = None  # without a publication for longer than this it counts as silent
+    changed: bool = False  # it had not ended at the merge, and has published again since
     procid: int | None = None
     shard_index: int | None = None
     ended_at_ms: int | None = None
     before: int = 0  # chunks done before this attempt
-    failed_before: int = 0  # chunks that failed for good before this attempt
-    settings: str | None = None  # how it was told to work, as JSON
-    # What it counted up to
+    failed_before: int = 0  # chunks that failed permanently before this attempt
+    settings: str | None = None  # its settings as JSON
+    # Totals
     tries: int = 0
     detections: int = 0
     done_of_unknown_length: int = 0
-    audio_left_s: float = 0.0  # of the chunks that are listed and not settled, where it is known
+    audio_left_s: float = 0.0  # of the pending chunks whose length is known
     left_of_unknown_length: int = 0
     # Now
     state: str = "running"  # its verdict, or running, silent, killed, waiting, unbegun
-    working_on: tuple[str, ...] = ()  # chunks begun and not ended, on whatever device
+    working_on: tuple[str, ...] = ()  # chunks in progress, on all devices
     cpu_percent: float | None = None  # of its machine
     memory_used_bytes: int | None = None  # of its machine
     memory_percent: float | None = None  # of its machine
@@ -311,49 +311,49 @@ class TaskFacts:
 
     @property
     def wall_s(self) -> float:
-        """How long it ran, up to its last sign."""
+        """Seconds from its start to last_sign_ms."""
         return (self.last_sign_ms - self.started_at_ms) / 1000
 
     @property
     def gpu_s(self) -> float:
-        """For how long it held its devices, all of them together."""
+        """Seconds that it had its devices, added up over the devices."""
         return self.wall_s * (self.devices or 0)
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is larger for a later attempt."""
+        """A value that is larger for a later attempt."""
         return self.started_at_ms, self.restart
 
     @property
     def part(self) -> tuple[object, ...]:
-        """Which part of the source it has."""
+        """The part of the source that it processes."""
         return self.array_index, self.procid, self.shard_index, self.shard_count
 
     @property
     def label(self) -> str:
-        """What people call it: 4821_7."""
+        """Its name in messages: 4821_7."""
         step = "" if self.procid is None else f".p{self.procid}"
-        of = f"{self.job_id}_" if self.job_id else ""  # the job's number is not known before its first task
+        of = f"{self.job_id}_" if self.job_id else ""  # the job number is not known before the first task
         return f"{of}{self.array_index}{step}"
 
     @property
     def begun(self) -> bool:
-        """Whether anything is known of it since it was submitted."""
+        """Whether it has started."""
         return self.state not in ("waiting", "unbegun")
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on, as far as we know."""
+        """Whether it has not ended, as far as is known."""
         return self.state in ALIVE
 
     @property
     def failed_for_good(self) -> int:
-        """Chunks that failed in this attempt or before it."""
+        """Chunks that failed permanently, in this attempt or before it."""
         return self.failed + self.failed_before
 
     @property
     def settled(self) -> int:
-        """How many of its chunks need nothing more."""
+        """How many of its chunks need no more work."""
         return self.done + self.failed_for_good + self.before
 
     @property
@@ -368,23 +368,23 @@ class TaskFacts:
 
     @property
     def chunks_per_s(self) -> float | None:
-        """The pace so far."""
+        """Chunks done per second so far."""
         return self.done / self.wall_s if self.done and self.wall_s > 0 else None
 
     @property
     def ends_at_ms(self) -> int | None:
-        """When its last chunk will be done, at the pace so far."""
+        """When its last chunk will be done, at the rate so far."""
         if self.state != "running" or not self.pending or self.chunks_per_s is None:
             return None
         return round(self.last_sign_ms + 1000 * self.pending / self.chunks_per_s)
 
     def at(self, now_ms: int) -> TaskFacts:
-        """Return it as it looks at a moment: a task without news for too long is silent."""
+        """Return it as of a moment: a task that has not published for too long is silent."""
         overdue = self.state == "running" and is_silent(self.heard_at_ms, self.silent_after_s, now_ms)
-        return self._over("silent", "no word from its task") if overdue else self
+        return self._over("silent", "its task is silent") if overdue else self
 
     def as_killed(self) -> TaskFacts:
-        """Return it once its end was written down beside its database: it could not do so itself."""
+        """Return it as killed, which a record next to its database says: it could not write this itself."""
         return replace(self._over("killed", "its task was killed"), verdict="killed", working_on=())
 
     def _over(self, state: str, trouble: str) -> TaskFacts:
@@ -397,7 +397,7 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:
-    """A chunk that failed for good."""
+    """A chunk that failed permanently."""
 
     recording_id: str
     chunk_id: str
@@ -409,14 +409,14 @@ class FailedChunk:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """All tries that failed in one way."""
+    """All tries that failed with one error class."""
 
     error_class: str
     tries: int
     chunks: int
-    rescued: int  # chunks among them that were done in the end
-    devices: int  # on how many devices
-    example: str  # what the engine said, once
+    rescued: int  # chunks among them that succeeded in a later try
+    devices: int  # number of different devices
+    example: str  # one error message of the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,12 +431,12 @@ class AlertFacts:
     peak: float | None
     threshold: float | None
     example: str
-    still_open: int = 0  # not over when their tasks, which have not ended, were last heard of; in a summary: that run
+    still_open: int = 0  # not over at the last publication of a task that has not ended; in a summary: of one that runs
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
-    """Somebody else's process on a device of ours."""
+    """A process of another user or job on one of our devices."""
 
     task: str
     node: str
@@ -450,7 +450,7 @@ class ForeignProcess:
 
 @dataclass(frozen=True, slots=True)
 class DecisionFacts:
-    """What the wrapper decided by itself, the last time for each subject."""
+    """The wrapper's last automatic decision about one subject."""
 
     kind: str
     subject: str | None
@@ -461,7 +461,7 @@ class DecisionFacts:
 
 @dataclass(frozen=True, slots=True)
 class CostFacts:
-    """What the tries that ended well cost each; None: not measured."""
+    """The cost per try of the tries that succeeded; None: not measured."""
 
     tries: int = 0
     gpu_s_mean: float | None = None
@@ -473,7 +473,7 @@ class CostFacts:
     energy_j_p50: float | None = None
     energy_j_p95: float | None = None
     energy_j_max: float | None = None
-    energy_tries: int = 0  # in so many of them energy was measured: the means and ranks of joules are theirs
+    energy_tries: int = 0  # the tries with measured energy, on which the energy_j figures are based
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,22 +489,20 @@ class GapFacts:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """How what was merged stands to the task databases by now."""
+    """How the merged data compares with the task databases now."""
 
-    as_of_ms: int | None = None  # when the newest of the databases merged was published; None: not known
-    changed: int = 0  # so many have been published again since
-    gone: int = 0  # so many of tasks that had not ended are not where they were; told as of then
-    command: str | None = None  # merges those that are new or have changed
-    new: int = 0  # so many lie beside them and were never merged
-    new_indices: tuple[int, ...] = ()  # the array tasks whose databases are among the new ones
-    closed: str | None = (
-        None  # a folder of them that nobody here may look into, and why; of what is in it nothing is known
-    )
+    as_of_ms: int | None = None  # publication time of the newest merged database; None: not known
+    changed: int = 0  # databases that were published again since
+    gone: int = 0  # databases of tasks that had not ended, which are missing now; shown as of the merge
+    command: str | None = None  # merges the new and changed databases
+    new: int = 0  # databases in the same folders that were never merged
+    new_indices: tuple[int, ...] = ()  # the array tasks of the new databases
+    closed: str | None = None  # a folder that cannot be read, and why
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A job, as its database tells it; what it means is the report's business."""
+    """The content of a job database."""
 
     tasks: tuple[TaskFacts, ...]
     devices: tuple[DeviceFacts, ...]
@@ -515,35 +513,37 @@ class JobFacts:
     failed: tuple[FailedChunk, ...]
     labels: tuple[tuple[str, str | None, int], ...]
     gaps: tuple[GapFacts, ...]
-    file_remarks: tuple[tuple[str, str], ...]  # (path, what became of it), where it was not simply merged
-    lossy_files: int = 0  # files of which rows are missing, or may be
-    file_folders: tuple[str, ...] = ()  # where its task databases lay: absolute, or below the job database's folder
-    conflicts: int = 0  # chunks that were done more than once; the stated rule has chosen
-    last_settings: Mapping[str, Any] = field(default_factory=dict)  # how the task that started last was told to work
-    audio_left_s: float = 0.0  # of the chunks that are listed and not settled, where it is known
-    left_of_unknown_length: int = 0  # so many of these say nothing of their length
+    file_remarks: tuple[tuple[str, str], ...]  # (path, remark) for each file that was not simply merged
+    lossy_files: int = 0  # files with rows that are missing, or may be
+    file_folders: tuple[str, ...] = ()  # folders of its task databases: absolute, or below the job database's folder
+    conflicts: int = 0  # chunks that were done more than once; a documented rule chooses one result
+    last_settings: Mapping[str, Any] = field(default_factory=dict)  # of the task that started last
+    audio_left_s: float = 0.0  # of the pending chunks whose length is known
+    left_of_unknown_length: int = 0  # pending chunks whose length is not known
     errors: tuple[ErrorFacts, ...] = ()
     alerts: tuple[AlertFacts, ...] = ()
     foreign: tuple[ForeignProcess, ...] = ()
     decisions: tuple[DecisionFacts, ...] = ()
     cost: CostFacts = field(default_factory=CostFacts)
-    cpu_tries: int = 0  # tries that ended well without a device
+    cpu_tries: int = 0  # tries that succeeded without a device
     cpu_audio_s: float = 0.0
-    durations: Mapping[int, int] = field(default_factory=dict)  # ms of a try that ended well → how many
+    durations: Mapping[int, int] = field(
+        default_factory=dict
+    )  # duration in ms of tries that succeeded → number of tries
     failed_gpu_s: float = 0.0  # spent on tries that failed
-    lost_gpu_s: float = 0.0  # spent on tries that nobody will ever hear of
-    again_gpu_s: float = 0.0  # spent on tries that ended well, of chunks that were done before
-    alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → where
+    lost_gpu_s: float = 0.0  # spent on tries without a result: their worker or task was killed
+    again_gpu_s: float = 0.0  # spent on successful tries of chunks that were done before
+    alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → nodes
     recording_names: NameGaps | None = None  # None: there are no recordings
     merged: Freshness = field(default_factory=Freshness)
 
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """What the sources of a run hold against what its job database holds.
+    """The sources of a run compared with its job database.
 
-    ``done`` to ``elsewhere`` and ``not_listed`` are the source's rows and add up to ``expected``; ``done`` to
-    ``elsewhere`` and ``strangers`` add up to ``listed``. Where the source is not known they are the database's rows.
+    ``done`` to ``elsewhere`` and ``not_listed`` are rows of the source and add up to ``expected``; ``done`` to
+    ``elsewhere`` and ``strangers`` add up to ``listed``. If the source is not known, they are rows of the database.
     """
 
     expected: int | None  # rows of the sources in run.toml; None: see why_unknown
@@ -553,17 +553,17 @@ class Completeness:
     failed: int
     poison: int
     pending: int
-    elsewhere: int  # found done by a task, in a file that was not merged
-    not_listed: int | None = None  # rows of the source that are in no task
+    elsewhere: int  # done in a file that was not merged, as a task has found
+    not_listed: int | None = None  # rows of the source that no task has listed
     strangers: int | None = None  # rows of the job database that are not in the source
     not_listed_examples: tuple[str, ...] = ()
     strangers_examples: tuple[str, ...] = ()
-    missing_indices: tuple[int, ...] = ()  # array tasks that left no database
-    finish: tuple[str, ...] = ()  # commands, each of which does what is left; the last one without Slurm
-    left_indices: tuple[int, ...] = ()  # array tasks that would do what is left; empty: no array, or not theirs alone
-    missing_logs: tuple[str, ...] = ()  # what the scheduler kept of missing_indices, where it is there
-    missing_notes: tuple[str, ...] = ()  # what an emulation says of each of missing_indices; empty: it was none
-    unmerged_indices: tuple[int, ...] = ()  # array tasks of which nothing was merged, though a database is there now
+    missing_indices: tuple[int, ...] = ()  # array tasks without a database
+    finish: tuple[str, ...] = ()  # commands, each of which does the rest; the last one works without Slurm
+    left_indices: tuple[int, ...] = ()  # array tasks that can do the rest; empty: no array, or not all of it
+    missing_logs: tuple[str, ...] = ()  # the scheduler's logs of missing_indices, as far as they exist
+    missing_notes: tuple[str, ...] = ()  # an emulation's note on each of missing_indices; empty: not an emulation
+    unmerged_indices: tuple[int, ...] = ()  # array tasks without merged data, though a database exists now
 
     @property
     def complete(self) -> bool:

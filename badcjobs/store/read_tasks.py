@@ -1,6 +1,6 @@
-"""Reads what a published database says of its tasks and devices: how far they are now, and what was measured.
+"""Reads tasks and devices from a published task or job database, in a few milliseconds per task database.
 
-Only files that are complete and never change in place, not the live ones. One file is read in a few milliseconds.
+Published files are complete and never change in place; live files are not read here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LAST_GAPS = "SELECT task_id, max(to_ms) FROM gap GROUP BY 1"
 _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
-_SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # those of the only task
+_SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a task database has one task
 _SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICES_NOW = """
     SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
@@ -78,8 +78,8 @@ _ALERTS = f"""
     SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
            d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
-_MOST_UNDER_WAY = 16  # names of chunks that are worth showing
-_GONE_MS = 60_000  # the recorder asks for processes now and then: one that was seen so long ago has left
+_MOST_UNDER_WAY = 16  # names of chunks to show
+_GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
     SELECT task.name, device.uuid, device.token, process.pid, process.name, process.user, (
         SELECT memory_used_bytes FROM process_sample AS now
@@ -92,7 +92,7 @@ _PROCESSES = f"""
 
 
 def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[TaskFacts]:
-    """Return the tasks of a task or job database without their devices, and without those whose names are known."""
+    """Return the tasks of a task or job database without their devices; skip those whose names are in ``known``."""
     rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
     if not rows:
         return []
@@ -100,9 +100,11 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
     chunks = {row.pop("task_id"): row for row in rows_by_name(db, _CHUNKS)}
     attempts = {task_id: (tries, last_ms) for task_id, tries, last_ms in db.execute(_ATTEMPTS)}
     last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
-    settings = {task_id: intern(text) for task_id, text in all_settings if text}  # nearly always the same in all tasks
+    settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
-    last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index in a task database, but an order
+    last_host = _LAST_HOST.format(
+        order="at_ms" if of_job else "rowid"
+    )  # a task database has no index, but its rows are in order of time
     for row in rows:
         task_id = row["task_id"]
         host = next(iter(rows_by_name(db, last_host, (task_id,))), {})
@@ -123,7 +125,7 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
 
 
 def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]:
-    """Return the tasks of a task or job database as they are now, without those whose names are known already."""
+    """Return the tasks of a task or job database with what they do now; skip those whose names are in ``known``."""
     with reading(path) as db:
         rows = read_task_rows(db, known)
         if not rows:
@@ -167,7 +169,7 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
 
 
 def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ...]:
-    """Return tasks that were read from a database, with what their devices have done, used and cost so far."""
+    """Return tasks of a database with what their devices have done, used and cost so far."""
     with reading(path) as db:
         devices = grouped((device.task, device) for device in read_devices(db))
     return tuple(replace(task, its_devices=tuple(devices[task.name])) for task in tasks)
@@ -184,8 +186,8 @@ def parse_settings(text: str | None) -> dict[str, Any]:
 def last_readings(db: sqlite3.Connection) -> dict[int, tuple[int, Reading]]:
     """Return the last reading of each device, and when it was taken.
 
-    There is no index in a task database, but samples lie device by device: how many there are tells where the last one
-    is. Where they lie otherwise, as in a job database, there is an index.
+    A task database has no index, but its samples are sorted by device: the counts give the row of the last one. A job
+    database is sorted otherwise and has an index.
     """
     wanted = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE"
     totals = "SELECT device_id, task_id, samples, last_at_ms FROM device_total WHERE samples > 0 ORDER BY device_id"
@@ -203,7 +205,7 @@ def last_readings(db: sqlite3.Connection) -> dict[int, tuple[int, Reading]]:
 
 
 def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
-    """Return stretches as columns; one that is missing is a step without a reading."""
+    """Return stretches as columns; a missing stretch is a step without a reading."""
     if not stretches:
         return Trail()
     from_ms, step_ms = stretches[0][0], max(1, stretches[0][1] - stretches[0][0])
@@ -214,7 +216,7 @@ def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
 
 
 def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[ProcessFacts]]:
-    """Return the processes on the devices of a database, by task, UUID and token; none: it cannot be read now."""
+    """Return the processes on the devices of a database, by task, UUID and token; empty: it cannot be read now."""
     try:
         with closing(open_sealed(path)) as db:
             return grouped(
@@ -224,9 +226,9 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
         return {}
 
 
-# --- tries that had not ended when their task was last heard of: whether they are lost, a clock says ------------------
+# --- tries in progress when their task published last; the caller decides by the time whether they are lost -----------
 
-Times = tuple[tuple[int, int], ...]  # from, to in ms, one after another
+Times = tuple[tuple[int, int], ...]  # from, to in ms, in order
 
 _TRIES = f"""
     SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s), sum(c.busy_s), sum(c.energy_j)
@@ -247,7 +249,7 @@ _DONE_BESIDE = f"""{_OPEN}
 
 
 def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
-    """Return by device when such tries were in flight, and none beside them that was done in the end."""
+    """Return by device the times of such tries, without the times of other tries that succeeded."""
     done = grouped(db.execute(_DONE_BESIDE))
     return {
         device_id: tuple(_without(from_ms, to_ms, done[device_id]))
@@ -256,7 +258,7 @@ def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
 
 
 def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what is left of a time without others, which come in order of their beginnings."""
+    """Yield the parts of a period that are in no other period; the others are in order of their starts."""
     for begin_ms, end_ms in others:
         if from_ms < min(begin_ms, to_ms):
             yield from_ms, min(begin_ms, to_ms)
@@ -280,13 +282,13 @@ _DEVICES = """
 
 
 def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
-    """Yield the devices of all tasks with their accounts, task by task; they were added up at publication."""
-    if not is_job_database(db):  # the same question as there, asked of one task
+    """Yield the devices of all tasks, task by task, with the totals that were computed at publication."""
+    if not is_job_database(db):  # which has this view
         db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
     utilization, throttled = _by_device(db, "utilization_count", int), _by_device(db, "throttle_count", int)
     states, metrics = _by_device(db, "device_time", StateTime), _by_device(db, "metric_summary", MetricFacts)
     work, last, alone, under_way = _work(db), last_readings(db), read_alone(db), {}
-    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # in the accounts these count as working
+    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
         alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
         under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
     sparks = {device_id: _thin(stretches) for device_id, stretches in grouped(db.execute(_UTILIZATION)).items()}
@@ -345,7 +347,7 @@ def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
 
 
 def _thin(stretches: Sequence[tuple[float, int]]) -> tuple[float | None, ...]:
-    """Return weighted means of (mean, samples) over neighbours, in few columns; None where there is no sample."""
+    """Return the weighted means of (mean, samples) in a few columns; None: no sample."""
     columns = min(_SPARK_COLUMNS, len(stretches))
     edges = [len(stretches) * column // columns for column in range(columns + 1)]
     parts = [stretches[a:b] for a, b in pairwise(edges)]
@@ -364,7 +366,7 @@ _FIGURES = tuple(
     for part in ("min", "mean", "max")
 )
 _ROUNDING_S = 0.0005
-_SHORT_MS = 1000  # of so short a stretch it is told how long each state lasted; a short task has no others
+_SHORT_MS = 1000  # stretches up to this length show each of their states; a short task has only such stretches
 
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
@@ -377,7 +379,7 @@ _STRETCHES = f"""
 
 
 def read_chart_data(path: Path) -> ChartData:
-    """Return what the page shows beyond the summary of a job database."""
+    """Return the data of a job database that the page shows in addition to the summary."""
     with reading(path) as db:
         alone, stretches, given_up = read_alone(db), {}, {}
         for (device_id, *name), group in groupby(db.execute(_STRETCHES), itemgetter(0, 1, 2)):
@@ -406,7 +408,7 @@ def read_chart_data(path: Path) -> ChartData:
 def _mixed(
     begins: Sequence[int], ends: Sequence[int], seconds: Sequence[Mapping[str, float]]
 ) -> dict[int, dict[str, float]]:
-    """Return the short stretches that had several states: place → seconds in each."""
+    """Return the short stretches with several states: position → seconds in each state."""
     found = {}
     for place, (from_ms, to_ms, times) in enumerate(zip(begins, ends, seconds, strict=True)):
         parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
@@ -416,7 +418,7 @@ def _mixed(
 
 
 def _with_lost_time(device: Stretches, seconds: Sequence[dict[str, float]], times: Times) -> Stretches:
-    """Return the stretches of a device that had tries under way, with the time of these in the state lost."""
+    """Return the stretches of a device with the time of its tries in progress in the state lost."""
     states = list(device.states)
     for place, (from_ms, to_ms, parts) in enumerate(zip(device.from_ms, device.to_ms, seconds, strict=True)):
         lost_s = min(parts["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)

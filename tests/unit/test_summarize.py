@@ -341,7 +341,7 @@ def test_where_the_folder_is_closed_to_us_nobody_says_that_all_is_up_to_date_or_
         told = summarize_database(job)
         file.parent.chmod(0o700)
     assert before.merged.closed is None and [finding.kind for finding in before.findings] == ["tasks_missing"]
-    assert told.merged.closed == f"{file.parent} cannot be looked into: Permission denied"
+    assert told.merged.closed == f"{file.parent} cannot be read: Permission denied"
     assert f"; what is new since is not known: {told.merged.closed}" in " ".join(summary_text(told, "july").split())
     assert "badcjobs_tasks_outdated{" not in prometheus_text(job_samples(told, "july"))
     assert told.findings == ()
