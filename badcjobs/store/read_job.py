@@ -2,38 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import TaskKey
-from badcjobs.model import is_silent
-from badcjobs.model import silent_after_s
-from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import grouped
-from badcjobs.store.connect import is_job_database
-from badcjobs.store.connect import open_job_database
-from badcjobs.store.connect import read_as
-from badcjobs.store.connect import reading
-from badcjobs.store.read_model import AlertFacts
-from badcjobs.store.read_model import CostFacts
-from badcjobs.store.read_model import DecisionFacts
-from badcjobs.store.read_model import ErrorFacts
-from badcjobs.store.read_model import FailedChunk
-from badcjobs.store.read_model import ForeignProcess
-from badcjobs.store.read_model import Freshness
-from badcjobs.store.read_model import GapFacts
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.read_tasks import DURATIONS
-from badcjobs.store.read_tasks import STILL_OPEN
-from badcjobs.store.read_tasks import parse_settings
-from badcjobs.store.read_tasks import read_devices
-from badcjobs.store.read_tasks import read_task_rows
-from badcjobs.store.source_files import HOLDING
-from badcjobs.store.source_files import NOT_OURS
-from badcjobs.store.source_files import SourceFile
-from badcjobs.store.source_files import read_source_files
-from badcjobs.store.task_writer import RECORDINGS_ONCE
-from badcjobs.store.task_writer import count_gaps
-
 import os
 import shlex
 import sqlite3
@@ -44,6 +12,25 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import TaskKey, is_silent, silent_after_s
+from badcjobs.store.atomic_write import read_stated
+from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
+from badcjobs.store.read_model import (
+    AlertFacts,
+    CostFacts,
+    DecisionFacts,
+    ErrorFacts,
+    FailedChunk,
+    ForeignProcess,
+    Freshness,
+    GapFacts,
+    JobFacts,
+    TaskFacts,
+)
+from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
+from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
+from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100

@@ -102,9 +102,7 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
     last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
     settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
-    last_host = _LAST_HOST.format(
-        order="at_ms" if of_job else "rowid"
-    )  # a task database has no index, but its rows are in order of time
+    last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index, but in order of time
     for row in rows:
         task_id = row["task_id"]
         host = next(iter(rows_by_name(db, last_host, (task_id,))), {})

@@ -1,8 +1,8 @@
-"""What ``badcjobs submit`` leaves in the run folder: how a job was asked for, its number, its logs, what was cut short.
+"""The files of ``badcjobs submit`` in the run folder: options, number and logs of a job, an interrupted submit.
 
-``submitted.json`` has what was submitted last, so that the same command finds its job again. For the moment in which
-Slurm has the array and its number is not written down yet there is ``.submitting.json`` with the name of the script, by
-which Slurm knows the job. An emulation keeps the states of its tasks in ``logs/<job>.json``.
+``submitted.json`` describes the last submission, so that the same command finds its job again. ``.submitting.json`` is
+written before sbatch runs, with the name of the script: if submit is killed before it writes the job number, the job is
+found in Slurm by that name. An emulation keeps the states of its tasks in ``logs/<job>.json``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, defaul
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
-NO_NOTE = "nothing is known of it"
-_NOTES = {  # by state, and whether the emulation goes on; one that was killed has not written how a task ended
-    (PENDING, True): "waits for its turn",
+NO_NOTE = "no information"
+_NOTES = {  # by state, and whether the emulation still runs; a killed emulation has not written how a task ended
+    (PENDING, True): "waiting for its turn",
     (PENDING, False): "never started: the emulation was killed",
-    (RUNNING, True): "has begun",
-    (RUNNING, False): "had begun when the emulation was killed",
+    (RUNNING, True): "has started",
+    (RUNNING, False): "had started when the emulation was killed",
 }
 _OUT = "--out="
 
@@ -40,31 +40,31 @@ class Record:
     chunks: int  # rows of the source
     submitted_at_ms: int
     asked: dict[str, Any] | None = None  # the other options of submit; None: not known
-    listed: int | None = None  # how many manifests its list of manifests names; None: it is none, or nobody has kept it
-    left: int | None = None  # how many of the chunks were left when it was submitted; None: all, or nobody has counted
+    listed: int | None = None  # number of manifests in its list of manifests; None: not a list, or not known
+    left: int | None = None  # number of chunks that were left when it was submitted; None: all, or not known
 
     def is_of(self, other: Record | None) -> bool:
-        """Say whether both are of one submission; only its number, and that of its merge job, may differ."""
+        """Say whether both are the same submission; the job numbers may differ."""
         return other is not None and other.submitted_at_ms == self.submitted_at_ms
 
 
 def file_in(out: Path) -> Path:
-    """Return where the record of a run folder is."""
+    """Return the path of a run folder's record."""
     return out / "submitted.json"
 
 
 def intent_in(out: Path) -> Path:
-    """Return where a run folder has what is about to be submitted."""
+    """Return the path of the file that describes the submission in progress."""
     return out / ".submitting.json"
 
 
 def write_record(out: Path, record: Record) -> None:
-    """Put the record in its place, whole or not at all."""
+    """Write the record atomically."""
     _write(file_in(out), asdict(record))
 
 
 def read_record(out: Path) -> Record | None:
-    """Return what was handed in last; None: nothing was."""
+    """Return the last submission; None: there is none."""
     path = file_in(out)
     try:
         return _record_of(json.loads(path.read_text(encoding="utf-8")))
@@ -72,26 +72,26 @@ def read_record(out: Path) -> Record | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadInput(
-            f"{path} is not as badcjobs wrote it", why=str(error), fix=f"mv {path} {path}.old   (forgets that job)"
+            f"{path} is damaged", why=str(error), fix=f"mv {path} {path}.old   (badcjobs then forgets that job)"
         ) from error
 
 
 def write_intent(out: Path, script: Path, record: Record) -> None:
-    """Write down what is to be submitted now: the script that sbatch gets, and its record without a number."""
+    """Write the script for sbatch and its record, still without a job number, before sbatch runs."""
     _write(intent_in(out), {"script": str(script), "record": asdict(record)})
 
 
 def read_intent(out: Path) -> tuple[Path, Record] | None:
-    """Return script and record of what was being submitted when a submit was killed; None: nothing was."""
+    """Return the script and record of a submit that was killed; None: there is none."""
     try:
         values = json.loads(intent_in(out).read_text(encoding="utf-8"))
         return Path(values["script"]), _record_of(values["record"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None  # there is none; or its disk was full, and then nothing was submitted
+        return None  # no such file, or the disk was full and nothing was submitted
 
 
 def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | None:
-    """Return what was handed in last, also where nobody has written down its number: ``find`` asks for it by script."""
+    """Return the last submission; if its job number was not written, ``find`` gets it from Slurm by the script."""
     record, intent = read_record(out), read_intent(out)
     if intent is None or intent[1].is_of(record) or (job_id := find(intent[0])) is None:
         return record
@@ -99,7 +99,7 @@ def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | N
 
 
 def forget_intent(out: Path) -> None:
-    """Say that what was to be submitted is written down, or refused."""
+    """Remove the intent after the record is written or the submission is refused."""
     intent_in(out).unlink(missing_ok=True)
 
 
@@ -114,11 +114,11 @@ def _record_of(values: dict[str, Any]) -> Record:
     return Record(**{**values, "job": job, "run_arguments": tuple(values["run_arguments"])})
 
 
-# --- how it was asked for --------------------------------------------------------------------------------------------
+# --- the options of submit --------------------------------------------------------------------------------------------
 
 
 def asked_of(order: ArrayOrder) -> dict[str, Any]:
-    """Return the options that an order stands for; times are in minutes, as sbatch takes them."""
+    """Return an order as options of submit; times are in minutes, as in sbatch."""
     return {
         "--array": order.spec,
         "--gpus-per-task": order.gpus_per_task,
@@ -141,68 +141,68 @@ def asked_of(order: ArrayOrder) -> dict[str, Any]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the options of submit that differ, each with both values; None: the option was not given."""
     return [
-        f"{option} was {_words(then.get(option))}, now {_words(now.get(option))}"
+        f"{option} was {_option_text(then.get(option))}, now {_option_text(now.get(option))}"
         for option in now
         if then.get(option) != now.get(option)
     ]
 
 
 def submit_words(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the ``badcjobs submit`` that asks for the same once more, without what it would do anyway."""
-    gpus = asked["--gpus-per-task"]  # cores and memory go by them
-    usual = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
+    """Return the ``badcjobs submit`` that repeats a submission, without options that have their default value."""
+    gpus = asked["--gpus-per-task"]  # the defaults of cores and memory depend on it
+    defaults = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
     return (
         *("badcjobs", "submit", *run_arguments[1:], f"--cluster={cluster}"),
         *(
             f"{option}={one}"
             for option, value in asked.items()
-            if value is not None and value != usual.get(option)
+            if value is not None and value != defaults.get(option)
             for one in (value if isinstance(value, list) else [value])
         ),
     )
 
 
-def _words(value: Any) -> str:
+def _option_text(value: Any) -> str:
     if value is None or value == []:
         return "not given"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-# --- what is left of a job -------------------------------------------------------------------------------------------
+# --- the traces of a job ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The traces of one job; there are none of one that was submitted by hand."""
+    """What the run folder has about one job; empty for a job that was submitted with sbatch directly."""
 
     emulated: bool = False
-    command: tuple[str, ...] = ()  # the badcjobs submit; empty: not known
+    command: tuple[str, ...] = ()  # the badcjobs submit command; empty: not known
     logs: Mapping[int, Path] = field(default_factory=dict)  # by array index
-    notes: Mapping[int, str] = field(default_factory=dict)  # how an emulation left each array index
+    notes: Mapping[int, str] = field(default_factory=dict)  # what an emulation has written about each array index
 
     def line(self, *more: str) -> str:
-        """Return the command to paste, with more words at its end; empty: it is not known."""
+        """Return the command to paste, with more arguments at its end; empty: not known."""
         return shlex.join([*self.command, *more]) if self.command else ""
 
     def log_of(self, index: int) -> str | None:
-        """Return where to read why an array task has left nothing; None: it is not known, or cannot be read."""
+        """Return the log of an array task; None: not known, or not readable."""
         log = self.logs.get(index)
         return str(log) if log is not None and os.access(log, os.R_OK) else None
 
 
 def find_trace(out: Path, job_id: str) -> Trace:
-    """Return what there is of a job in a run folder; without a number, of the emulation that has begun no task."""
+    """Return the traces of a job in a run folder; an empty number: of an emulation that has started no task."""
     try:
         rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
         logs, notes, goes_on = {}, {}, is_emulated_now(out)
         for row in rows:
-            log = Path(row["log"])  # a script may have put it elsewhere, where it stays
+            log = Path(row["log"])  # a script may have put it in another folder, where it stays
             here = out / "logs" / log.name
             logs[row["index"]] = here if os.access(here, os.F_OK) else log
             notes[row["index"]] = _NOTES.get((row["state"], goes_on)) or str(row.get("note") or NO_NOTE)
         return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
     except (OSError, ValueError, TypeError, KeyError):
-        pass  # no emulation has written it
+        pass  # not an emulation
     record, emulated = _record_in(out), _for_folder(emulated_command(out), out)
     if record is None and not job_id:
         return Trace(bool(emulated), emulated)
@@ -213,52 +213,52 @@ def find_trace(out: Path, job_id: str) -> Trace:
 
 
 def is_emulation_over(out: Path, job_id: str) -> bool:
-    """Say whether an emulation worked on this job and is over; cheaply. Without a job: one that has begun no task."""
+    """Say whether this job was emulated and the emulation is over; an empty number: one that has started no task."""
     emulated = os.access(rows_in(out, job_id), os.F_OK) if job_id else bool(emulated_command(out))
     return emulated and not is_emulated_now(out)
 
 
 def find_unbegun(out: Path) -> CutShort | None:
-    """Return what helps where no task of a run has left anything; None: nobody knows of any task."""
+    """Return what to do when no task of a run has published anything; None: no task is known."""
     if (found := find_cut_short(out) or find_idle_emulation(out)) is not None:
         return found
     look = shlex.join(["badcjobs", "monitor", str(out)])
     if (record := _record_in(out)) is not None:
-        return CutShort(f"job {record.job.job_id} was submitted, and no task of it has published anything yet", look)
+        return CutShort(f"job {record.job.job_id} was submitted; none of its tasks has published anything yet", look)
     if is_emulated_now(out):
-        return CutShort("an emulation is at work, and no task of it has published anything yet", look)
+        return CutShort("an emulation is running; none of its tasks has published anything yet", look)
     return None
 
 
 def find_idle_emulation(out: Path) -> CutShort | None:
-    """Return what repeats an emulation that is over; None: there is none. It is for who has seen no task of it."""
+    """Return the command that repeats an emulation that is over; None: there is none. Use it when no task is known."""
     line = find_trace(out, "").line() if is_emulation_over(out, "") else ""
-    what = "no task is running, and nobody is starting any: the emulation is over"
+    what = "no task is running and none will start: the emulation is over"
     return CutShort(what, line) if line else None
 
 
 def rows_in(out: Path, job_id: str) -> Path:
-    """Return where an emulation keeps what it knows of its tasks; in this folder, whatever the number looks like."""
+    """Return the file in which an emulation keeps the states of its tasks; always in the folder ``logs``."""
     return out / "logs" / f"{PurePath(job_id).name}.json"
 
 
 def _record_in(out: Path) -> Record | None:
     try:
         return read_record(out)
-    except BadInput:  # somebody has edited it, and is told so by the next submit
+    except BadInput:  # edited by hand; the next submit reports it
         return None
 
 
 def find_cut_short(out: Path) -> CutShort | None:
-    """Return what a submit has left undone, as its files say, nobody is asked; None: nothing."""
+    """Return what an interrupted submit has left undone, from its files, without asking Slurm; None: nothing."""
     intent = read_intent(out)
     if intent is None:
         return None
     record = _record_in(out)
-    what = "a submit was cut short here, or is not over yet; the same command finds its job"
+    what = "a submit was interrupted here, or is still running; the same command finds its job"
     if record is not None and record.is_of(intent[1]):
         number = record.job.job_id
-        what = f"the submit of job {number} was cut short, or is not over yet; the same command does the rest"
+        what = f"the submit of job {number} was interrupted, or is still running; the same command does the rest"
     return CutShort(what, shlex.join(_command_of(intent[1], out)) or "the same badcjobs submit")
 
 
@@ -268,11 +268,11 @@ def _command_of(record: Record, out: Path) -> tuple[str, ...]:
     return _for_folder(submit_words(record.cluster, record.run_arguments, record.asked), out)
 
 
-# --- a run folder that was moved or copied since ----------------------------------------------------------------------
+# --- run folders that were moved or copied ----------------------------------------------------------------------------
 
 
 def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
-    """Return a command that works on the folder in which it was found, whatever that was called before."""
+    """Return a command with its ``--out`` changed to the folder in which it was found, which may have been moved."""
     moved = [word for word in command if word.startswith(_OUT) and not _is_same(word.removeprefix(_OUT), out)]
     return tuple(f"{_OUT}{out.absolute()}" if word in moved else word for word in command)
 
@@ -280,5 +280,5 @@ def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
 def _is_same(recorded: str, out: Path) -> bool:
     try:
         return Path(recorded).samefile(out)
-    except (OSError, ValueError):  # not there any more, or somebody else's
+    except (OSError, ValueError):  # it no longer exists, or may not be read
         return False

@@ -212,7 +212,7 @@ def test_a_record_that_somebody_has_edited_is_named(site: Site, login: LoginNode
     manifest = site.manifest(3)
     assert login.submit(manifest, *RUN).exit_code == 0
     (site.out / "submitted.json").write_text('{"job": 1}')
-    assert_refused(login.submit(manifest, *RUN), 2, "submitted.json is not as badcjobs wrote it", "mv ")
+    assert_refused(login.submit(manifest, *RUN), 2, "submitted.json is damaged", "mv ")
 
 
 # --- a job that is there already --------------------------------------------------------------------------------------

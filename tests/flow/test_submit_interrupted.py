@@ -251,12 +251,12 @@ def test_who_looks_at_a_run_is_told_of_a_submit_that_was_cut_short_and_of_the_co
     _, seen, checked, _, without_merge, _, whole, fine = told["looked-at"].ends
     manifest, out = told["looked-at"].out.parent / "manifest.csv", told["looked-at"].out
     words, _ = seen.json["remarks"]
-    assert words == "a submit was cut short here, or is not over yet; the same command finds its job"
+    assert words == "a submit was interrupted here, or is still running; the same command finds its job"
     assert seen.json["total"]["standstill"] == "no task is running"
     (command,) = seen.json["total"]["go_on"]
     assert command.startswith(f"badcjobs submit {manifest} --out={out} ") and "--array=0-2 " in command, command
     assert [one["fix"] for one in checked.json["findings"] if one["subject"] == "submit"] == [command]
-    assert "the submit of job 4821 was cut short" in without_merge.json["remarks"][0]
+    assert "the submit of job 4821 was interrupted" in without_merge.json["remarks"][0]
     assert without_merge.json["total"]["go_on"] == [command]
     assert whole.json["total"]["go_on"] == []
     assert whole.json["remarks"] == ["no task has published anything yet"]

@@ -181,7 +181,7 @@ def test_an_emulation_that_was_killed_before_anybody_wrote_what_the_run_is_has_l
     with emulation_in(tmp_path, SUBMIT):
         assert look(tmp_path).total.standstill is None, "it is about to start its first task"
     frame = look(tmp_path)
-    assert frame.total.standstill == "no task is running, and nobody is starting any: the emulation is over"
+    assert frame.total.standstill == "no task is running and none will start: the emulation is over"
     assert frame.total.go_on == ("badcjobs submit m.csv",)
     record = Record("slurm", Submitted("4821", "4822", (0,)), (), 8, START_MS)
     write_record(tmp_path, record)
@@ -195,7 +195,7 @@ def test_where_all_is_done_nobody_is_told_to_repeat_a_submit_that_was_cut_short(
         replace(task, states=states, verdict="done" if states == ALL_DONE else "stopped").write()
         frame = look(tmp_path)
         assert (frame.total.standstill is not None, bool(frame.total.go_on)) == (told, told), states
-        assert frame.remarks[0].startswith("a submit was cut short here")
+        assert frame.remarks[0].startswith("a submit was interrupted here")
 
 
 def test_while_a_task_runs_nobody_says_that_its_emulation_is_over(tmp_path: Path) -> None:

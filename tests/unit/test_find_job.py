@@ -75,13 +75,13 @@ def test_where_a_submit_was_cut_short_before_any_task_report_and_merge_name_the_
     record = Record("slurm", Submitted("4821", None, (0, 1, 2)), words, 6, 1, asked)
     line = f"badcjobs submit /data/m.csv --out={tmp_path} --cluster=slurm --array=0-2"
     write_intent(tmp_path, tmp_path / "job.sh", record)
-    why = "a submit was cut short here, or is not over yet; the same command finds its job"
+    why = "a submit was interrupted here, or is still running; the same command finds its job"
     assert refusals(tmp_path) == {(why, line)}
     write_record(tmp_path, record)
-    why = "the submit of job 4821 was cut short, or is not over yet; the same command does the rest"
+    why = "the submit of job 4821 was interrupted, or is still running; the same command does the rest"
     assert refusals(tmp_path) == {(why, line)}
     forget_intent(tmp_path)
-    why = "job 4821 was submitted, and no task of it has published anything yet"
+    why = "job 4821 was submitted; none of its tasks has published anything yet"
     assert refusals(tmp_path) == {(why, f"badcjobs monitor {tmp_path}")}
     TaskFile(tmp_path).write()
     with pytest.raises(DatabaseProblem) as unmerged:
@@ -92,7 +92,7 @@ def test_where_a_submit_was_cut_short_before_any_task_report_and_merge_name_the_
 def test_where_an_emulation_was_stopped_before_any_task_report_and_merge_name_the_command(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     with emulation_in(tmp_path, ["badcjobs", "submit", "m.csv", f"--out={tmp_path}"]):
-        why = "an emulation is at work, and no task of it has published anything yet"
+        why = "an emulation is running; none of its tasks has published anything yet"
         assert refusals(tmp_path) == {(why, f"badcjobs monitor {tmp_path}")}
-    why = "no task is running, and nobody is starting any: the emulation is over"
+    why = "no task is running and none will start: the emulation is over"
     assert refusals(tmp_path) == {(why, f"badcjobs submit m.csv --out={tmp_path}")}

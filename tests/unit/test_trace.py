@@ -36,7 +36,7 @@ def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_fol
     for target in (run / "job.sqlite", elsewhere):
         for summary in (finish_job(MergeOrder([run], target), clock).summary, summarize_database(target)):
             assert summary.cut_short is not None
-            assert summary.cut_short.what.startswith("a submit was cut short here")
+            assert summary.cut_short.what.startswith("a submit was interrupted here")
             assert summary.cut_short.command.startswith(f"badcjobs submit /data/m.csv --out={run} ")
     forget_intent(run)
     assert summarize_database(elsewhere).cut_short is None
