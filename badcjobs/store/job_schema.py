@@ -1,4 +1,4 @@
-"""The job database, as data: the tables of all tasks together, what merge adds, and views for common questions."""
+"""The job database as data: the tables of all tasks, the tables that merge adds, and views for common questions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, ddl_
 
 _COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
 
-# A joint is there for two chunks that follow each other and share something; not where one lies within the other.
+# Two chunks that follow each other and overlap have a joint; there is none if one chunk is inside the other.
 _MEET_BEFORE = """lag(start_ms) OVER around < start_ms AND lag(end_ms) OVER around < end_ms
                     AND lag(end_ms) OVER around > start_ms"""
 _MEET_AFTER = """lead(start_ms) OVER around > start_ms AND lead(end_ms) OVER around > end_ms
                     AND lead(start_ms) OVER around < end_ms"""
 
 JOINED = f"""WITH RECURSIVE
-    -- Every chunk that is done, and the joints with the chunks before and after it (NULL: they share nothing).
+    -- Every chunk that is done, and the joints with the chunks before and after it (NULL: no overlap).
     placed AS MATERIALIZED (
         SELECT task_id, recording_id, chunk_id, start_ms,
             CASE WHEN {_MEET_BEFORE}
@@ -32,9 +32,9 @@ JOINED = f"""WITH RECURSIVE
               FROM chunk WHERE status = 'done')
         WINDOW around AS (PARTITION BY recording_id ORDER BY start_ms, end_ms, chunk_id)
     ),
-    -- What was heard, on the recording's clock; what lies beyond a joint is left to the neighbour.
-    heard AS NOT MATERIALIZED (
-        SELECT d.rowid AS heard_id, p.task_id, d.recording_id, d.chunk_id, p.start_ms + d.start_ms AS start_ms,
+    -- The detections on the recording's clock; a detection beyond a joint belongs to the neighbour.
+    detected AS NOT MATERIALIZED (
+        SELECT d.rowid AS detected_id, p.task_id, d.recording_id, d.chunk_id, p.start_ms + d.start_ms AS start_ms,
             p.start_ms + d.end_ms AS end_ms, d.label, d.label_name, d.score,
             CASE WHEN p.start_ms + d.start_ms < p.joint_before_ms THEN p.joint_before_ms END AS across_before_ms,
             CASE WHEN p.start_ms + d.end_ms > p.joint_after_ms THEN p.joint_after_ms END AS across_after_ms
@@ -43,28 +43,28 @@ JOINED = f"""WITH RECURSIVE
           AND (p.joint_after_ms IS NULL OR p.start_ms + d.start_ms < p.joint_after_ms
                OR p.start_ms + d.end_ms <= p.joint_after_ms)
     ),
-    -- The few that reach across a joint.
+    -- The few detections that reach across a joint.
     across AS MATERIALIZED (
-        SELECT * FROM heard WHERE across_before_ms IS NOT NULL OR across_after_ms IS NOT NULL
+        SELECT * FROM detected WHERE across_before_ms IS NOT NULL OR across_after_ms IS NOT NULL
     ),
-    -- Those of the later chunk choose their twins in the earlier one in turn.
+    -- The detections of the later chunk choose their twins in the earlier chunk, one after the other.
     late AS MATERIALIZED (
         SELECT *, row_number() OVER (
-            PARTITION BY recording_id, across_before_ms, label ORDER BY start_ms, end_ms, heard_id) AS turn
+            PARTITION BY recording_id, across_before_ms, label ORDER BY start_ms, end_ms, detected_id) AS turn
         FROM across WHERE across_before_ms IS NOT NULL
     ),
     choice (recording_id, joint_ms, label, turn, late_id, end_ms, label_name, score, early_id, taken) AS (
         SELECT recording_id, across_before_ms, label, 0, NULL, NULL, NULL, NULL, NULL, ',' FROM late WHERE turn = 1
         UNION ALL
-        SELECT c.recording_id, c.joint_ms, c.label, l.turn, l.heard_id, l.end_ms, l.label_name, l.score,
-            (SELECT heard_id FROM (
-                SELECT e.heard_id, e.start_ms, e.end_ms,
+        SELECT c.recording_id, c.joint_ms, c.label, l.turn, l.detected_id, l.end_ms, l.label_name, l.score,
+            (SELECT detected_id FROM (
+                SELECT e.detected_id, e.start_ms, e.end_ms,
                     abs(e.start_ms - l.start_ms) + abs(e.end_ms - l.end_ms) AS apart_ms
                 FROM across e
                 WHERE e.recording_id = l.recording_id AND e.across_after_ms = l.across_before_ms
                   AND e.label = l.label
-                  AND instr(c.taken || coalesce(c.early_id || ',', ''), ',' || e.heard_id || ',') = 0)
-             ORDER BY apart_ms, start_ms, end_ms, heard_id LIMIT 1),
+                  AND instr(c.taken || coalesce(c.early_id || ',', ''), ',' || e.detected_id || ',') = 0)
+             ORDER BY apart_ms, start_ms, end_ms, detected_id LIMIT 1),
             c.taken || coalesce(c.early_id || ',', '')
         FROM choice c JOIN late l ON l.recording_id = c.recording_id AND l.across_before_ms = c.joint_ms
             AND l.label = c.label AND l.turn = c.turn + 1
@@ -73,9 +73,9 @@ JOINED = f"""WITH RECURSIVE
         SELECT CAST(early_id AS INTEGER) AS early_id, CAST(late_id AS INTEGER) AS late_id, end_ms, label_name, score
         FROM choice WHERE early_id IS NOT NULL
     ),
-    -- A sound may go on through several chunks: from twin to twin, as far as it goes.
+    -- A sound may continue through several chunks: follow it from twin to twin.
     grown (last_id, {_COLUMNS}) AS (
-        SELECT heard_id, {_COLUMNS} FROM across WHERE heard_id NOT IN (SELECT late_id FROM twins)
+        SELECT detected_id, {_COLUMNS} FROM across WHERE detected_id NOT IN (SELECT late_id FROM twins)
         UNION ALL
         SELECT t.late_id, g.task_id, g.recording_id, g.chunk_id, g.start_ms, t.end_ms, g.label,
             CASE WHEN coalesce(t.score > g.score, t.score IS NOT NULL) THEN t.label_name ELSE g.label_name END,
@@ -83,7 +83,7 @@ JOINED = f"""WITH RECURSIVE
         FROM grown g JOIN twins t ON t.early_id = g.last_id
     ),
     joined AS NOT MATERIALIZED (
-        SELECT {_COLUMNS} FROM heard WHERE across_before_ms IS NULL AND across_after_ms IS NULL
+        SELECT {_COLUMNS} FROM detected WHERE across_before_ms IS NULL AND across_after_ms IS NULL
         UNION ALL
         SELECT {_COLUMNS} FROM grown WHERE last_id NOT IN (SELECT early_id FROM twins)
     )
@@ -92,16 +92,16 @@ JOINED = f"""WITH RECURSIVE
 
 @dataclass(frozen=True, slots=True)
 class ViewDef:
-    """One view and what a row of it is; each column's SQL is an expression over ``source``."""
+    """One view, and the meaning of a row; each column's SQL is an expression over ``source``."""
 
     name: str
     help: str
     columns: tuple[Column, ...]
     source: str
-    before: str = ""  # what SQL calls common table expressions: steps on the way, each with a name
+    before: str = ""  # the common table expressions (WITH …)
 
     def select(self) -> str:
-        """Return the SELECT statement behind it."""
+        """Return its SELECT statement."""
         lines = [f"    {column.sql} AS {column.name}" for column in self.columns]
         tail = f"\n{self.source}" if self.source else ""
         return f"{self.before}SELECT\n" + ",\n".join(lines) + tail
@@ -113,7 +113,7 @@ def define_view(name: str, meaning: str, *columns: Column, source: str = "", bef
 
 
 def _from(table: str, alias: str, *names: str) -> tuple[Column, ...]:
-    """Return columns taken over from a table, with their meaning there."""
+    """Return columns of a table, with their meaning there."""
     known = {column.name: column for column in TABLE_BY_NAME[table].columns}
     return tuple(Column(name, f"{alias}.{name}", known[name].help) for name in names)
 
@@ -139,17 +139,17 @@ DEVICE_SUMMARY = define_view(
     "One row per device of a task attempt: what was measured on it.",
     *_from("device", "d", "device_id", "task_id", "uuid", "device_index", "name", "memory_total_bytes"),
     *_from("device", "d", "backend"),
-    Column("samples", "t.samples", "how many readings there are"),
-    Column("utilization_mean_percent", "u.mean", "mean of utilization_percent over them"),
+    Column("samples", "t.samples", "number of samples"),
+    Column("utilization_mean_percent", "u.mean", "mean of utilization_percent"),
     Column("utilization_p50_percent", "u.p50", "its median, by nearest rank"),
     Column("utilization_p95_percent", "u.p95", "its 95th percentile, by nearest rank"),
     Column("utilization_max_percent", "u.maximum", "its maximum"),
-    Column("busy_mean_percent", "b.mean", "mean of busy_percent: the best figure there is; see metric_source"),
-    Column("memory_peak_bytes", "CAST(m.maximum AS INTEGER)", "most memory in use in any reading, by anybody"),
+    Column("busy_mean_percent", "b.mean", "mean of busy_percent, the most exact figure; see metric_source"),
+    Column("memory_peak_bytes", "CAST(m.maximum AS INTEGER)", "peak memory in use, by all processes"),
     Column("temperature_max_c", "CAST(c.maximum AS INTEGER)", "highest temperature"),
     Column("power_mean_w", "p.mean", "mean power draw"),
-    Column("energy_j", "t.energy_counter_j", "what the energy counter counted"),
-    Column("energy_span_s", "t.energy_counter_span_s", "from its first to its last reading"),
+    Column("energy_j", "t.energy_counter_j", "energy by the device's energy counter"),
+    Column("energy_span_s", "t.energy_counter_span_s", "from the first to the last reading of the counter"),
     Column("energy_integrated_j", "t.energy_integrated_j", "power integrated over the readings"),
     Column("span_s", "(t.last_at_ms - t.first_at_ms) / 1000.0", "from the first reading to the last"),
     Column("gap_s", _GAPS, "time without any reading, from `gap`"),
@@ -160,14 +160,14 @@ DEVICE_SUMMARY = define_view(
 VIEWS = (
     define_view(
         "task_summary",
-        "One row per array task attempt: how long it lived and what became of its chunks.",
+        "One row per array task attempt: its running time and its chunks by state.",
         *_from("task", "t", "task_id", "name", "job_id", "array_index", "restart", "node", "shard_count"),
         *_from("task", "t", "verdict", "exit_code", "telemetry", "devices", "started_at_ms"),
-        Column("last_sign_ms", LAST_SIGN, "when it ended; of a killed or running one, when it was last heard of"),
-        Column("wall_s", f"({LAST_SIGN} - t.started_at_ms) / 1000.0", "from its start to its last sign"),
-        Column("done", _chunks("= 'done'"), "chunks whose final state, done, is this task's"),
-        Column("failed", _chunks("IN ('failed', 'poison')"), "likewise, failed or poison"),
-        Column("pending", _chunks("= 'pending'"), "likewise, not begun or not finished"),
+        Column("last_sign_ms", LAST_SIGN, "when it ended; of a killed or running task, the latest time in its data"),
+        Column("wall_s", f"({LAST_SIGN} - t.started_at_ms) / 1000.0", "from its start to last_sign_ms"),
+        Column("done", _chunks("= 'done'"), "chunks that are done, with the result of this task"),
+        Column("failed", _chunks("IN ('failed', 'poison')"), "the same for failed or poison"),
+        Column("pending", _chunks("= 'pending'"), "the same for not started or not finished"),
         Column(
             "audio_s",
             "(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')",
@@ -183,15 +183,15 @@ VIEWS = (
         *_from("chunk", "c", "status", "error_class"),
         Column("chunks", "count(*)", "how many"),
         Column("audio_s", "sum(c.audio_s)", "their length together"),
-        Column("detections", "sum(c.detections)", "what was heard in them"),
+        Column("detections", "sum(c.detections)", "number of detections in them"),
         source="FROM chunk c GROUP BY c.status, c.error_class",
     ),
     define_view(
         "recording_detection",
-        "What was heard in each recording, on its own clock; what chunks that overlap both heard is there once.",
+        "The detections of each recording on its own clock; a detection in two overlapping chunks is there once.",
         *_from("recording", "r", "study_area", "location", "recorded_at"),
-        Column("recording_id", "j.recording_id", "the recording, as the source names it"),
-        Column("chunk_id", "j.chunk_id", "the chunk that heard it, or its begin"),
+        Column("recording_id", "j.recording_id", "the recording, as in the source"),
+        Column("chunk_id", "j.chunk_id", "the chunk with the detection, or with its start"),
         Column("task_id", "j.task_id", "the task that analysed that chunk: task.task_id"),
         Column("start_ms", "j.start_ms", "from the recording's start"),
         Column("end_ms", "j.end_ms", "from the recording's start"),
@@ -201,26 +201,26 @@ VIEWS = (
     ),
     define_view(
         "job_summary",
-        "The whole job in one row.",
+        "The complete job in one row.",
         Column("tasks", "(SELECT count(*) FROM task)", "array task attempts"),
-        Column("chunks", "(SELECT count(*) FROM chunk)", "chunks that any task knew of"),
+        Column("chunks", "(SELECT count(*) FROM chunk)", "chunks that the tasks have listed"),
         Column("done", _of_job("count(*)", "= 'done'"), "chunks done"),
         Column("failed", _of_job("count(*)", "IN ('failed', 'poison')"), "chunks failed or poison"),
-        Column("pending", _of_job("count(*)", "= 'pending'"), "chunks not begun or not finished"),
-        Column("skipped", _of_job("count(*)", "= 'skipped'"), "chunks that were left out"),
+        Column("pending", _of_job("count(*)", "= 'pending'"), "chunks not started or not finished"),
+        Column("skipped", _of_job("count(*)", "= 'skipped'"), "chunks that were skipped"),
         Column("audio_hours", _of_job("sum(audio_s)", "= 'done'") + " / 3600.0", "length of the chunks done"),
         Column(
             "gpu_hours",
             "(SELECT sum(wall_s * devices) FROM task_summary) / 3600.0",
-            "for each task, its wall time × the devices it was granted",
+            "for each task, its wall time × the devices granted",
         ),
-        Column("detections", "(SELECT count(*) FROM detection)", "what was heard"),
+        Column("detections", "(SELECT count(*) FROM detection)", "number of detections"),
     ),
 )
 
 
-# Read by task and time: these rows lie in that order, so that a task's are neighbours. Samples are neighbours too,
-# because a task's are copied in one piece, device by device; without a key of their own SQLite copies them as they are.
+# These tables are read by task and time and store their rows in that order. Samples need no key: merge copies all
+# samples of a task together, device by device, and SQLite copies them faster without one.
 ORDERED_BY = {
     "host_sample": "task_id, at_ms",
     "process_sample": "task_id, device_id, at_ms, pid",
@@ -233,7 +233,7 @@ ORDERED_BY = {
     "attempt_cost": "task_id, attempt_id",
     "device_stretch": "task_id, device_id, from_ms",
 }
-_CACHE_KIB = 4_000  # appending, a small cache is quicker: its pages stay in the processor's own
+_CACHE_KIB = 4_000  # a small cache makes appending faster: it fits into the cache of the processor
 SORT_CACHE_KIB = 32_000
 
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
@@ -241,37 +241,37 @@ _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id
 ADDED_TABLES = (
     define_table(
         "source_file",
-        "What merge found: one row per file, read or not.",
-        Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder where it lies below it"),
-        Column("task_id", "INTEGER REFERENCES task (task_id)", "the task in it; NULL: none of its rows are here"),
+        "The files that merge found: one row per file, read or not.",
+        Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder if it is below it"),
+        Column("task_id", "INTEGER REFERENCES task (task_id)", "the task in it; NULL: its rows are not here"),
         Column("status", "TEXT NOT NULL", "merged, recovered, salvaged, copy, kept or skipped"),
         Column("reason", "TEXT", "why it was not simply merged"),
         Column("size_bytes", "INTEGER", "its size when it was read"),
-        Column("mtime_ns", "INTEGER", "its time when it was read"),
-        Column("rows", "INTEGER", "how many rows of it are here"),
-        Column("rows_lost", "INTEGER", "how many are known to be lost; NULL: nobody knows"),
+        Column("mtime_ns", "INTEGER", "its modification time when it was read"),
+        Column("rows", "INTEGER", "number of its rows in this database"),
+        Column("rows_lost", "INTEGER", "number of rows that are lost; NULL: not known"),
         Column("last_sign_ms", "INTEGER", "the latest time in it"),
-        Column("checksum", "TEXT", "of its bytes, as sealed; NULL: it had no seal"),
+        Column("checksum", "TEXT", "checksum in its seal; NULL: it has no seal"),
         key="path",
     ),
     define_table(
         "task_meta",
-        "What `meta` says in each task's own file: the settings it ran with, its environment, where it wrote.",
+        "The table `meta` of each task's own file: its settings, its environment, its folders.",
         Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "task.task_id"),
         Column("key", "TEXT NOT NULL", "name"),
-        Column("value", "TEXT", "value; structured ones are JSON"),
+        Column("value", "TEXT", "value; structured values are JSON"),
         key="task_id, key",
     ),
     replace(
         TABLE_BY_NAME["chunk"],
         name="rival_chunk",
-        help="What another attempt said of a chunk, and lost by the rule: the history behind `chunk`.",
+        help="The result of another attempt of a chunk, which the merge rule did not choose: the history of `chunk`.",
         key="recording_id, chunk_id, task_id",
     ),
     replace(
         TABLE_BY_NAME["detection"],
         name="rival_detection",
-        help="What those attempts heard: the history behind `detection`.",
+        help="The detections of those attempts: the history of `detection`.",
         parent=_RIVAL,
     ),
 )
@@ -279,14 +279,14 @@ JOB_TABLES = (*TABLES, *ADDED_TABLES)
 
 _HELP = define_view(
     "column_help",
-    "What every column of every table and view means.",
+    "The meaning of every column of every table and view.",
     Column("table_name", "column1", "the table or view"),
     Column("column_name", "column2", "the column"),
     Column("help", "column3", "what it means"),
 )
 JOB_VIEWS = (*VIEWS, _HELP)
 
-# Made after the rows of a new database are in: sorting once is cheaper than keeping an index in order.
+# Created after all rows are written: sorting once is cheaper than updating an index with each row.
 INDEXES = {
     "chunk_by_task": ("chunk", ("task_id", "status", "audio_s")),
     "detection_by_chunk": ("detection", ("recording_id", "chunk_id")),
@@ -301,10 +301,9 @@ INDEXES = {
 
 
 def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
-    """Open a job database that nobody else sees yet, to be written in one go and then renamed into place.
+    """Open the draft of a job database, which is not visible to readers until it is renamed.
 
-    Without locks, which some shared filesystems do not have, and without syncing: only a rollback matters until the
-    whole file is synced.
+    It needs no locks, which some shared filesystems do not support, and no fsync until it is complete.
     """
     db = sqlite3.connect(file_uri(path, "nolock=1"), isolation_level=None, uri=True)
     if new:
@@ -312,7 +311,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     db.execute("PRAGMA journal_mode = MEMORY")
     db.execute("PRAGMA synchronous = OFF")
     db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    db.execute("PRAGMA secure_delete = OFF")  # nothing secret here; some builds of SQLite zero every page they free
+    db.execute("PRAGMA secure_delete = OFF")  # faster where SQLite is built to overwrite deleted data
     if new:
         tool = as_sqlite_utils(db)
         tool.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
@@ -323,7 +322,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
 
 
 def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXES)) -> None:
-    """Create the indexes of the job database that are not there yet."""
+    """Create the indexes of the job database that do not exist yet."""
     db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
     tool = as_sqlite_utils(db)
     for name in names:
@@ -332,12 +331,12 @@ def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXE
 
 
 def index_samples(db: sqlite3.Connection) -> None:
-    """Make the samples of one task easy to find before all are in: for a task that is added up, replaced or mended."""
+    """Create the index of the samples early, to find those of one task while other tasks are still to be merged."""
     create_indexes(db, ("sample_by_time",))
 
 
 def _column_help() -> ViewDef:
-    """Return the view that says what every column means; a view, because every table carries ``task_id``."""
+    """Return the view with the meaning of every column; not a table, because every table has a ``task_id``."""
     helps = [(t.name, column.name, column.help) for t in (*JOB_TABLES, *JOB_VIEWS) for column in t.columns]
     lines = ("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in helps)
     return replace(_HELP, source="FROM (VALUES\n" + ",\n".join(lines) + ")")

@@ -75,9 +75,7 @@ _OWN = (
     define_table(
         "task",
         "One attempt of one array task.",
-        Column(
-            "task_id", "INTEGER PRIMARY KEY", "a number computed from its name and start time; the same in every file"
-        ),
+        Column("task_id", "INTEGER PRIMARY KEY", "a number computed from its name and start; the same in every file"),
         Column("name", "TEXT NOT NULL", "<job>_<index>.r<restart>.<node>, as in the file names"),
         Column("job_id", "TEXT NOT NULL", "the array's job id, the job's, or local<start>-<pid> outside Slurm"),
         Column("array_index", "INTEGER NOT NULL", "SLURM_ARRAY_TASK_ID; 0 without an array"),
@@ -99,11 +97,7 @@ _OWN = (
         Column("verdict", "TEXT", "done, failed, stopped or killed; NULL: still running when this was published"),
         Column("slurm_state", "TEXT", "Slurm's state: TIMEOUT, NODE_FAIL, …; ENDED: not given; NULL: no hook (slurm/)"),
         Column("slurm_exit_code", "TEXT", "Slurm's exit code and signal, as 0:9; NULL as above"),
-        Column(
-            "slurm_reason",
-            "TEXT",
-            "where slurm_state is from: jobcomp (the controller), an epilog (the node), emulation",
-        ),
+        Column("slurm_reason", "TEXT", "its source: jobcomp (the controller), an epilog (the node), emulation"),
         Column("memory_limit_bytes", "INTEGER", "memory requested from Slurm on this node; NULL: not known"),
         Column("time_limit_s", "REAL", "from its start to its time limit; NULL: not known"),
     ),
@@ -136,7 +130,7 @@ _OWN = (
         Column(
             "memory_utilization_percent",
             "INTEGER",
-            "share of the recent past in which device memory was read or written",
+            "the same for reading or writing device memory",
         ),
         Column("memory_used_bytes", "INTEGER", "memory in use, by all processes"),
         Column("temperature_c", "INTEGER", "temperature of the chip"),
@@ -239,14 +233,12 @@ _OWN = (
         Column(
             "recorded_at",
             "TEXT",
-            "when it starts, ISO 8601, by the clock of the audio recorder; NULL: no date in its name",
+            "start by the audio recorder's clock, ISO 8601; NULL: no date in its name",
         ),
         Column("duration_s", "REAL", "length of its audio file; NULL: its header was not read"),
         Column("sample_rate_hz", "INTEGER", "samples per second; NULL as above"),
         Column("channels", "INTEGER", "number of channels; NULL as above"),
-        Column(
-            "pattern", "TEXT", "the pattern of the config that matches its path; NULL: none, the built-in rule applies"
-        ),
+        Column("pattern", "TEXT", "the pattern of the config that matches its path; NULL: the built-in rule"),
         key="task_id, recording_id",
     ),
     define_table(
@@ -404,9 +396,7 @@ _DERIVED = (
         "How many samples of a device have each reason for a lowered clock; a sample may have several.",
         _TASK_ID,
         _DEVICE_ID,
-        Column(
-            "reason", "TEXT NOT NULL", "NVML's name of the bit in sample.throttle_reasons; gpu_idle is not a slowdown"
-        ),
+        Column("reason", "TEXT NOT NULL", "NVML's name of the bit in throttle_reasons; gpu_idle is not a slowdown"),
         Column("samples", "INTEGER NOT NULL", "how many"),
     ),
     define_table(
@@ -442,7 +432,7 @@ _DERIVED = (
         Column(
             "samples",
             "INTEGER NOT NULL",
-            "number of samples in it; with 0 samples the minima, means and maxima are NULL",
+            "number of samples in it; 0: the columns that follow are NULL",
         ),
         *(
             Column(f"{metric}_{part}_{unit}", "REAL", f"{word} of `sample.{metric}_{unit}` in it")
