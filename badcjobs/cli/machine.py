@@ -114,7 +114,7 @@ def record(
         interval,
         stand_in(world.cwd, **devices),
         alerts,
-        lambda alert: remark(alert.words) if alert.over else None,  # the log, kept to warnings, has only their begin
+        lambda alert: remark(alert.text) if alert.over else None,  # the log, kept to warnings, has only their begin
         hooks,
     )
     live_mode = of_run.get("live_mode", "auto")

@@ -288,14 +288,13 @@ class Manifest:
         for row, look in look_ahead(self._our_rows(walk, files), files.look, while_waiting=walk.while_waiting):
             line, recording_id, chunk_id, path, times, sha256, first, known_cut = row
             try:
-                found = files.resolve(path, first, look, times, known_cut=known_cut)
+                audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=known_cut)
             except NoAudio as problem:
                 row_alone = Chunk(recording_id, chunk_id, path, "", *times)
                 where = "(DIR: the folder that its source_paths are relative to)"
                 fix = f"badcjobs run {shlex.quote(self.name)} --root DIR …   {where}" if problem.not_found else None
                 yield from walk.add_missing(line, str(problem), problem, row_alone, fix)
                 continue
-            audio_path, fingerprint, end_ms, is_cut = found
             if sha256 is not None:
                 fingerprint = replace(fingerprint, audio_sha256=sha256)
             yield Chunk(recording_id, chunk_id, path, audio_path, times[0], end_ms, fingerprint, is_cut=is_cut)

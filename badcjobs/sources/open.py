@@ -139,10 +139,9 @@ def open_sources(
     for mistakes.source, path in enumerate(paths):
         source = recognise(path, root, mistakes)
         if isinstance(source, ManifestList):
-            if len(paths) == 1 and not mistakes.count:
+            if len(paths) == 1:
                 return _with_cutting(_open_listed(source.path, root, position), cutting)
-            if len(paths) > 1:
-                mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
+            mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
         elif isinstance(source, Path):
             audio_files.append(source)
         elif source is not None:

@@ -90,10 +90,8 @@ class Surveyor(Walk):
         if folders is not self._folders:  # another source
             self._folders, self._base_of = folders, {}
         folder = path[: path.rfind("/") + 1]
-        base = self._base_of.get(folder)
-        return self._look(path, folder, folders) if base is None else base
-
-    def _look(self, path: str, folder: str, folders: Sequence[str]) -> str:
+        if folder in self._base_of:
+            return self._base_of[folder]
         candidates = ("",) if path.startswith("/") else folders
         if len(self._base_of) >= _MOST_LOOKS:
             return self._usual_base if self._usual_base in candidates else candidates[-1]

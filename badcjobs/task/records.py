@@ -213,7 +213,7 @@ class Records:
         with _warned("the gap in the telemetry"):
             for from_ms, to_ms, reason in gaps:
                 self.writer.add_gap(None, from_ms, to_ms, reason)
-        self.telemetry_failure = failure or recorder.unwritten.words
+        self.telemetry_failure = failure or recorder.unwritten.text
 
 
 @contextmanager

@@ -189,7 +189,7 @@ def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]
     """Return the JSON document of a call; ``held_back``: calls that were left out since the last one."""
     more = f" ({held_back} more held back)" if held_back else ""
     return {
-        "text": f"badcjobs {task}: {alert.severity} {alert.words}{more}".translate(_CHAT_ESCAPES),
+        "text": f"badcjobs {task}: {alert.severity} {alert.text}{more}".translate(_CHAT_ESCAPES),
         "state": "end" if alert.over else "begin",
         "kind": alert.kind,
         "severity": alert.severity,

@@ -63,7 +63,7 @@ class Alert:
         return self.ended_at_ms is not None
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The text for the log."""
         if self.ended_at_ms is None:
             return f"alert ({self.kind}): {self.message}"
@@ -285,8 +285,8 @@ class DeviceConditions:
         """Return the conditions of a device that was not read; if it was never read, this is a gap and not a loss."""
         if not self._was_read and "lost" not in reason.lower():
             return []
-        words = f"{self.device.label} can no longer be read: {reason}"
-        return [_off("idle"), Condition("lost", True, words, severity=CRITICAL)]  # unknown is not idle
+        message = f"{self.device.label} can no longer be read: {reason}"
+        return [_off("idle"), Condition("lost", True, message, severity=CRITICAL)]  # unknown is not idle
 
     def _level(
         self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
@@ -307,8 +307,8 @@ class DeviceConditions:
         if not work_waits or max(known, default=0.0) >= _IDLE_BELOW_PERCENT:
             return _off("idle")
         limit_s = self.limits.idle_s
-        words = f"{self.device.label} has been idle for {limit_s:g} s while work is waiting"
-        return Condition("idle", True if known else None, words, threshold=limit_s, after_s=limit_s)
+        message = f"{self.device.label} has been idle for {limit_s:g} s while work is waiting"
+        return Condition("idle", True if known else None, message, threshold=limit_s, after_s=limit_s)
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
         """Return a condition for each fault so far; its value is the number of times."""
@@ -325,8 +325,8 @@ class DeviceConditions:
         new = errors - (errors if self._ecc_before is None else self._ecc_before)
         self._ecc_before = errors
         self._ecc_new += max(0, new)
-        words = f"has new uncorrected memory errors ({self._ecc_new}); its results may be wrong"
-        return self._critical("ecc", new > 0, f"{self.device.label} {words}", self._ecc_new)
+        message = f"has new uncorrected memory errors ({self._ecc_new}); its results may be wrong"
+        return self._critical("ecc", new > 0, f"{self.device.label} {message}", self._ecc_new)
 
     def _critical(self, kind: str, on: bool, message: str, many: int) -> Condition:
         return Condition(kind, on, message, float(many), severity=CRITICAL, quiet_s=_STORM_S)

@@ -205,7 +205,7 @@ class CostBook(Book):
         )  # fmt: skip
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The cost so far, as text for the task's log."""
         effort, (cpu_s, memory_bytes) = self.effort, self.use()
         lived_s = max(0, self._at_ms - self.started_at_ms) / 1000

@@ -160,7 +160,7 @@ class Unwritten:
     since_ms: int | None = None
 
     @property
-    def words(self) -> str | None:
+    def text(self) -> str | None:
         """The loss as text; None: nothing was lost."""
         if self.lost_s == 0 and self.since_ms is None:
             return None

@@ -86,13 +86,7 @@ class RecorderProcess:
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._processes = ProcessBook(writer, lookup.look_up)
         effort = Effort()
-        self._cost = CostBook(
-            writer,
-            effort,
-            interval_s=order.interval_s,
-            started_at_ms=clock.now_ms(),
-            backend=lambda: (reader.backend, reader.why),
-        )
+        self._cost = CostBook(writer, effort, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
         self._recorder = Recorder(
             self._sampler,
             HostReader().read,
@@ -117,7 +111,7 @@ class RecorderProcess:
                 log.warning("the alerts and processes of the earlier recorder cannot be read: %s", error)
         self._recorder.run(self._wait)
         self._reader.close()
-        self._pipe.send(f"{protocol.COST} {self._cost.words}", 0)
+        self._pipe.send(f"{protocol.COST} {self._cost.text}", 0)
         if self._snapshot is not None:
             self._snapshot.join()
         last_copy = self._last_message.removeprefix(protocol.STOP).strip()

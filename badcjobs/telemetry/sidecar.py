@@ -187,7 +187,7 @@ class Sidecar:
                 alert = Alert(**json.loads(text))
             except (ValueError, TypeError):
                 return True  # an incomplete line; the database has the alert
-            log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.words)
+            log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.text)
             with suppress(OSError):  # the terminal is closed
                 self._on_alert(alert)
         return True
@@ -226,11 +226,11 @@ def wait_for_orphans(tasks_folder: Path, clock: Clock, timeout_s: float) -> None
 
 def _orphan_in(tasks_folder: Path) -> bool:
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if protocol.MODULE not in words:
+        argv = process.info["cmdline"] or []
+        if protocol.MODULE not in argv:
             continue
         try:
-            order = SidecarOrder.read(Path(words[-1]))
+            order = SidecarOrder.read(Path(argv[-1]))
         except (OSError, ValueError, TypeError, KeyError):
             continue  # its folder was removed: it has published
         if Path(order.publish_to).parent == tasks_folder and not psutil.pid_exists(order.wrapper_pid):

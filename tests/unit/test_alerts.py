@@ -93,8 +93,8 @@ def test_it_is_told_once_when_it_begins_and_once_when_it_ends(make: Callable[...
     assert [alert.over for alert in book.told] == [False, True]
     assert [alert.peak for alert in book.told] == [84, 94]
     begun, ended = book.told
-    assert begun.words == "alert (thermal): device 1 is at 84 °C; the limit is 83 °C"
-    assert ended.words == "alert ended after 11 s (thermal; worst value 94): device 1 is at 84 °C; the limit is 83 °C"
+    assert begun.text == "alert (thermal): device 1 is at 84 °C; the limit is 83 °C"
+    assert ended.text == "alert ended after 11 s (thermal; worst value 94): device 1 is at 84 °C; the limit is 83 °C"
 
 
 def test_a_value_that_dances_on_its_limit_is_one_alert(make: Callable[..., Book]) -> None:

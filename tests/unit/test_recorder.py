@@ -363,7 +363,7 @@ def test_a_disk_that_never_comes_back_is_told_to_whoever_can_still_write(bench: 
     assert bench.gaps() == []
     unwritten = bench.recorder.unwritten
     assert unwritten == Unwritten(4.5, "database or disk is full", bench.start_ms + 2000)
-    assert unwritten.words == "4.5 s of readings could not be written: database or disk is full"
+    assert unwritten.text == "4.5 s of readings could not be written: database or disk is full"
     end_ms = bench.start_ms + 7000
     assert unwritten.gaps(end_ms) == [(bench.start_ms + 2000, end_ms, "could not be written: database or disk is full")]
     assert bench.refused == ["database or disk is full"], "once per stretch, not once per tick"
@@ -379,7 +379,7 @@ def test_what_the_file_tells_already_is_not_told_again_but_counted(bench: Bench)
 def test_a_recorder_that_could_write_everything_has_nothing_to_tell(bench: Bench) -> None:
     bench.run(3)
     assert bench.recorder.unwritten == Unwritten()
-    assert bench.recorder.unwritten.words is None
+    assert bench.recorder.unwritten.text is None
 
 
 # --- devices that do not answer ---------------------------------------------------------------------------------------
@@ -674,7 +674,7 @@ def test_the_words_for_the_log_say_what_was_used(bench: Bench) -> None:
     )
     cost.write(bench.start_ms + 60_000, [], {})
     said = "61 samples with simulated in 60 s; 0.30 s of CPU (0.50 % of a core), 24 MiB, at most 0.013 s late"
-    assert cost.words in (said, said.replace("0.013", "0.012"))
+    assert cost.text in (said, said.replace("0.013", "0.012"))
 
 
 def test_own_use_is_what_the_system_says() -> None:
