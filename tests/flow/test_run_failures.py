@@ -304,6 +304,6 @@ def test_a_device_that_does_not_work_for_the_engine_is_left_alone_and_the_work_g
     once = site.folder / "root" / "once"
     done = site.run(manifest, *hawkears(site, "--threads=1"), env=environ(FAKE_HAWKEARS_ONCE=str(once)))
     assert done.exit_code == 0, done.stderr
-    assert "retires (gpu_lost)" in done.stderr
+    assert "stops (gpu_lost)" in done.stderr
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 30)]
     assert site.rows("SELECT count(*) FROM attempt WHERE outcome = 'failed'") == [(0,)]
