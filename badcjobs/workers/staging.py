@@ -91,10 +91,6 @@ class Copy:
         except OSError:
             return False
 
-    def remove(self) -> None:
-        """Delete the copy and its folder."""
-        shutil.rmtree(self.path.parent, ignore_errors=True)
-
 
 def size_of(chunk: Chunk, cutter: AudioCutter) -> int:
     """Return the approximate size of a copy in bytes; raise OSError if the file cannot be read."""
@@ -234,7 +230,7 @@ class Stager:
             if shutil.disk_usage(self.folder).free < size_bytes:
                 for other in [copy for copy in self._waiting() if copy.ready]:
                     del self._copies[other.chunk.key]
-                    other.remove()
+                    shutil.rmtree(other.path.parent, ignore_errors=True)
             copy = self._new_copy(chunk)
             copy.taken, copy.size_bytes = True, size_bytes
         try:
@@ -255,7 +251,7 @@ class Stager:
                 self._not_copied.add(chunk.key)
             self._changed.notify_all()
         complete = copy.is_complete or not copy.taken
-        copy.remove()
+        shutil.rmtree(copy.path.parent, ignore_errors=True)
         return complete
 
     # --- in a reader thread ---------------------------------------------------------------------------------------
@@ -342,4 +338,4 @@ class Stager:
                 log.warning("staging stops after %d failed copies in a row: %s", self._failures, why)
             self._changed.notify_all()
         if not copy.ready:
-            copy.remove()
+            shutil.rmtree(copy.path.parent, ignore_errors=True)

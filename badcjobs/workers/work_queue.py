@@ -26,11 +26,6 @@ class Batch:
 Fits = Callable[[Chunk], bool]  # whether one more chunk can be finished in time; if so, its time is reserved
 
 
-def always_fits(chunk: Chunk) -> bool:
-    """Accept every chunk: the ``fits`` of a task without a time limit."""
-    return True
-
-
 class WorkQueue:
     """Hands out chunks to worker threads, the longest first; a chunk comes again only after ``put_back``.
 
@@ -79,7 +74,7 @@ class WorkQueue:
             self._changed.notify_all()
 
     def take(
-        self, fits: Fits = always_fits, over: Callable[[], bool] = lambda: False, *, lean: bool = False
+        self, fits: Fits = lambda chunk: True, over: Callable[[], bool] = lambda: False, *, lean: bool = False
     ) -> Batch | None:
         """Return the next batch; block until there is one; None: no more work, or none that fits into the time.
 
@@ -100,7 +95,7 @@ class WorkQueue:
                 self._changed.wait(None if due_s is None else max(0.0, due_s - self._clock.monotonic_s()))
             return None
 
-    def more(self, wanted: int, *, idle: int, fits: Fits = always_fits) -> list[Chunk] | None:
+    def more(self, wanted: int, *, idle: int, fits: Fits = lambda chunk: True) -> list[Chunk] | None:
         """Return up to ``wanted`` chunks for a worker that has some; None: take no more, because suspects wait.
 
         Near the end of the work it returns only as many as the worker can start now (``idle``).

@@ -16,7 +16,7 @@ from badcjobs.seams import Clock, Engine, Session, SessionBroken
 from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import ChunkKey, model_of
-from badcjobs.workers.work_queue import Batch, Fits, WorkQueue, always_fits
+from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
 
 _KILLED_START_FACTOR = 5  # an engine that another program kills while it starts gets this many times more starts
 _GPU_ERRORS = 3  # after this many in a row, with no chunk done in between, the device is at fault and not the chunks
@@ -215,7 +215,7 @@ class WorkerThread(threading.Thread):
         if self.retired:
             return lambda chunk: False
         if self.timetable is None:
-            return always_fits
+            return lambda chunk: True
         self._parallel = max(self._parallel, len(started))
         in_hand = [(chunk, started[key].at_ms if key in started else None) for key, chunk in unanswered.items()]
         return self.timetable(self.plan.device_id, in_hand, self._parallel)
