@@ -124,8 +124,8 @@ def _bring_up_to_date(
             few = list(intakes)
             # In place only if every file is sealed, nothing must be combined, and the disk is local.
             unproven = {file.task_id for file in old.values() if file.status in HOLDING and file.checksum is None}
-            whole = all(intake.checksum is not None and intake.task_id not in unproven for intake in few)
-            if whole and not read_filesystem(order.target.parent).shared:
+            all_sealed = all(intake.checksum is not None and intake.task_id not in unproven for intake in few)
+            if all_sealed and not read_filesystem(order.target.parent).shared:
                 try:
                     with write_in_place(order.target, check=check) as db:
                         return _write(db, order, old, few, of=len(few))
@@ -149,11 +149,11 @@ def _write(
         if intake.is_half:
             halves.append(intake)  # after the file that has the task itself
         else:
-            _take(writer, intake)
+            _add_file(writer, intake)
         rows += sum(intake.counts.values())
         order.progress(number, of, rows)
     for intake in halves:
-        _take(writer, intake)
+        _add_file(writer, intake)
     files = writer.finish()
     if not any(file.status in HOLDING for file in files):
         raise DatabaseProblem(
@@ -167,14 +167,14 @@ def _write(
     return files
 
 
-def _take(writer: JobWriter, intake: Intake) -> None:
+def _add_file(writer: JobWriter, intake: Intake) -> None:
     """Give a file to the writer; examine it again if it was published meanwhile, salvage it if damage shows only now.
 
     An error in one file does not stop the merge: the file is salvaged or skipped.
     """
     for _ in range(_TRIES):
         try:
-            writer.take(intake)
+            writer.add_file(intake)
             break
         except FileChanged:
             found = Intake(intake.path, None, "skipped", file=intake.file)
@@ -185,7 +185,9 @@ def _take(writer: JobWriter, intake: Intake) -> None:
                 raise
             intake = salvage_instead(intake, f"damaged: {error}")
     else:
-        writer.take(replace(intake, status="skipped", reason=STILL_WRITTEN, database=None, rows=None, size_bytes=None))
+        writer.add_file(
+            replace(intake, status="skipped", reason=STILL_WRITTEN, database=None, rows=None, size_bytes=None)
+        )
     shutil.rmtree(intake.scratch, ignore_errors=True)
 
 

@@ -40,7 +40,7 @@ def merge_lock(target: Path, clock: Clock, tell: Callable[[str], None]) -> Itera
     """
     lock = target.with_name(f".{target.name}.lock")
     me = f"{os.uname().nodename} {os.getpid()}"
-    _take(lock, me, clock, tell)
+    _acquire(lock, me, clock, tell)
     over = threading.Event()
 
     def touch() -> None:
@@ -67,7 +67,7 @@ def merge_lock(target: Path, clock: Clock, tell: Callable[[str], None]) -> Itera
             lock.unlink(missing_ok=True)
 
 
-def _take(lock: Path, me: str, clock: Clock, tell: Callable[[str], None]) -> None:
+def _acquire(lock: Path, me: str, clock: Clock, tell: Callable[[str], None]) -> None:
     seen, seen_at_s, reported = None, clock.monotonic_s(), False
     while True:
         try:

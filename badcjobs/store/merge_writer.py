@@ -224,7 +224,7 @@ class JobWriter:
         self._expected: dict[int, Mapping[str, int]] = {}  # task → rows by table
         self._attachments = 0
 
-    def take(self, intake: Intake) -> None:
+    def add_file(self, intake: Intake) -> None:
         """Add the rows of a file, or record why they are not needed."""
         name, before = intake.path, self._files.get(intake.path)
         if before is not None and before.status in HOLDING and intake.task_id not in (None, before.task_id):
@@ -331,8 +331,8 @@ class JobWriter:
         held_first = intake.is_half or _trust(holder) >= _trust(intake)
         first, second = (held, theirs) if held_first else (theirs, held)
         add_missing_rows(first, second)
-        whole = describe(replace(intake, database=first, checksum=None))
-        rows = self._write(whole)
+        combined = describe(replace(intake, database=first, checksum=None))
+        rows = self._write(combined)
         keeper, other = (holder, intake) if held_first else (intake, holder)
         if holder.path == intake.path:
             keeper = other = intake
@@ -346,14 +346,14 @@ class JobWriter:
         reason, more = keeper.reason, rows - (keeper.rows or 0)
         if more > 0:
             origin = "an earlier merge" if other.path == keeper.path else other.path
-            reason = "; ".join(filter(None, [reason, f"{more:,} more rows from {origin}"]))
+            reason = "; ".join(filter(None, [reason, f"rows added from {origin}: {more:,}"]))
         self._files[keeper.path] = replace(
             keeper,
             status="salvaged" if damaged else keeper.status,
             reason=reason,
             rows=rows,
             rows_lost=lost if damaged else None,
-            last_sign_ms=whole.last_sign_ms,
+            last_sign_ms=combined.last_sign_ms,
         )
 
 
@@ -371,7 +371,7 @@ def _check(table: str, task_id: int, wanted: int, found: int) -> None:
     """Raise DatabaseProblem if rows were lost or added on the way."""
     if wanted != found:
         raise DatabaseProblem(
-            f"the row check failed: task {task_id} has {wanted:,} rows of {table}, but {found:,} arrived",
+            f"the row check of task {task_id} failed: {table} rows in its file: {wanted:,}, in job.sqlite: {found:,}",
             why="this is a bug in badcjobs, or the disk loses data; nothing was replaced",
             fix="badcjobs merge RUN_FOLDER -o /another/disk/job.sqlite",
         )

@@ -342,8 +342,8 @@ def _salvage_rows(intake: Intake, damage: str) -> Intake:
 def _saved_text(saved: Mapping[str, int], lost: Mapping[str, int] | None) -> str:
     rows = total(saved)
     if lost is None:
-        return f"{rows:,} rows saved; the number of lost rows is not known"
+        return f"rows saved: {rows:,}; the number of lost rows is not known"
     if not total(lost):
-        return f"all {rows:,} rows saved, but some values may be wrong"
+        return f"rows saved: all {rows:,}, but some values may be wrong"
     by_table = ", ".join(f"{many:,} of {table}" for table, many in sorted(lost.items()) if total({table: many}))
-    return f"{rows:,} of {rows + total(lost):,} rows saved (lost: {by_table})"
+    return f"rows saved: {rows:,} of {rows + total(lost):,} (lost: {by_table})"

@@ -24,6 +24,7 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
 from badcjobs.paths import RunFolder
 from badcjobs.processes import SubprocessLauncher, parse_prefix
+from badcjobs.report.words import count
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import FrozenRun, RunSettings, check_against
 from badcjobs.sources.open import Sources, open_sources
@@ -161,7 +162,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     listed = sources.manifests_listed
     if listed is not None and place.positions is not None and listed > place.positions:
         raise BadInput(
-            f"the list names {listed} manifests, but the array has {place.positions} tasks",
+            f"the list names {count(listed, 'manifest')}, but the array has {count(place.positions, 'task')}",
             why="each array task takes one line of the list; the last lines would never be analysed",
             fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
         )
@@ -204,15 +205,15 @@ def find_devices(world: World, stand_in: StandIn) -> Grant:
         return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
 
 
-def take_free_devices(settings: RunSettings, count: int, world: World) -> tuple[Grant, DeviceLocks]:
+def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple[Grant, DeviceLocks]:
     """Return the devices with the most free capacity, locked for this run; wait for them as the settings say."""
     locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
-    request = DeviceRequest(count, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
+    request = DeviceRequest(wanted, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
     waiting = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
     with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
         ours = {device.uuid: device for device in sight.grant.devices}
         picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(request, sight, locks, waiting)]
-        why = f"{sight.grant.why}; --free {count} picked the best of {len(ours)}"
+        why = f"{sight.grant.why}; --free {wanted} picked the best of {len(ours)}"
         why += f"\nread through {sight.reader.backend}: {sight.backend_why}"
         return Grant(tuple(picked), why), locks
 

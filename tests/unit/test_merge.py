@@ -234,7 +234,9 @@ def test_rows_that_do_not_arrive_are_an_error_and_the_old_file_stays(run: Path, 
     before = (run / "job.sqlite").read_bytes()
     for index in range(1, more + 1):
         TaskFile(run, index=index, states={f"b{index}": "done"}, gaps=[(1, 2, "x")]).write()
-    with pytest.raises(DatabaseProblem, match=f"the row check failed: .* rows of {table}, but 0 arrived") as refused:
+    with pytest.raises(
+        DatabaseProblem, match=f"the row check of .* failed: {table} rows in its file: .*, in job.sqlite: 0"
+    ) as refused:
         merged(run)
     assert refused.value.exit_code == 4
     assert (run / "job.sqlite").read_bytes() == before

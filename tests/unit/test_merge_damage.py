@@ -289,7 +289,7 @@ def test_what_an_earlier_merge_had_completes_a_file_that_is_damaged_now(run: Pat
     damage.truncate(victim, 0.9)
     file = merged(run)[victim.name]
     assert file.status == "salvaged"
-    assert "more rows from an earlier merge" in (file.reason or "")
+    assert "rows added from an earlier merge: " in (file.reason or "")
     assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
     assert query(run / "job.sqlite", "SELECT count(*) FROM attempt") == [(CHUNKS + 1,)]
 
