@@ -240,7 +240,7 @@ def test_when_no_disk_takes_anything_the_run_still_comes_to_its_end_and_says_wha
     ended = program.wait()
     assert ended.exit_code == 4
     assert f"chunks      {CHUNKS} done of {CHUNKS}" in ended.stdout
-    assert "the last publication failed" in ended.stdout and "no disk would take" in ended.stdout
+    assert "the last publication failed" in ended.stdout and "that no disk accepted" in ended.stdout
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     local_disk.make_room()
     run_disk.make_room()
