@@ -253,7 +253,7 @@ def test_rows_that_arrive_twice_are_an_error_too(run: Path) -> None:
                 VALUES (new.task_id, new.recording_id, new.chunk_id, new.start_ms, new.end_ms, 'AGAIN', 1); END"""
         )
     TaskFile(run, index=1, states={"b": "done"}).write()
-    with pytest.raises(DatabaseProblem, match="failed: detection rows in its file: 1, in job.sqlite: 2"):
+    with pytest.raises(DatabaseProblem, match=r"failed: detection rows in its file: 1, in job\.sqlite: 2"):
         merged(run)
 
 
