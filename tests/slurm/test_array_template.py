@@ -54,7 +54,7 @@ def test_the_template_works_with_its_two_lines_edited(
     [
         ("ALL,OUT=out", 2, "SOURCE is not set"),
         ("ALL,SOURCE=in.csv", 2, "OUT is not set"),
-        ("ALL,SOURCE=in.csv,OUT=out,BADCJOBS=/no/such/badcjobs", 3, "no program '/no/such/badcjobs' on gpu"),
+        ("ALL,SOURCE=in.csv,OUT=out,BADCJOBS=/no/such/badcjobs", 3, "program '/no/such/badcjobs' not found on gpu"),
     ],
 )
 def test_the_template_refuses_what_cannot_work_and_says_what_to_try(
