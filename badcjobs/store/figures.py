@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -53,10 +54,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
             spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
             by_state, by_try = sum_by_state(spans, busy, energy)
             states = {attempt_id: state for attempt_id, _, _, state in tries}
-            times = [
-                (task_id, device_id, state, time.total_s, time.measured_s, time.busy_s, time.energy_j)
-                for state, time in sorted(by_state.items())
-            ]
+            times = [(task_id, device_id, state, *astuple(time)) for state, time in sorted(by_state.items())]
             costs = [
                 (task_id, attempt_id, states[attempt_id], time.total_s, time.busy_s, time.energy_j)
                 for attempt_id, time in sorted(by_try.items())

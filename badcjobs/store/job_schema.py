@@ -284,7 +284,9 @@ _HELP = define_view(
     Column("column_name", "column2", "the column"),
     Column("help", "column3", "what it means"),
 )
-JOB_VIEWS = (*VIEWS, _HELP)
+_MEANINGS = [(t.name, column.name, column.help) for t in (*JOB_TABLES, *VIEWS, _HELP) for column in t.columns]
+_VALUES = ",\n".join("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in _MEANINGS)
+JOB_VIEWS = (*VIEWS, replace(_HELP, source=f"FROM (VALUES\n{_VALUES})"))  # not a table: those have a ``task_id``
 
 # Created after all rows are written: sorting once is cheaper than updating an index with each row.
 INDEXES = {
@@ -315,7 +317,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     if new:
         tool = as_sqlite_utils(db)
         tool.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
-        for view in (*VIEWS, _column_help()):
+        for view in JOB_VIEWS:
             tool.create_view(view.name, view.select())
         tool.table("meta").insert({"key": "made_by", "value": f"badcjobs {__version__}"})
     return db
@@ -333,10 +335,3 @@ def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXE
 def index_samples(db: sqlite3.Connection) -> None:
     """Create the index of the samples early, to find those of one task while other tasks are still to be merged."""
     create_indexes(db, ("sample_by_time",))
-
-
-def _column_help() -> ViewDef:
-    """Return the view with the meaning of every column; not a table, because every table has a ``task_id``."""
-    helps = [(t.name, column.name, column.help) for t in (*JOB_TABLES, *JOB_VIEWS) for column in t.columns]
-    lines = ("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in helps)
-    return replace(_HELP, source="FROM (VALUES\n" + ",\n".join(lines) + ")")

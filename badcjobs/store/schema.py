@@ -127,11 +127,7 @@ _OWN = (
         _DEVICE_ID,
         Column("at_ms", "INTEGER NOT NULL", "when it was read"),
         Column("utilization_percent", "INTEGER", "share of the recent past in which a kernel ran"),
-        Column(
-            "memory_utilization_percent",
-            "INTEGER",
-            "the same for reading or writing device memory",
-        ),
+        Column("memory_utilization_percent", "INTEGER", "the same for reading or writing device memory"),
         Column("memory_used_bytes", "INTEGER", "memory in use, by all processes"),
         Column("temperature_c", "INTEGER", "temperature of the chip"),
         Column("power_w", "REAL", "power draw of the board"),
@@ -170,7 +166,7 @@ _OWN = (
         Column(
             "read_bytes_per_s",
             "REAL",
-            "bytes returned by read() since the previous reading, from files and pipes; NULL: not available",
+            "bytes from read() since the last reading, files and pipes; NULL: not available",
         ),
         Column("processes", "INTEGER", "number of processes"),
         Column("source", "TEXT NOT NULL", "how memory was measured: pss (shared pages counted once) or rss"),
@@ -230,11 +226,7 @@ _OWN = (
         Column("source_path", "TEXT NOT NULL", "its audio file, as in the source; the first of several files"),
         Column("study_area", "TEXT", "where it was made; NULL: not in its path"),
         Column("location", "TEXT", "the station; NULL: not in its path"),
-        Column(
-            "recorded_at",
-            "TEXT",
-            "start by the audio recorder's clock, ISO 8601; NULL: no date in its name",
-        ),
+        Column("recorded_at", "TEXT", "start by the audio recorder's clock, ISO 8601; NULL: no date in its name"),
         Column("duration_s", "REAL", "length of its audio file; NULL: its header was not read"),
         Column("sample_rate_hz", "INTEGER", "samples per second; NULL as above"),
         Column("channels", "INTEGER", "number of channels; NULL as above"),
@@ -429,11 +421,7 @@ _DERIVED = (
         Column("from_ms", "INTEGER NOT NULL", "when it starts"),
         Column("to_ms", "INTEGER NOT NULL", "when it ends"),
         Column("state", "TEXT NOT NULL", "the longest state in it; see device_time"),
-        Column(
-            "samples",
-            "INTEGER NOT NULL",
-            "number of samples in it; 0: the columns that follow are NULL",
-        ),
+        Column("samples", "INTEGER NOT NULL", "number of samples in it; 0: the columns that follow are NULL"),
         *(
             Column(f"{metric}_{part}_{unit}", "REAL", f"{word} of `sample.{metric}_{unit}` in it")
             for metric, unit in (
