@@ -78,7 +78,6 @@ class Runs:
     right_ms: Whole
     state: Whole  # place in STATES
     joined: int  # so many neighbouring stretches were taken together to come to few enough
-    cut: bool = False  # short stretches of several states were cut into these
 
 
 def timeline(runs: Runs, rows: int, times: Any) -> Figure:

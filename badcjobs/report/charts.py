@@ -18,7 +18,7 @@ from badcjobs.report import chart_figures as figures
 from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs, Whole
 from badcjobs.report.progress import over_time
 from badcjobs.report.rules import known_texts
-from badcjobs.report.summary import STATE_WORDS, Summary, cards, of_tasks
+from badcjobs.report.summary import STATE_WORDS, Summary, cards, devices_words
 from badcjobs.report.words import natural
 from badcjobs.store.read_model import DeviceFacts
 
@@ -36,16 +36,15 @@ MOST_PICTURED = 240
 _FEWEST_TRIES = 5  # fewer are told better in words
 _GIB = 2**30
 _STEPS, _NOTHING = 60_000, 65_535  # a figure is sent as two bytes: finer than a pixel on any screen
-_SHORT = ", but one of a second or less shows each of its states for as long as it lasted, in their likely order"
-_NOTES = (  # how the readings and the states were thinned, and what was left out; see rules.say
-    "A device's readings are thinned to at most 120 stretches of equal length; each keeps its smallest, mean and"
-    " largest value, so no peak is lost. In the timeline a stretch has the colour of the state that lasted longest in"
-    " it{short}; the table below counts every second.",
-    "So many devices: {joined} neighbouring stretches are drawn as one in the timeline.",
-    "Nothing is known over time of {unknown:count device}{of_tasks}.",
-    "To be picked one by one below: {shown:whole} of {known:whole} devices of array tasks, namely the least busy, the"
-    " slowest, the hottest, those with the longest gaps, those with failed or lost work, and an even choice of the"
-    " others. The charts of all devices together, the timeline and the tables leave nobody out.",
+_NOTES = (  # how the data were reduced, and what was left out; see rules.say
+    "Each device is shown in at most 120 intervals of equal length. An interval keeps its smallest, mean and largest"
+    " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; an interval of"
+    " one second or less shows all its states, in their likely order. The table below counts every second.",
+    "With this many devices, the timeline merges {joined} neighbouring intervals into one.",
+    "There are no data over time for {unknown}.",
+    "You can select {shown:whole} of {known:whole} devices below: the least busy, the slowest, the hottest, those with"
+    " the longest gaps, those with failed or lost work, and an even sample of the others. The charts of all devices"
+    " together, the timeline and the tables include every device.",
 )
 
 
@@ -97,11 +96,10 @@ def draw(summary: Summary, data: ChartData) -> Charts:
             "forms": {form.name: [form.bottom, form.top] for form in forms},
             "series": series,
         }
+        unknown = [device for device, one in zip(summary.devices, stretches, strict=True) if one is None]
         about = {
-            "short": _SHORT if runs.cut else "",
             "joined": runs.joined if runs.joined > 1 else None,
-            "unknown": len(stretches) - len(known) or None,
-            "of_tasks": of_tasks(summary.devices),
+            "unknown": devices_words(unknown) if unknown else None,
             "shown": len(series) - 1 if len(series) - 1 < len(known) else None,
             "known": len(known),
         }
@@ -176,23 +174,19 @@ def _text(values: Any) -> str:
 
 
 def find_runs(devices: Sequence[Stretches | None]) -> Runs:
-    """Return what the devices did: each stretch by the state that lasted longest in it, equal neighbours joined.
-
-    A short stretch of several states is cut into them, as long as that does not make too many.
-    """
-    rows = [(row, device) for row, device in enumerate(devices) if device is not None]
-    mixed = any(device.mixed for _, device in rows)
-    for joined in ([0] if mixed else []) + [2**power for power in range(7)]:  # 0: cut
-        parts = [_runs_of(row, device if joined else cut_mixed(device), joined) for row, device in rows]
+    """Return what the devices did: each stretch by the state that lasted longest in it, equal neighbours joined."""
+    rows = [(row, _cut_mixed(device)) for row, device in enumerate(devices) if device is not None]
+    for joined in [2**power for power in range(7)]:
+        parts = [_runs_of(row, device, joined) for row, device in rows]
         nothing = (np.array([], dtype=np.int64),) * 4
         row, left_ms, right_ms, state = map(np.concatenate, zip(nothing, *parts, strict=True))
-        runs = Runs(row, left_ms, right_ms, state, max(1, joined), cut=not joined)
+        runs = Runs(row, left_ms, right_ms, state, joined)
         if len(runs.row) <= MOST_RUNS:
             break
     return runs
 
 
-def cut_mixed(device: Stretches) -> Stretches:
+def _cut_mixed(device: Stretches) -> Stretches:
     """Return the stretches with the short ones of several states cut into these, each as long as it lasted.
 
     Their order is not known: what the neighbours do comes next to them, else it is that of the life of a worker.

@@ -8,7 +8,7 @@ from typing import Any
 from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import known_texts
 from badcjobs.report.rules_waiting import LEAST_S
-from badcjobs.report.summary import NEARLY_ALL, Summary, rows_words
+from badcjobs.report.summary import NEARLY_ALL, Summary, devices_words
 from badcjobs.report.words import UNKNOWN, count, duration, energy, indices, moment, number, share_words
 from badcjobs.store.read_model import AlertFacts, Freshness
 
@@ -145,7 +145,7 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
 
 def _device_figures(summary: Summary) -> dict[str, Any]:
     gpu_s, cost, told = summary.gpu_hours * 3600, summary.chunk_cost, summary.energy_devices
-    partly = "" if told == len(summary.devices) else f" (known for {told:,} of {rows_words(summary.devices)})"
+    partly = "" if told == len(summary.devices) else f" (known for {told:,} of {devices_words(summary.devices)})"
     known = [device for device in summary.devices if device.energy_j is not None]
     missing = sum(d.energy_measured_s for d in known) < NEARLY_ALL / 100 * sum(d.total_s for d in known)
     measured, samples = summary.energy_measured_percent, sum(device.samples for device in summary.devices)

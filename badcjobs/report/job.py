@@ -7,7 +7,7 @@ GPUs. ``badcjobs merge`` (``finish_job``) makes one job of them, in five steps:
     read_job        job database → JobFacts: tasks, devices, counts, times                store/read_job.py
     prove_complete  facts against the source: rows that are missing, commands to do them  completeness.py
     summarize       facts → Summary: all numbers of the job                               summary.py
-    find            Summary → findings: what went wrong, and what to do about it          findings.py, rules_*.py
+    find            Summary → findings: what went wrong, and what to do about it          rules_*.py
 
 and writes the Summary as a page, report.html (page.py). ``badcjobs report`` (``report_job``) does all but the merge,
 for one job or for two side by side (compare.py), and has other forms: text.py, markdown.py, prometheus.py, JSON.
@@ -16,6 +16,7 @@ for one job or for two side by side (compare.py), and has other forms: text.py, 
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,13 +26,15 @@ from typing import Any
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.paths import RunFolder, is_there
+from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, compare
 from badcjobs.report.completeness import merge_again, prove_complete
-from badcjobs.report.findings import find
 from badcjobs.report.page import page
 from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.summary import Summary, summarize
+from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, Figures, Rule, known_texts, say
+from badcjobs.report.summary import Finding, Summary, summarize
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
+from badcjobs.report.words import plain
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
@@ -118,6 +121,56 @@ def write_whole(path: Path, text: str) -> None:
     """
     with fresh_file(path.resolve() if path.is_symlink() and path.is_file() else path) as file:
         file.write(text.encode("utf-8", errors="replace"))  # a name of a file may be no text at all
+
+
+# --- what the numbers mean --------------------------------------------------------------------------------------------
+
+_TOPICS = (*rules_tasks.TOPICS, *rules_devices.TOPICS, *rules_waiting.TOPICS, *rules_requests.TOPICS)
+# The stable names; each has a line in the guide.
+KINDS = tuple(dict.fromkeys(rule.kind for _, rules in _TOPICS for rule in rules))
+
+
+def find(summary: Summary) -> tuple[Finding, ...]:
+    """Return what is worth saying about a job, worst first; nothing when all is well."""
+    found = []
+    for cases, rules in _TOPICS:
+        for case in cases(summary.facts, summary):
+            rule = next((rule for rule in rules if rule.when(case)), None)
+            found += [] if rule is None else [_say(rule, case, summary)]
+    if all(task.job_id.startswith("local") for task in summary.facts.tasks):  # without Slurm its lines mean nothing
+        found = [replace(f, lines=tuple(line for line in f.lines if not line.startswith("#SBATCH"))) for f in found]
+    found.sort(key=_rank)
+    # All nodes to leave out go into the first such line: of several, sbatch takes the last alone.
+    nodes = [line.removeprefix(EXCLUDE) for finding in found for line in finding.lines if line.startswith(EXCLUDE)]
+    lines = [EXCLUDE + ",".join(sorted({node for some in nodes for node in some.split(",")}))]
+    for place, finding in enumerate(found):
+        others = tuple(line for line in finding.lines if not line.startswith(EXCLUDE))
+        if len(others) < len(finding.lines):
+            advice = finding.advice if lines else f"{finding.advice} The --exclude line above has it, too."
+            found[place] = replace(finding, lines=(*others, *lines), advice=advice)
+            lines = []
+    return tuple(found)
+
+
+def _say(rule: Rule, case: Figures, summary: Summary) -> Finding:
+    figures, cost_s = {"s": summary, **case}, case.get("cost_s")
+    return Finding(
+        kind=rule.kind,
+        severity=say(rule.severity, figures),
+        sentence=say(rule.says, figures),
+        evidence=tuple(known_texts(rule.evidence, figures)),
+        advice=say(rule.fix, figures),
+        lines=tuple(known_texts(rule.lines, figures)),
+        subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
+        gpu_hours=None if cost_s is None else cost_s / 3600,
+    )
+
+
+def _rank(finding: Finding) -> tuple[int, float]:
+    """Return what findings are sorted by: missing science first, then what cost most GPU time."""
+    hours = finding.gpu_hours
+    unknown = -math.inf if finding.severity == PROBLEM else 0.0
+    return SEVERITIES.index(finding.severity), unknown if hours is None else -hours
 
 
 # --- what comes out ---------------------------------------------------------------------------------------------------

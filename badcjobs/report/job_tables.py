@@ -10,7 +10,7 @@ from badcjobs.model import CHARTED
 from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, cards, rows_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, cards, devices_words
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.words import (
     UNKNOWN,
@@ -56,8 +56,8 @@ def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tup
         yield "Devices", work_table(shown)
         yield "Measured on each device", rank_table(shown)
         if len(shown) < len(summary.devices):
-            some = f"the {len(shown)} least busy of {rows_words(summary.devices)}"
-            yield "", [f"({some}; report.html and --json have them all)"]
+            some = f"the {len(shown)} least busy of {devices_words(summary.devices)}"
+            yield "", [f"{some}; report.html and --json have them all"]
     unwell = [
         f"task {task.name}: {state_words(task, summary.tasks_silent)}; {task.done:,} done, {task.failed:,} failed,"
         f" {task.pending:,} left"
@@ -154,7 +154,7 @@ def device_table(summary: Summary) -> Table:
     """Return the devices of all tasks for a page, or the least busy of very many."""
     chosen, caption = least_busy(summary.devices, MOST_DEVICES), "Devices"
     if len(chosen) < len(summary.devices):
-        caption = f"The {MOST_DEVICES:,} least busy of {rows_words(summary.devices)}; job.sqlite has all"
+        caption = f"The {MOST_DEVICES:,} least busy of {devices_words(summary.devices)}; job.sqlite has all"
     heads = columns(
         "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
         "hottest", "power", "energy", "samples", "gaps",

@@ -1,9 +1,22 @@
 """The machinery of the findings: a rule is a row of texts, filled with the figures of a case.
 
-``rules_*.py`` hold the rows by topic, findings.py applies them; the reasoning is in ``badcjobs guide findings``.
+``rules_*.py`` hold the rows by topic, ``find`` in job.py applies them; the reasoning is in ``badcjobs guide findings``.
 """
 
 from __future__ import annotations
+
+from badcjobs.report.summary import Summary
+from badcjobs.report.words import UNKNOWN
+from badcjobs.report.words import count
+from badcjobs.report.words import duration
+from badcjobs.report.words import indices
+from badcjobs.report.words import memory
+from badcjobs.report.words import moment
+from badcjobs.report.words import number
+from badcjobs.report.words import plain
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import DeviceFacts
+from badcjobs.store.read_model import JobFacts
 
 import shlex
 from collections import defaultdict
@@ -12,10 +25,6 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
-from badcjobs.report.summary import Summary
-from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import DeviceFacts, JobFacts
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Figures, Rule, labels, node_figures, say, share, topic
-from badcjobs.report.summary import Summary, cards, rows_words
+from badcjobs.report.summary import Summary, cards, devices_words
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
@@ -320,7 +320,7 @@ def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         "total_s": total_s,
         "all_s": all_s,
         "blind": blind or None,
-        "followed": rows_words(followed),
+        "followed": devices_words(followed),
         "reasons": [f"{count(g.gaps, 'gap')}, {number(g.seconds, 0)} s: {g.reason}" for g in reasons],
         "subjects": labels(device for device in worst if gap_s[device.device_id] > 0),
     }

@@ -23,7 +23,7 @@ from badcjobs.report.rules import (
     share,
     topic,
 )
-from badcjobs.report.summary import Summary, cards, rows_words
+from badcjobs.report.summary import Summary, cards, devices_words
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
@@ -158,7 +158,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         yield {
             "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
             "unused": len(unused),
-            "granted": rows_words(granted, "GPU"),
+            "granted": devices_words(granted, "GPU"),
             "cost_s": gpu_s,
             "workers": workers,
             "started": count(workers, "worker") if workers else "no worker was",

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from badcjobs.model import CutShort
+from badcjobs.report.progress import OUTDATED
+from badcjobs.report.progress import SILENT
+from badcjobs.report.progress import Outlook
+from badcjobs.report.progress import give_up
+from badcjobs.report.progress import look_ahead
+from badcjobs.report.progress import state_of
+from badcjobs.report.words import count
+from badcjobs.store.figures import describe
+from badcjobs.store.figures import percentile
+from badcjobs.store.read_model import UNKNOWN_STATE
+from badcjobs.store.read_model import AlertFacts
+from badcjobs.store.read_model import Completeness
+from badcjobs.store.read_model import CostFacts
+from badcjobs.store.read_model import DeviceFacts
+from badcjobs.store.read_model import Freshness
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import MetricFacts
+from badcjobs.store.read_model import TaskFacts
+
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from badcjobs.model import CutShort
-from badcjobs.report.progress import OUTDATED, SILENT, Outlook, give_up, look_ahead, state_of
-from badcjobs.report.words import count
-from badcjobs.store.figures import describe, percentile
-from badcjobs.store.read_model import (
-    UNKNOWN_STATE,
-    AlertFacts,
-    Completeness,
-    CostFacts,
-    DeviceFacts,
-    Freshness,
-    JobFacts,
-    MetricFacts,
-    TaskFacts,
-)
 
 TASK_KEYS = (
     "name", "job_id", "array_index", "restart", "node", "shard_count", "verdict", "exit_code", "telemetry", "devices",
@@ -315,11 +320,6 @@ def cards(devices: Iterable[DeviceFacts]) -> int:
     return len({device.card for device in devices})
 
 
-def rows_words(devices: Collection[DeviceFacts], one: str = "device") -> str:
-    """Return how many devices of tasks these are, and say so where one of them has served several tasks."""
-    return count(len(devices), one) + of_tasks(devices)
-
-
-def of_tasks(devices: Collection[DeviceFacts]) -> str:
-    """Return what goes behind a count of devices that were counted once for each task that had them."""
-    return "" if cards(devices) == len(devices) else " of array tasks"
+def devices_words(devices: Collection[DeviceFacts], one: str = "device") -> str:
+    """Return how many devices these are; one that served several tasks counts once for each of them, and it says so."""
+    return count(len(devices), one) + ("" if cards(devices) == len(devices) else " (counted once per task)")

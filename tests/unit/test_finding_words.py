@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.report.headlines import headlines
+from badcjobs.report.job import summarize_database
+from badcjobs.report.job_tables import straggler_table
+from badcjobs.report.page import page
+from badcjobs.report.summary import Finding
+from badcjobs.report.summary import summarize
+from badcjobs.report.text import markdown
+from badcjobs.report.text import summary_text
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import Completeness
+from badcjobs.store.read_model import CostFacts
+from badcjobs.store.read_model import DecisionFacts
+from badcjobs.store.read_model import DeviceFacts
+from badcjobs.store.read_model import ErrorFacts
+from badcjobs.store.read_model import FailedChunk
+from badcjobs.store.read_model import ForeignProcess
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import MetricFacts
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.report.job import find
+
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,29 +35,6 @@ import pytest
 from support.summaries import JOB, PROOF, TASK, device
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.clock import SystemClock
-from badcjobs.report.findings import find
-from badcjobs.report.headlines import headlines
-from badcjobs.report.job import summarize_database
-from badcjobs.report.job_tables import straggler_table
-from badcjobs.report.page import page
-from badcjobs.report.summary import Finding, summarize
-from badcjobs.report.text import markdown, summary_text
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import (
-    Completeness,
-    CostFacts,
-    DecisionFacts,
-    DeviceFacts,
-    ErrorFacts,
-    FailedChunk,
-    ForeignProcess,
-    JobFacts,
-    MetricFacts,
-    TaskFacts,
-)
 
 HOUR_S = 3600.0
 
@@ -97,13 +99,13 @@ def test_devices_of_tasks_are_called_so() -> None:
     idle = {"idle": BUSY["working"]}
     unused = tuple(replace(d, states=idle, work=replace(d.work, done=0, failed=0)) if d.index else d for d in devices)
     finding = found_in(job_of(tasks, unused))["unused_gpus"]
-    assert finding.sentence == "3 of 6 GPUs of array tasks never had a chunk to work on."
+    assert finding.sentence == "3 of 6 GPUs (counted once per task) never had a chunk to work on."
     assert "1 different device, each counted for every task" in finding.evidence
     alone = found_in(job_of(tasks[:1], unused[:2]))["unused_gpus"]
     assert alone.sentence == "1 of 2 GPUs never had a chunk to work on."
     assert len(alone.evidence) == 2
     text = summary_text(summarize(job_of(tasks_on(1, 9), devices_of(tasks_on(1, 9), BUSY))), "july")
-    assert "(the 16 least busy of 18 devices of array tasks;" in text
+    assert "the 16 least busy of 18 devices (counted once per task);" in text
 
 
 def test_the_same_process_of_others_in_two_tasks_is_one_process() -> None:

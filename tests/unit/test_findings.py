@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.start import read_topic
+from badcjobs.model import MemoryHeld
+from badcjobs.report.rules import SEVERITIES
+from badcjobs.report.summary import Finding
+from badcjobs.report.summary import summarize
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import AlertFacts
+from badcjobs.store.read_model import Completeness
+from badcjobs.store.read_model import DecisionFacts
+from badcjobs.store.read_model import DeviceFacts
+from badcjobs.store.read_model import DeviceWork
+from badcjobs.store.read_model import ErrorFacts
+from badcjobs.store.read_model import FailedChunk
+from badcjobs.store.read_model import GapFacts
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import MetricFacts
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.store.read_model import UnderWay
+from badcjobs.workers.autoscale import Ramp
+from badcjobs.workers.autoscale import plan_start
+from badcjobs.report.job import KINDS
+from badcjobs.report.job import find
+
+
 import re
 from collections import Counter
 from dataclasses import replace
@@ -9,27 +33,6 @@ from dataclasses import replace
 import pytest
 from support.traces import Trace, all_traces, diagnose, healthy
 
-from badcjobs.cli.start import read_topic
-from badcjobs.model import MemoryHeld
-from badcjobs.report.findings import KINDS, find
-from badcjobs.report.rules import SEVERITIES
-from badcjobs.report.summary import Finding, summarize
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import (
-    AlertFacts,
-    Completeness,
-    DecisionFacts,
-    DeviceFacts,
-    DeviceWork,
-    ErrorFacts,
-    FailedChunk,
-    GapFacts,
-    JobFacts,
-    MetricFacts,
-    TaskFacts,
-    UnderWay,
-)
-from badcjobs.workers.autoscale import Ramp, plan_start
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
 RIGHT = 0.95

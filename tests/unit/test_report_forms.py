@@ -2,6 +2,41 @@
 
 from __future__ import annotations
 
+from badcjobs.model import CutShort
+from badcjobs.report.compare import FAST
+from badcjobs.report.compare import LONG
+from badcjobs.report.compare import MUCH
+from badcjobs.report.compare import Comparison
+from badcjobs.report.compare import at_least
+from badcjobs.report.compare import change_words
+from badcjobs.report.compare import compare
+from badcjobs.report.headlines import well_words
+from badcjobs.report.job_tables import work_table
+from badcjobs.report.page import page
+from badcjobs.report.summary import Summary
+from badcjobs.report.summary import summarize
+from badcjobs.report.tables import escaped
+from badcjobs.report.text import comparison_markdown
+from badcjobs.report.text import comparison_text
+from badcjobs.report.text import markdown
+from badcjobs.report.text import summary_text
+from badcjobs.report.text import task_end_text
+from badcjobs.report.words import duration
+from badcjobs.report.words import durations
+from badcjobs.report.words import energies
+from badcjobs.report.words import energy
+from badcjobs.report.words import moment
+from badcjobs.report.words import number
+from badcjobs.report.words import period
+from badcjobs.report.words import share_words
+from badcjobs.report.words import spark
+from badcjobs.report.words import three
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import AlertFacts
+from badcjobs.store.read_model import Freshness
+from badcjobs.store.read_model import JobFacts
+
+
 import json
 import re
 import unicodedata
@@ -13,28 +48,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.summaries import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
 
-from badcjobs.model import CutShort
-from badcjobs.report.compare import FAST, LONG, MUCH, Comparison, at_least, change_words, compare
-from badcjobs.report.headlines import well_words
-from badcjobs.report.job_tables import work_table
-from badcjobs.report.page import page
-from badcjobs.report.summary import Summary, summarize
-from badcjobs.report.tables import escaped
-from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text, task_end_text
-from badcjobs.report.words import (
-    duration,
-    durations,
-    energies,
-    energy,
-    moment,
-    number,
-    period,
-    share_words,
-    spark,
-    three,
-)
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import AlertFacts, Freshness, JobFacts
 
 
 def whole(job: JobFacts = JOB) -> Summary:
@@ -150,7 +163,7 @@ def test_the_tables_say_what_the_gpus_did_together_and_each() -> None:
 
 def test_of_too_many_devices_those_that_were_busy_least_are_shown() -> None:
     text = summary_text(many_devices(500), "july")
-    assert "(the 16 least busy of 500 devices of array tasks; report.html and --json have them all)" in text
+    assert "the 16 least busy of 500 devices (counted once per task); report.html and --json have them all" in text
     table = text.partition("utilization over time")[2].partition("(the 16")[0]
     busy = [int(found) for found in re.findall(r"(\d+)% +75%", table)]
     assert sorted(busy) == sorted(sorted(n % 90 for n in range(499))[:16])

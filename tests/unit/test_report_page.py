@@ -255,13 +255,12 @@ def test_a_short_stretch_shows_each_of_its_states_next_to_neighbours_that_do_the
         (0, 400, "start_up"), (400, 1700, "working"), (1700, 2000, "waiting"), (2000, 2500, "working"),
         (2500, 2750, "waiting"), (2750, 4000, "idle"),
     ]  # fmt: skip
-    assert find_runs([device]).cut and not find_runs([stretches("ws")]).cut
 
 
-def test_short_stretches_are_not_cut_where_that_would_make_too_many() -> None:
+def test_short_stretches_are_joined_where_their_parts_would_be_too_many() -> None:
     device = replace(stretches("w" * 120), mixed={n: {"working": 0.6, "waiting": 0.4} for n in range(120)})
     runs = find_runs([device] * 400)
-    assert (runs.cut, runs.joined, len(runs.row)) == (False, 1, 400)
+    assert (runs.joined, len(runs.row)) == (2, 400)
 
 
 def test_a_task_of_a_few_seconds_shows_its_start_up(tmp_path: Path) -> None:
@@ -274,7 +273,7 @@ def test_a_task_of_a_few_seconds_shows_its_start_up(tmp_path: Path) -> None:
         (0, 400, "start_up"), (400, 1400, "working"), (1400, 1600, "waiting"),
     ]  # fmt: skip
     text = page(summarize_database(tmp_path / "job.sqlite"), "short", data)
-    assert "one of a second or less shows each of its states" in text
+    assert "an interval of one second or less shows all its states" in text
 
 
 @pytest.mark.parametrize("under_way_s", [90.0, 200.0])  # stretches of a second, and longer ones
