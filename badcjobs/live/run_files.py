@@ -12,7 +12,7 @@ from pathlib import Path
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort
 from badcjobs.paths import FileVersion, RunFolder, file_version, version_of
-from badcjobs.report.progress import tells_of_a_kill
+from badcjobs.report.progress import means_killed
 from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
 from badcjobs.store.read_model import TaskFacts
@@ -158,7 +158,7 @@ class RunFiles:
             end_mark = file_version(record)
             if end_mark not in (None, seen.end_mark) and not self.is_outside(record):
                 seen.end_mark = end_mark
-                if tells_of_a_kill(read_end_beside(path)):
+                if means_killed(read_end_beside(path)):
                     seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
                     seen.accounts = None
         seen.checked_at_ms = now_ms

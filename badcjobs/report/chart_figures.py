@@ -1,6 +1,6 @@
-"""The figures of the page, as Bokeh draws them; their data and all text from files come from ``assets/page.js``.
+"""The Bokeh figures of the page; ``assets/page.js`` adds their data and all text from files.
 
-Bokeh runs no code that is made at run time as long as nothing here uses CustomJS: the page forbids ``eval``.
+Do not use CustomJS here: Bokeh would need ``eval``, which the page forbids.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from bokeh.embed import components
 from bokeh.resources import Resources
 
-# Bokeh makes its constructors at run time, and says other types for them in every version.
+# Bokeh makes its constructors at run time; their types differ between versions.
 models: Any = bokeh.models
 Figure = Any
 
 Whole = npt.NDArray[np.int64]
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+# The colours of Okabe and Ito, which are safe for colour-blind readers.
 STATE_COLORS = {
     "working": "#0072B2",
     "failed": "#D55E00",
@@ -41,12 +41,12 @@ _CLOCK = models.DatetimeTickFormatter(
 )  # fmt: skip
 
 
-# Bokeh numbers its models by what else the process has made, and its places at random: one job, one page.
+# Bokeh gives its models and places varying ids; they are renamed, so that one job always gives the same page.
 _ID = re.compile(r'"(?:p\d+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"')
 
 
 def chart_code() -> str:
-    """Return BokehJS itself, of which the page needs only the first part."""
+    """Return BokehJS; the page needs only its first component."""
     return str(Resources(mode="inline", components=["bokeh"]).render_js())
 
 
@@ -62,9 +62,9 @@ def as_parts(figures: Mapping[str, Figure]) -> tuple[str, dict[str, str]]:
 
 
 def time_range(from_ms: float, to_ms: float) -> Any:
-    """Return the axis of time that all figures share: who zooms one, zooms all."""
+    """Return the time axis that all figures share, so that they zoom together."""
     spare_ms = max(1000.0, (to_ms - from_ms) * 0.004)
-    # A narrower view than ten seconds would show less than one sample.
+    # Less than ten seconds may contain no sample.
     bounds = (from_ms - spare_ms, to_ms + spare_ms)
     return models.Range1d(*bounds, bounds=bounds, min_interval=10_000, name="time")
 
@@ -77,11 +77,11 @@ class Runs:
     left_ms: Whole
     right_ms: Whole
     state: Whole  # place in STATES
-    joined: int  # so many neighbouring stretches were taken together to come to few enough
+    joined: int  # so many neighbouring stretches were merged into one
 
 
 def timeline(runs: Runs, rows: int, times: Any) -> Figure:
-    """Return what each device did over time, one row each, the first on top."""
+    """Return what each device did over time, one row per device, the first on top."""
     height = min(680, max(150, 24 * rows + 60))
     y_range = models.Range1d(rows - 0.5, -0.5, bounds=(-0.5, rows - 0.5), min_interval=3, name="rows")
     plot = _figure("timeline", times, y_range, height, "xy")
@@ -90,7 +90,7 @@ def timeline(runs: Runs, rows: int, times: Any) -> Figure:
         here = runs.state == number
         left, right = runs.left_ms[here].astype(float), runs.right_ms[here].astype(float)
         columns = {"y": runs.row[here].astype(np.uint16), "left": left, "right": right}
-        # A line of the same colour closes the hairline between two rows, and keeps the shortest run in sight.
+        # A line of the same colour closes the gap between two rows, and keeps short runs visible.
         bars = plot.hbar(
             y="y", left="left", right="right", height=0.88 if rows * 4 <= height else 1.0, fill_color=color,
             line_color=color, line_width=0.5, name=state,
@@ -110,7 +110,7 @@ _FROM_TO = (("from", "@left{%F %T}"), ("to", "@right{%F %T}"))
 
 
 def _hover(renderers: list[Any], lines: Iterable[tuple[str, str]], **more: Any) -> Any:
-    """Return what is shown at the pointer; Bokeh escapes the values. Its own table is pale on white."""
+    """Return the hover text; Bokeh escapes the values. Its default table has too little contrast."""
     cells = "".join(
         f'<dt style="color:var(--soft)">{name}</dt><dd style="margin:0">{said}</dd>' for name, said in lines
     )
@@ -119,7 +119,7 @@ def _hover(renderers: list[Any], lines: Iterable[tuple[str, str]], **more: Any) 
 
 
 def _dashed(plot: Figure, location: float | None, dimension: str = "width", dash: str = "dashed") -> None:
-    """Draw a line across; None: there is none."""
+    """Draw a line across the plot, if there is a location."""
     if location is not None:
         plot.add_layout(models.Span(location=location, dimension=dimension, line_dash=dash, line_width=1))
 
@@ -130,15 +130,15 @@ class MetricForm:
 
     name: str  # the column of `sample`
     unit: str
-    digits: str  # as Bokeh formats it
+    digits: str  # a Bokeh format
     bottom: float
     top: float
-    limit: float | None = None  # what the device can have or may use; None: not known, or not the same for all
-    per_unit: float = 1.0  # so much of the column is one of the unit
+    limit: float | None = None  # the limit of the device; None: not known, or not the same for all
+    per_unit: float = 1.0  # the value of the column that is 1 in the unit
 
 
 def metric(form: MetricForm, times: Any) -> Figure:
-    """Return one metric over time: a line for the mean, around it what lies between smallest and largest."""
+    """Return one metric over time: a line for the mean, and a band from smallest to largest."""
     name = form.name
     plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230, "x")
     plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
@@ -196,10 +196,10 @@ def curve(
     limit: float | None = None,
     marks_s: Sequence[float] = (),
 ) -> Figure:
-    """Return a figure over the length of chunks: numbers alone, no text from anywhere.
+    """Return a figure over the length of chunks; it contains no text from files.
 
-    ``label``: of the axis; ``digits``: as Bokeh formats it; ``limit``: what the device has, if that is known;
-    ``marks_s``: lengths with a meaning, drawn as upright lines.
+    ``label``: of the axis; ``digits``: a Bokeh format; ``limit``: of the device, if known; ``marks_s``: lengths to mark
+    with vertical lines.
     """
     lengths_s, values = ([point[i] for point in points] for i in (0, 1))
     lengths = [*lengths_s, *marks_s]
@@ -234,7 +234,7 @@ def _figure(name: str, x_range: Any, y_range: Any, height: int, zoom: str, **mor
     plot.axis.minor_tick_line_color = None
     plot.axis.major_tick_in = 0
     plot.xgrid.grid_line_color = None
-    plot.xaxis.ticker.desired_num_ticks = 4 if name == "timeline" else 5  # on a phone more would run together
+    plot.xaxis.ticker.desired_num_ticks = 4 if name == "timeline" else 5  # more would overlap on a phone
     if more["x_axis_type"] == "datetime":
         plot.xaxis.formatter = _CLOCK.clone()
     return plot

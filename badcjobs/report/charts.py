@@ -1,6 +1,6 @@
-"""The charts of the page: which devices are drawn, the numbers behind each chart, and what was left out. Pure.
+"""The charts of the page: which devices are shown, the data of each chart, and what was left out. Pure.
 
-Imported only where Bokeh is installed, which brings NumPy.
+Imported only if Bokeh, and with it NumPy, is installed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Numbers = npt.NDArray[np.float64]
 Inner = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # metric → lower and upper edge; see _middle
 
 _PLACES = {state: place for place, state in enumerate(STATES)}
-_LIFE = ("start_up", "waiting", "working", "failed", "lost", "idle")  # of a worker, in the usual order
+_LIFE = ("start_up", "waiting", "working", "failed", "lost", "idle")  # the usual order of the states of a worker
 _USUAL_ORDER: Mapping[str | None, int] = {state: place for place, state in enumerate(_LIFE)}
 MOST_RUNS = 40_000
 _COLUMNS = 400
 _FEWEST_BARS, _MOST_BARS = 8, 60
-_LONG_TAIL = 8  # a longest chunk of so many times the median would squeeze all others into two bars
+_LONG_TAIL = 8  # if the longest chunk takes this many times the median, the scale is logarithmic
 MOST_PICTURED = 240
-_FEWEST_TRIES = 5  # fewer are told better in words
+_FEWEST_TRIES = 5  # fewer need no histogram
 _GIB = 2**30
-_STEPS, _NOTHING = 60_000, 65_535  # a figure is sent as two bytes: finer than a pixel on any screen
+_STEPS, _NOTHING = 60_000, 65_535  # a figure takes two bytes: finer than a pixel on any screen
 _NOTES = (  # how the data were reduced, and what was left out; see rules.say
     "Each device is shown in at most 120 intervals of equal length. An interval keeps its smallest, mean and largest"
     " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; an interval of"
@@ -50,14 +50,14 @@ _NOTES = (  # how the data were reduced, and what was left out; see rules.say
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """What is put into the page; ``places`` has the keys timeline, histogram and those of CHARTED."""
+    """The charts for the page; the keys of ``places`` are timeline, histogram and those of CHARTED."""
 
     chart_code: str
     script: str
     places: Mapping[str, str]
     data: Mapping[str, Any]  # for page.js
     histogram: Histogram | None
-    notes: tuple[str, ...]  # how it was thinned, and what was left out
+    notes: tuple[str, ...]  # how the data were reduced, and what was left out
 
 
 def draw(summary: Summary, data: ChartData) -> Charts:
@@ -82,10 +82,10 @@ def draw(summary: Summary, data: ChartData) -> Charts:
             device, one = summary.devices[place], stretches[place]
             name = f"{device.task} · device {device.label}" + (f" ({why})" if why else "")
             series += [] if one is None else [_packed(name, one, forms)]
-        # For each row what stands at the axis, and in full at the pointer.
+        # For each row a short label for the axis, and a full one for the pointer.
         short = [f"{device.task.split('.')[0]} · {device.label}" for device in summary.devices]
         full = [f"{device.task} · device {device.label}" for device in summary.devices]
-        # The devices themselves by name, node by node, and for each row of the timeline which of them it is.
+        # The names of the devices, sorted by node, and the device of each row of the timeline.
         labels = {device.card: f"{device.node} · {device.label}" for device in summary.devices}
         order = sorted(labels, key=lambda one: (natural(labels[one]), one))
         place_of = {one: place for place, one in enumerate(order)}
@@ -114,7 +114,7 @@ def draw(summary: Summary, data: ChartData) -> Charts:
 
 
 def _rankings(devices: Sequence[DeviceFacts]) -> dict[str, list[int]]:
-    """Return which devices somebody would want to look at, by reason, the worst first."""
+    """Return the devices that are worth a look, by reason, worst first."""
     values: Mapping[str, Sequence[float | None]] = {
         "failed or lost work": [d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0) for d in devices],
         "least busy": [None if d.busy_mean_percent is None else 100 - d.busy_mean_percent for d in devices],
@@ -127,7 +127,7 @@ def _rankings(devices: Sequence[DeviceFacts]) -> dict[str, list[int]]:
 
 
 def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm]:
-    """Return how each metric is drawn that any device has told."""
+    """Return how to draw each metric that any device has."""
     memory_gib = _same(None if d.memory_total_bytes is None else d.memory_total_bytes / _GIB for d in devices)
     power_w = _same(d.power_limit_w for d in devices)
     lows = {name: [value for value in series.metrics[name].low if value == value] for name in CHARTED}
@@ -147,13 +147,13 @@ def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm
 
 
 def _same(values: Iterable[float | None]) -> float | None:
-    """Return the value that all have that have one."""
+    """Return the value, if all known values are the same."""
     known = {value for value in values if value is not None}
     return known.pop() if len(known) == 1 else None
 
 
 def _packed(name: str, one: Stretches, forms: Sequence[MetricForm], inner: Inner | None = None) -> dict[str, Any]:
-    """Return a series as the page carries it: times in ms from its start, figures as shares of their axis."""
+    """Return a series as it is stored in the page: times in ms from its start, figures as shares of their axis."""
     begin_ms = int(one.from_ms[0])
     edges = np.append(np.asarray(one.from_ms), one.to_ms[-1]) - begin_ms
     figures = {}
@@ -187,9 +187,9 @@ def find_runs(devices: Sequence[Stretches | None]) -> Runs:
 
 
 def _cut_mixed(device: Stretches) -> Stretches:
-    """Return the stretches with the short ones of several states cut into these, each as long as it lasted.
+    """Cut short stretches with several states into one stretch per state.
 
-    Their order is not known: what the neighbours do comes next to them, else it is that of the life of a worker.
+    Their order is not known: a state that a neighbour has comes next to it, others are in the usual order.
     """
     if not device.mixed:
         return device
@@ -211,7 +211,7 @@ def _cut_mixed(device: Stretches) -> Stretches:
 
 
 def _runs_of(row: int, device: Stretches, joined: int) -> tuple[Whole, Whole, Whole, Whole]:
-    """Return row, begin, end and state of each run of a device; so many neighbouring stretches are taken as one."""
+    """Return row, begin, end and state of each run of a device; ``joined`` neighbouring stretches count as one."""
     state = np.array([_PLACES[state] for state in device.states])
     from_ms, to_ms = np.asarray(device.from_ms), np.asarray(device.to_ms)
     if joined > 1:
@@ -230,7 +230,7 @@ def _runs_of(row: int, device: Stretches, joined: int) -> tuple[Whole, Whole, Wh
 def over_all(devices: Sequence[Stretches]) -> tuple[Stretches, Inner]:
     """Return the smallest, mean and largest reading of all devices together, in columns of equal width.
 
-    Also between which values four in five of the devices lie, by metric.
+    Also returns, by metric, the range that contains four out of five devices.
     """
     from_ms = np.concatenate([np.asarray(device.from_ms) for device in devices])
     to_ms = np.concatenate([np.asarray(device.to_ms) for device in devices])
@@ -238,7 +238,7 @@ def over_all(devices: Sequence[Stretches]) -> tuple[Stretches, Inner]:
     width = edges[1] - edges[0]
     first = np.clip(((from_ms - edges[0]) // width).astype(np.int64), 0, _COLUMNS - 1)
     last = np.clip(np.ceil((to_ms - edges[0]) / width).astype(np.int64) - 1, first, _COLUMNS - 1)
-    # For every column that a stretch touches: the stretch's place, and the column.
+    # For every column that a stretch touches: the place of the stretch, and the column.
     many = last - first + 1
     places = np.repeat(np.arange(len(first)), many)
     column = first[places] + np.arange(len(places)) - np.repeat(np.cumsum(many) - many, many)
@@ -269,7 +269,7 @@ def _envelope(column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high:
 
 
 def _middle(column: Whole, mean: Numbers) -> tuple[list[float], list[float]]:
-    """Return between which values four in five of the devices' means lie, column by column (nearest rank)."""
+    """Return the range that contains the means of four out of five devices, for each column (nearest rank)."""
     known = np.isfinite(mean)
     order = np.lexsort((mean[known], column[known]))
     values, columns = mean[known][order], column[known][order]
@@ -284,7 +284,7 @@ def _middle(column: Whole, mean: Numbers) -> tuple[list[float], list[float]]:
 
 
 def choose(rankings: Mapping[str, Sequence[int]], everything: int, most: int) -> dict[int, str]:
-    """Return which devices are pictured one by one, and why: all, or in turn the worst of each ranking and a spread."""
+    """Return the devices to show one by one, and why: all, or the worst of each ranking and an even sample."""
     if everything <= most:
         return dict.fromkeys(range(everything), "")
     chosen: dict[int, str] = {}
@@ -300,7 +300,7 @@ def choose(rankings: Mapping[str, Sequence[int]], everything: int, most: int) ->
 
 
 def make_histogram(durations_ms: Mapping[int, int]) -> Histogram | None:
-    """Return the histogram of durations; with a long tail its bars are of equal width on a logarithmic scale."""
+    """Return the histogram of durations; with a long tail it has a logarithmic scale."""
     if not durations_ms:
         return None
     seconds = np.maximum(np.array(sorted(durations_ms)), 1) / 1000
@@ -311,11 +311,11 @@ def make_histogram(durations_ms: Mapping[int, int]) -> Histogram | None:
     tail = longest_s > _LONG_TAIL * float(median_s)
     if tail:
         edges = np.geomspace(shortest_s, longest_s * 1.0001, bars + 1)
-    else:  # edges that people would choose: a width of 1, 2 or 5 times a power of ten
+    else:  # round edges: a width of 1, 2 or 5 times a power of ten
         rough = max((longest_s - shortest_s) / bars, 1e-3)
         power = 10.0 ** np.floor(np.log10(rough))
         width = float(next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999))
         edges = np.arange(np.floor(shortest_s / width), np.floor(longest_s / width) + 1.5) * width
-    # An edge may lie a rounding error beyond the value it was made from.
+    # An edge may differ from its value by a rounding error.
     counts, _ = np.histogram(np.clip(seconds, edges[0], edges[-1]), edges, weights=many)
     return Histogram(edges.tolist(), counts.astype(int).tolist(), tail)

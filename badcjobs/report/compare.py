@@ -1,4 +1,4 @@
-"""Two jobs side by side: what is more, what is less, and which settings differ. Pure."""
+"""Two jobs side by side: their figures, the changes, and the settings that differ. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from badcjobs.report.words import UNKNOWN, count, duration, energy, moment, numb
 from badcjobs.store.read_model import Freshness
 
 COMPARISON_VERSION = 1
-_SAME = 0.005  # less than this is no difference
+_SAME = 0.005  # a smaller relative difference is "the same"
 _SAME_POINTS = 0.5
-_ALIKE = 0.01  # chunks of two jobs that differ by less than this may be judged by what one of them takes
-_ENOUGH = 90.0  # percent: of what was measured for less of the time, nobody can say how much more it is
+_ALIKE = 0.01  # if chunk lengths differ by less than this, the cost of a chunk can be called better or worse
+_ENOUGH = 90.0  # percent: figures measured for less of the time are not comparable
 INCOMPARABLE = "cannot be compared"
 _NOW = "up to date"
-_OF_ONE_RUN = ("out", "source", "root", "shard")  # of course these differ
+_OF_ONE_RUN = ("out", "source", "root", "shard")  # these always differ
 
 
-# How the figures of two jobs are compared: 2 × as …, 12 % …, 12 % …
+# The words for a change: "2 × as WORD", "12 % MORE", "12 % LESS".
 MUCH = ("much", "more", "less")
 MANY = ("many", "more", "fewer")
 FAST = ("fast", "faster", "slower")
@@ -37,19 +37,19 @@ Find = Callable[[Summary], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One figure of the comparison: how to say it, find it, and judge it."""
+    """One figure of the comparison: how to compute it, write it, and judge it."""
 
     key: str
     name: str
     say: Callable[[float], str]
     words: tuple[str, str, str] = MUCH
     better: int = 0  # 1: more is better; -1: less is; 0: neither
-    find: Find | None = None  # None: the summary has it under this key
-    alike: Find | None = None  # what must agree before anything is better or worse
-    measured: Find | None = None  # percent of the whole that was measured
-    at_least: bool = False  # what was not measured would come on top
-    points: bool = False  # it is a percentage: the difference is said in points
-    of_work: bool = False  # not compared, or of a percentage not judged, where one of the jobs has analysed nothing
+    find: Find | None = None  # None: it is the attribute ``key`` of the summary
+    alike: Find | None = None  # must agree in both jobs, or the change is not called better or worse
+    measured: Find | None = None  # percent of the time for which it was measured
+    at_least: bool = False  # what was not measured would be added
+    points: bool = False  # it is a percentage: the difference is in percentage points
+    of_work: bool = False  # not compared (a percentage: not judged) if one of the jobs has analysed nothing
 
     def of(self, summary: Summary) -> float | None:
         """Return the figure of a job."""
@@ -67,7 +67,7 @@ def _audio_per_chunk(summary: Summary) -> float | None:
 
 
 def _rate_measured(summary: Summary) -> float | None:
-    """Return for how much of their time those devices were measured that said anything: the rate is theirs alone."""
+    """Return for how much of their time the devices with known energy were measured: the rate covers only these."""
     known = [device for device in summary.devices if device.energy_j is not None]
     return _percent(sum(device.energy_measured_s for device in known), sum(device.total_s for device in known))
 
@@ -81,17 +81,21 @@ def _plain(digits: int, unit: str = "") -> Callable[[float], str]:
     return lambda value: number(value, digits) + (f" {unit}" if unit else "")
 
 
+def _or_none(digits: int) -> Callable[[float], str]:
+    return lambda value: number(value, digits) if value else "none"
+
+
 KINDS = (
     Kind("times_real_time", "speed (× real time)", _plain(1), FAST, 1, of_work=True),
     Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", _plain(1), MUCH, 1, of_work=True),
-    Kind("devices_at_once", "GPUs at once, on average", _plain(1), MANY),
+    Kind("devices_at_once", "GPUs in use, on average", _or_none(1), MANY),
     Kind("tasks", "task attempts", _plain(0), MANY),
     Kind("chunks_done", "chunks done", _plain(0), MANY, find=lambda s: s.done),
     Kind("chunks_failed", "chunks failed", _plain(0), MANY, -1, lambda s: s.failed, alike=lambda s: s.chunks),
     Kind("tries_per_chunk", "tries per chunk done", _plain(2), MANY, -1, lambda s: ratio(s.facts.tries, s.done)),
     Kind("audio_hours", "audio-hours", _plain(2)),
     Kind("wall_s", "running time", duration, LONG),
-    Kind("gpu_hours", "GPU-hours", _plain(2)),
+    Kind("gpu_hours", "GPU-hours", _or_none(2)),
     Kind("busy_mean_percent", "busy, mean of all devices", _plain(0, "%"), MUCH, 1, _busy, points=True, of_work=True),
     Kind("audio_s_per_chunk", "seconds of audio per chunk", _plain(1), LONG, find=_audio_per_chunk),
     Kind("chunk_p50_s", "seconds per chunk, p50", _plain(2), LONG, -1,
@@ -125,7 +129,7 @@ _SHARES = tuple(map(_state_kind, STATE_WORDS))
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of both jobs, and what became of it in words."""
+    """One figure of both jobs, and its change in words."""
 
     key: str
     name: str
@@ -147,18 +151,18 @@ class Comparison:
     conclusion: str
     figures: tuple[Figure, ...]
     states: tuple[Figure, ...]  # the share of the GPU time in each state, in percent
-    settings: dict[str, dict[str, Any]]  # those that differ: key → this and other
+    settings: dict[str, dict[str, Any]]  # those that differ: name → this and other
     settings_known: bool  # of both
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of ``badcjobs report --compare --json``."""
+        """Return the document of ``badcjobs report --compare --json``."""
         return finite(asdict(self))  # type: ignore[no-any-return]
 
 
 def compare(this: Summary, this_title: str, other: Summary, other_title: str) -> Comparison:
     """Compare a job with another one."""
     figures = tuple(_figure(kind, this, other) for kind in KINDS)
-    # A setting that a job does not know (an earlier version ran it) is no difference.
+    # A setting that one job does not have (another version ran it) is not a difference.
     ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
     both = sorted(key for key in ours if key in theirs and key not in _OF_ONE_RUN)
     shown = tuple(figure for figure in figures if figure.this is not None or figure.other is not None)
@@ -184,12 +188,12 @@ def _about(summary: Summary, title: str) -> dict[str, Any]:
 
 
 def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
-    """Return what there is to say of a job with news since its merge, or a submit cut short; each with its command."""
+    """Return a remark for each job that is out of date or has an interrupted submit, with the command to run."""
     found = []
     for about in (comparison.this, comparison.other):
         merged = Freshness(**about["merged"])
         if news := news_words(merged):
-            ending = "" if merged.command is None else "; to take that in:"
+            ending = "" if merged.command is None else "; to include that:"
             found.append((f"The merge of {about['title']}: {news}{ending}", merged.command))
         if (cut_short := about["cut_short"]) is not None:
             found.append((f"The run {about['title']}: {cut_short['what']}:", cut_short["command"]))
@@ -199,9 +203,9 @@ def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
 def comparison_tables(
     comparison: Comparison, head: Sequence[str], longest: int | None = None
 ) -> Iterator[tuple[str, Table | list[str]]]:
-    """Yield a heading and a table: what the jobs are and their figures, the share of each state, settings that differ.
+    """Yield headings and tables: the jobs and their figures, the share of each state, the settings that differ.
 
-    What comes from the jobs is cut to ``longest`` letters; where no setting differs, there is a line that says so.
+    Names from the jobs are cut to ``longest`` characters. If no setting differs, a line says so.
     """
     jobs, change = [(title, "") for title in head], ("", "text")
     this, other = (_described(one, longest) for one in (comparison.this, comparison.other))
@@ -224,7 +228,7 @@ def comparison_tables(
 
 
 def _described(about: dict[str, Any], longest: int | None) -> dict[str, str]:
-    """Return what a job is, in words."""
+    """Return a description of a job, in words."""
     merged = Freshness(**about["merged"])
     as_of = "out of date" if merged.as_of_ms is None else moment(merged.as_of_ms)
     return {
@@ -248,7 +252,7 @@ def _setting(value: Any) -> str:
 
 
 def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
-    """Return a figure; better or worse only where both jobs measured it whole, over like chunks."""
+    """Return a figure; it is better or worse only if both jobs measured all of it, with similar chunks."""
     values = a, b = kind.of(this), kind.of(other)
     shares = [100.0 if kind.measured is None else kind.measured(one) or 0.0 for one in (this, other)]
     words = [UNKNOWN if value is None else kind.say(value) for value in values]
@@ -263,7 +267,7 @@ def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
     if incomparable:
         change = INCOMPARABLE
     elif UNKNOWN not in words and words[0] == words[1]:
-        change = "the same"  # what cannot be seen is no difference
+        change = "the same"  # a difference that is not visible is none
     else:
         change = change_words(a, b, kind.words, kind.better if fair else 0, points=kind.points)
     ratio = a / b if a is not None and b and not incomparable else None
@@ -271,16 +275,16 @@ def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
 
 
 def at_least(words: str) -> str:
-    """Return a figure of which a part was not measured; at least under 0.01 would be nonsense."""
+    """Return a figure that was measured only in part; "at least under 0.01" would be nonsense."""
     return f"measured: {words}" if words.startswith("under ") else f"at least {words}"
 
 
 def change_words(
     this: float | None, other: float | None, words: tuple[str, str, str], better: int = 0, *, points: bool = False
 ) -> str:
-    """Return how a figure of this job stands to that of the other: '2.1 × as fast (better)', '12 % less'.
+    """Return the change from the other job to this one: '2.1 × as fast (better)', '12 % less'.
 
-    ``points``: it is a percentage, and the difference is that of the percentages as they are shown.
+    ``points``: the figure is a percentage; the change is the difference of the percentages as shown.
     """
     if this is None or other is None:
         return UNKNOWN
@@ -295,7 +299,7 @@ def change_words(
         said = f"{count(max(1, shown), 'point')} {direction}"
     elif other > 0 and this >= 2 * other:
         said = f"{number(this / other)} × as {as_word}"
-    elif 0 < this < other / 100:  # 100 % less would be nothing
+    elif 0 < this < other / 100:  # "100 % less" would be nothing
         said = f"1/{number(other / this, 0)} as {as_word}"
     elif other > 0 and this >= 0:
         said = f"{abs(this / other - 1) * 100:.0f} % {direction}"
@@ -311,8 +315,9 @@ def _conclude(figures: tuple[Figure, ...], this: str, other: str) -> str:
         who = f"{idle[0]} has" if len(idle) == 1 else "both have"
         return f"The speed of {this} and {other} cannot be compared: {who} analysed nothing."
     faster = "as fast as" if abs(speed.ratio - 1) < _SAME else f"{number(speed.ratio, 2)} × as fast as"
-    gpus = ""  # how many GPUs it took, where both are known
-    if devices.this is not None and devices.other is not None:
-        gpus = f", with {number(devices.this)} GPUs at once against {number(devices.other)}"
-    audio = "" if rate.ratio is None else f"; a GPU-hour of it gives {number(rate.ratio, 2)} × the audio"
+    gpus = ""
+    if devices.this is not None and devices.other is not None and (devices.this or devices.other):
+        ours, theirs = (f"{number(many)} GPUs" if many else "no GPU" for many in (devices.this, devices.other))
+        gpus = f", with {ours} against {theirs} in use on average"
+    audio = "" if rate.ratio is None else f"; each GPU-hour analyses {number(rate.ratio, 2)} × as much audio"
     return f"{this} is {faster} {other}{gpus}{audio}."

@@ -1,8 +1,7 @@
-"""The proof that a job is complete: the rows of the sources in run.toml against the chunks of its job database.
+"""Is a job complete? Compares the rows of the sources in run.toml with the chunks of the job database.
 
-And what to do where it is not: the commands that do the rest, or merge what is new. The rows are compared by their
-identities, in a scratch database. What stands in the job database is ``store``'s business, what a row of a source is
-``sources``'.
+If it is not, returns the commands that do the rest, or merge what is new. Rows are compared by their identities, in a
+scratch database.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFac
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
 Progress = Callable[[int], None]
-Indices = set[int | None]  # of an array; None: a row that no array task would take
+Indices = set[int | None]  # of an array; None: a row that belongs to no array task
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
-_BATCH = 10_000  # rows between two words of progress
+_BATCH = 10_000  # rows between two progress messages
 _EXAMPLES = 5
 _LEFT = ("pending", "skipped", NOT_LISTED)
 _SCRATCH = """
@@ -50,10 +49,9 @@ _STATES = f"""
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
-    """Compare the sources of a run with its job database; what cannot be found out is a remark, not an error.
+    """Compare the sources of a run with its job database; what cannot be compared is a remark, not an error.
 
-    Of several runs (the waves of a plan) the sources are compared together; which array task would do what is left is
-    for each run alone to say.
+    The sources of several runs (the waves of a plan) are compared together; then no commands are suggested.
     """
     try:
         runs = _find_frozen(database.absolute().parent, facts.file_folders)
@@ -84,7 +82,7 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
     wanted = left or failed
     indices = () if None in wanted else tuple(sorted(index for index in wanted if index is not None))
     trace = find_trace(run.path, max(facts.tasks, key=lambda task: task.started_at_ms).job_id if facts.tasks else "")
-    # Failed chunks alone are worth a line too: every run tries them again. What is left may be in what is not merged.
+    # Failed chunks alone are worth a command: every run tries them again. The rest may be in files that are not merged.
     all_done = not missing and proof.done == (proof.listed if proof.expected is None else proof.expected)
     finish = (
         () if all_done or (new and not wanted) else finish_lines(frozen, run.path, facts.last_settings, trace, indices)
@@ -101,10 +99,7 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
 
 
 def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
-    """Return the array indices that left no database.
-
-    None are absent once a task outside the array has taken the whole source: then every chunk is in the database.
-    """
+    """Return the array indices that left no database; none, if a task outside the array took all of the source."""
     if shape is None or any(_is_outside(task) and task.shard_count == 1 for task in facts.tasks):
         return []
     seen = {task.array_index for task in facts.tasks if not _is_outside(task)}
@@ -116,18 +111,18 @@ def _is_outside(task: TaskFacts) -> bool:
 
 
 def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
-    """Return the run whose tasks were merged: beside the job database or, where that lies elsewhere, above them.
+    """Return the run whose tasks were merged: beside the job database or, if that is elsewhere, above the tasks.
 
-    Several, where the task databases are of several runs; then each of them has to say what its source was.
+    Returns several if the task databases are from several runs; then each needs its run.toml.
     """
     if (frozen := _read_frozen(RunFolder(beside))) is not None:
         return [(RunFolder(beside), frozen)]
     above = [(beside / folder).parent for folder in file_folders if Path(folder).name == "tasks"]
-    # By their real names: one run may have been given by two paths.
+    # Resolved, because one run may have been given by two paths.
     runs = {path.resolve(): RunFolder(path) for path in above if is_there(RunFolder(path).run_toml)}
     found = [(run, frozen) for run in runs.values() if (frozen := _read_frozen(run)) is not None]
-    if 0 < len(found) < len({path.resolve() for path in above}):  # rows of the others would be proved by nothing
-        why = "its task databases are of several runs, not all of which have one"
+    if 0 < len(found) < len({path.resolve() for path in above}):  # the rows of the others cannot be compared
+        why = "its task databases are from several runs, and not all of them have one"
         raise BadInput("no run.toml beside the job database", why=why)
     if not found:
         raise BadInput("no run.toml beside the job database")
@@ -139,7 +134,7 @@ def _read_frozen(run: RunFolder) -> FrozenRun | None:
     if frozen is not None:
         given, root = frozen.settings.get("source"), frozen.settings.get("root", "")
         if not isinstance(given, tuple) or not all(isinstance(path, str) for path in (*given, root)):
-            raise BadInput(f"{run.run_toml} does not say what the source was")
+            raise BadInput(f"{run.run_toml} has no source")
     return frozen
 
 
@@ -153,11 +148,10 @@ def _reason(error: BadInput) -> str:
 def find_shares(
     tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool
 ) -> Callable[[int, int], int | None] | None:
-    """Return the rule by which array tasks, and the tasks of the steps in them, took the rows of the source.
+    """Return the rule that assigns rows of the source to array tasks; None: no array, or tasks with different rules.
 
-    It maps the number of a row and its part of the sources to an array index, or to None where no array task takes it;
-    all chunks of a recording that is cut have its number. No rule: there is no array, or its tasks cut the source in
-    different ways.
+    It maps the number of a row and its part of the sources to an array index, or to None if no array task takes it; all
+    chunks of a recording that is cut have the number of the recording.
     """
     if shape is None:
         return None
@@ -184,13 +178,13 @@ def _compare(
     lengths = known_lengths(database) if any(one.cutting.cuts_recordings for one in sources) else {}
     states: Counter[str] = Counter()
     indices: dict[str, Indices] = {}
-    with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory; on disk what is too much
+    with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
         db.executescript(_SCRATCH)
         batch: list[tuple[str, str, int | None]] = []
         seen = 0
 
         def flush() -> None:
-            # A row that repeats another counts once, as it would be done once.
+            # A repeated row counts once, because it is done once.
             db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", batch)
             batch.clear()
 
@@ -213,7 +207,7 @@ def _compare(
         unlisted = indices.get(NOT_LISTED, set())
         strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
         missing = tuple(index for index in absent if index in unlisted or (unlisted and index_of is None))
-        # Rows of tasks that are missing are told by their index.
+        # Rows of missing tasks are reported by the array index.
         not_listed_examples = _only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else ()
         strangers_examples = _only_in(db, "job.chunk", "main.row") if strangers else ()
     left, failed = _unfinished(facts, missing)
@@ -230,7 +224,7 @@ def _compare(
 
 
 def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...]:
-    """Return the first rows that are in one of two tables only."""
+    """Return the first rows that are only in one of two tables."""
     found = db.execute(
         f"""SELECT recording_id, chunk_id FROM {here} a WHERE NOT EXISTS (
                 SELECT 1 FROM {not_here} b WHERE b.recording_id = a.recording_id AND b.chunk_id = a.chunk_id)
@@ -240,7 +234,7 @@ def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...
 
 
 def _unfinished(facts: JobFacts, missing: Sequence[int]) -> tuple[Indices, Indices]:
-    """Return the array indices (None: no array task's) that have work left, and those with failed chunks, by task."""
+    """Return the array indices (None: no array task) that have work left, and those with failed chunks."""
     by_task = [(None if _is_outside(task) else task.array_index, task) for task in facts.tasks]
     left = {*missing, *(index for index, task in by_task if task.pending)}
     return left, {index for index, task in by_task if task.failed}
@@ -268,14 +262,13 @@ def _describe(
 
 
 def finish_lines(
-    frozen: FrozenRun, out: Path, told: Mapping[str, Any], trace: Trace, left: Sequence[int]
+    frozen: FrozenRun, out: Path, settings: Mapping[str, Any], trace: Trace, left: Sequence[int]
 ) -> tuple[str, ...]:
-    """Return the lines, the last one without Slurm.
+    """Return the commands that finish a run; the last one works without Slurm.
 
-    ``told``: the settings of the task that started last. ``left``: the array tasks that would do what is left; none
-    where nobody knows them, or somebody else has to.
+    ``settings``: of the task that started last. ``left``: the array tasks with work left; empty if not known.
     """
-    here = frozen.command_line(out, told)
+    here = frozen.command_line(out, settings)
     if trace.emulated:
         return (trace.line() or here,)
     if frozen.array is None or not left:
@@ -286,22 +279,19 @@ def finish_lines(
 
 
 def find_news(db: sqlite3.Connection, database: Path) -> str | None:
-    """Return the remark of an open job database; None: it is up to date, or nobody can say."""
+    """Return a remark if a job database is out of date; None: it is up to date, or that is not known."""
     try:
         merged, file_folders = read_freshness(db, database.parent)
-    except (sqlite3.Error, OSError):  # a damaged page elsewhere is no reason to give nothing
+    except (sqlite3.Error, OSError):  # damage elsewhere must not stop the export
         return None
     news, command = news_words(merged), merge_again(database, file_folders, merged)
     if not news:
         return None
-    return f"merged: {news}" + ("" if command is None else f"; to take that in: {command}")
+    return f"merged: {news}" + ("" if command is None else f"; to include that: {command}")
 
 
 def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) -> str | None:
-    """Return the command that brings a job database up to date; None: there is nothing to merge.
-
-    That files are not here is no reason for a command: what is not here cannot be merged.
-    """
+    """Return the command that brings a job database up to date; None: there is nothing to merge here."""
     if merged == Freshness(merged.as_of_ms, gone=merged.gone, closed=merged.closed):
         return None
     if database.name == "job.sqlite" and tuple(file_folders) == ("tasks",):

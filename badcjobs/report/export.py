@@ -1,4 +1,4 @@
-"""Takes tables out of a task or job database for others, and detections on the recordings' own clock."""
+"""Exports tables of a task or job database, and detections in the time of the recordings."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from badcjobs.store.export_tables import (
 Progress = Callable[[str, int], None]  # table, rows so far
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
 ALL, NAMELESS = "all_study_areas", "no_study_area"
-_MOST_AREAS = 1000  # the lab has seven; more are a pattern that reads something else
+_MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
 _NAMED, _OTHERS_NAMED = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOrder:
-    """What is to be exported; ``output`` None: on stdout."""
+    """What to export; ``output`` None: to stdout."""
 
     source: Path
     form: str
@@ -51,27 +51,27 @@ class ExportOrder:
     # Tables as they are
     tables: tuple[str, ...] = ()
     everything: bool = False
-    # Detections on the recordings' own clock
+    # Detections in the time of the recordings
     by_study_area: bool = False
     wanted: DetectionFilter = field(default_factory=DetectionFilter)
-    patterns: tuple[NamePattern, ...] = ()  # read the paths of the recordings anew
-    config: Config = field(default_factory=Config)  # where they are from
+    patterns: tuple[NamePattern, ...] = ()  # read the paths of the recordings again
+    config: Config = field(default_factory=Config)  # where the patterns come from
     force: bool = False
 
     @property
     def heard(self) -> bool:
-        """Whether it is about what was heard, on the recordings' own clock."""
+        """Whether to export detections in the time of the recordings."""
         return self.by_study_area or self.wanted != DetectionFilter() or self.config != Config()
 
     @property
     def needs_folder(self) -> bool:
-        """Whether several files are wanted; of what was heard also where the output is not called like one file."""
+        """Whether the output is a folder; for detections also if its name has no known file ending."""
         if self.heard:
             return self.by_study_area or (self.output is not None and self.output.suffix.lower() not in ENDINGS)
         return self.everything or len(self.tables) > 1 or self.form == "badc"
 
     def command_line(self) -> str:
-        """Return the command that orders this, ready to paste."""
+        """Return the command for this export, ready to paste."""
         values = (
             ("--table", self.tables),
             ("--species", (",".join(self.wanted.species),) if self.wanted.species else ()),
@@ -86,18 +86,18 @@ class ExportOrder:
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """What was written: a file, or for BADC's chunks the folder with all of theirs."""
+    """A written file, or for BADC chunks the folder with all of their files."""
 
     path: str
     table: str
     rows: int
 
 
-Exported = tuple[list[ExportedFile], list[str], list[str]]  # also notes, and wanted species that were never heard
+Exported = tuple[list[ExportedFile], list[str], list[str]]  # files, notes, and wanted species without detections
 
 
 def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> Exported:
-    """Write what is ordered and say what that was; the database is only read."""
+    """Write the files of an export; the database is only read."""
     database = find_job_database(order.source)
     _check(order, database)
     if order.form == "parquet":
@@ -114,33 +114,33 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
 
 
 def _check(order: ExportOrder, database: Path) -> None:
-    """Refuse what does not go together, all mistakes at once."""
+    """Refuse options that do not go together, all mistakes in one error."""
     output, mistakes = order.output, []
     given = {"--table": order.tables, "--all": order.everything}
     if order.heard:
-        mistakes += [f"{name} is for tables, not for what was heard in recordings" for name in given if given[name]]
+        mistakes += [f"{name} is for tables, not for detections of recordings" for name in given if given[name]]
         if order.form == "badc":
-            mistakes.append("--format badc has files of its own, with everything that was heard")
+            mistakes.append("--format badc has its own files, with all detections")
         if "" in order.wanted.species:
-            mistakes.append("--species names no species")
+            mistakes.append("--species contains an empty name")
         if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
-            mistakes.append(f"--min-score {order.wanted.min_score} is not a number to compare with")
+            mistakes.append(f"--min-score {order.wanted.min_score} is not a finite number")
     elif order.form == "badc" and (order.tables or order.everything):
-        mistakes.append("--format badc has files of its own: it takes no --table or --all")
+        mistakes.append("--format badc has its own files: it takes no --table or --all")
     elif order.everything and order.tables:
         mistakes.append("--all and --table exclude each other")
     if output is None and order.needs_folder and not order.heard:
-        mistakes.append("several files do not fit into stdout: -o must be a folder")
+        mistakes.append("several files cannot go to stdout: -o must be a folder")
     if output is not None and output.exists() and output.samefile(database):
         mistakes.append(f"-o {output} is the database itself")
     if mistakes:
         raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
     if order.by_study_area and (output is None or output.suffix.lower() in ENDINGS):
-        said = "stdout" if output is None else f"one file ({output})"
+        said = "to stdout" if output is None else f"one file ({output})"
         folder = Path("detections") if output is None else output.with_suffix("")
         raise BadInput(
-            f"--by-study-area makes several files, which do not fit into {said}",
-            why=f"-o is a folder then; {ALL}.{order.form} in it has everything in one file",
+            f"--by-study-area writes several files, not {said}",
+            why=f"-o must be a folder; {ALL}.{order.form} in it has all detections in one file",
             fix=replace(order, output=folder).command_line(),
         )
     if order.needs_folder and output is not None and output.exists() and not output.is_dir():
@@ -154,7 +154,7 @@ def _check(order: ExportOrder, database: Path) -> None:
 def _writer(
     order: ExportOrder, target: Path | None, types: Mapping[str, str], stdout: BinaryIO | None = None
 ) -> Iterator[Write]:
-    """Write rows to a file or, where there is none, to stdout."""
+    """Write rows to a file or, without a target, to stdout."""
     form = "jsonl" if order.form == "json" and target is not None and target.suffix == ".jsonl" else order.form
     with ExitStack() as stack:
         out = stdout if target is None else stack.enter_context(fresh_file(target))
@@ -197,7 +197,7 @@ def _export_tables(
 
 def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
     folder = order.output
-    assert folder is not None  # _check has seen to it
+    assert folder is not None  # see _check
     make_folder(folder)
     telemetry = folder / "telemetry.jsonl"
     chunks = write_chunks(db, folder, lambda rows: progress("chunk", rows))
@@ -207,7 +207,7 @@ def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress)
     return [ExportedFile(str(path), table, rows) for path, table, rows in written]
 
 
-# --- detections: a file for each study area and one for all, or just one file ----------------------------------------
+# --- detections: one file per study area and one for all, or a single file --------------------------------------------
 
 
 def _export_heard(
@@ -216,8 +216,8 @@ def _export_heard(
     if VIEW not in list_tables(db):
         folder = database.parent.parent if database.parent.name == "tasks" else database.parent
         raise DatabaseProblem(
-            f"{database} does not have the recordings' own clock",
-            why="it is a task database, or was merged by an earlier badcjobs",
+            f"{database} has no detections in the time of the recordings",
+            why="it is a task database, or was merged by an earlier version of badcjobs",
             fix=f"badcjobs merge {shlex.quote(str(folder))}   (then export that folder)",
         )
     heard = JobDetections(db)
@@ -235,13 +235,13 @@ def _export_heard(
 
 
 def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
-    """Write each row to the file of its study area and to that for all, in one pass: they come sorted."""
+    """Write each row to the file of its study area and to the file for all, in one pass: rows are sorted by area."""
     areas, folder = heard.study_areas(), order.output
     assert folder is not None
     if len(areas) > _MOST_AREAS:
         raise BadInput(
-            f"{len(areas):,} study areas, which would be as many files; e.g. {', '.join(map(str, areas[-_NAMED:]))}",
-            why="the paths of the recordings were probably read in the wrong way",
+            f"{len(areas):,} study areas, and as many files; e.g. {', '.join(map(str, areas[-_NAMED:]))}",
+            why="the pattern for the paths of the recordings is probably wrong",
             fix="badcjobs guide recordings   (then: badcjobs export … --config FILE.toml)",
         )
     names = area_names([None, *(area for area in areas if area is not None)], taken=ALL, nameless=NAMELESS)
@@ -254,7 +254,7 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
     with _writer(order, all_of_them, COLUMNS) as write_all:
         area, batch = next(batches, (None, None))
         if None not in areas and area is None and batch is not None:
-            areas = [None, *areas]  # recordings that no table lists
+            areas = [None, *areas]  # recordings that are in no table
         for current in areas:
             rows = 0
             with _writer(order, targets[current], COLUMNS) as write:
@@ -273,8 +273,8 @@ def _refuse_to_overwrite(order: ExportOrder, targets: Sequence[Path]) -> None:
     if there:
         more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
         raise BadInput(
-            f"{', '.join(map(str, there[:_NAMED]))}{more}: there already",
-            why="files of an earlier export are not overwritten unless you say so",
+            f"{', '.join(map(str, there[:_NAMED]))}{more}: already there",
+            why="files of an earlier export are overwritten only with --force",
             fix=replace(order, force=True).command_line(),
         )
 
@@ -286,14 +286,14 @@ def _notes(
         yield news
     chunks, undone = heard.count_chunks()
     if undone:
-        were = "were not done then" if news else "are not done"
-        yield f"{undone:,} of {chunks:,} chunks {were}; what they would have heard is not in these files"
+        were = "were not done at the merge" if news else "are not done"
+        yield f"{undone:,} of {chunks:,} chunks {were}; their detections are not in these files"
     if never_heard:
-        yield f"never heard in this job: {', '.join(never_heard)}"
+        yield f"no detections in this job: {', '.join(never_heard)}"
     if not files[0].rows:
         filtered = order.wanted != DetectionFilter()
-        what = "no detection is of these species and scores" if filtered else "the job has no detections"
-        yield f"nothing to export: {what}; there is a header, and no row"
+        what = "no detection has these species and scores" if filtered else "the job has no detections"
+        yield f"nothing to export: {what}; the file has a header and no rows"
     gaps = heard.gaps()
     in_folder = order.needs_folder and order.output is not None
     yield from gap_lines(gaps, order.patterns, nameless=f"{NAMELESS}.{order.form}" if in_folder else None)
@@ -305,6 +305,6 @@ def _notes(
         more = f" and {len(others) - _OTHERS_NAMED:,} more" if len(others) > _OTHERS_NAMED else ""
         verb = "file is" if len(others) == 1 else "files are"
         yield (
-            f"{len(others):,} {verb} in {order.output} that this export did not write, perhaps of an earlier one:"
-            f" {', '.join(others[:_OTHERS_NAMED])}{more}; who reads *.{order.form} reads them too"
+            f"{len(others):,} {verb} in {order.output} that this export did not write, perhaps from an earlier one:"
+            f" {', '.join(others[:_OTHERS_NAMED])}{more}; programs that read *.{order.form} will read them, too"
         )

@@ -1,4 +1,4 @@
-"""The headline numbers of a job in words, shared by the text, the page and the notebook: rows of templates."""
+"""The headline numbers of a job, its verdict and the commands to run next: the same in text, page and notebook."""
 
 from __future__ import annotations
 
@@ -6,49 +6,45 @@ from collections.abc import Sequence
 from typing import Any
 
 from badcjobs.report.progress import RUNNING
-from badcjobs.report.rules import known_texts
+from badcjobs.report.rules import busy_share, known_texts
 from badcjobs.report.rules_waiting import LEAST_S
-from badcjobs.report.summary import NEARLY_ALL, Summary, devices_words
-from badcjobs.report.words import UNKNOWN, count, duration, energy, indices, moment, number, share_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, devices_words
+from badcjobs.report.words import count, duration, energy, indices, moment, number, share_words
 from badcjobs.store.read_model import AlertFacts, Freshness
 
-_FEW_S = 600.0  # of GPU time: in hours it would be hard to read
-VERDICTS = {
-    "done": "all done",
-    "failed": "finished; some chunks failed for good",
-    "stopped": "not finished: there is work left",
-}
-# Name → what is said; a part is left out where one of its figures is None (or, with '?', 0), a headline where all are.
+_FEW_S = 600.0  # less GPU time than this is also shown in seconds or minutes
+_SBATCH = "#SBATCH "
+# Name → templates. A template is left out if one of its figures is None (with '?': 0), a headline if all of them are.
 HEADLINES = (
     ("tasks", (
         "{s.tasks:whole} ({verdicts})",
-        "; last word of a silent one: {heard:moment}",
-        "; array index {not_begun:indices} not begun, perhaps still in the queue",
-        "; no word from array index {no_word:indices}{see}",
+        "; last update from a silent task: {heard:moment}",
+        "; array index {not_started:indices} not started, perhaps still in the queue",
+        "; no database from array index {no_database:indices}{see}",
     )),
     ("merged", ("{news}",)),
     ("submit", ("{cut_short.what}",)),
     ("chunks", (
         "{s.done:whole} done, {s.failed:whole} failed, {s.left:whole} left of {s.chunks:whole}",
         ", {s.skipped:whole?} done elsewhere",
-        "; {s.facts.conflicts:whole?} done more than once, the last one counts",
+        "; {s.facts.conflicts:whole?} done more than once, the last result counts",
         " ({s.facts.tries:count try tries})",
     )),
     ("complete", (
-        "not known: {unproved.why_unknown}",
-        "{complete.done:whole} of {complete.expected:count row} of the source are done",
-        "no: {partly.done:whole} of {partly.expected:count row} done",
+        "unknown: {unproved.why_unknown}",
+        "yes: {complete.done:whole} of {complete.expected:count row} of the source done",
+        "no: {partly.done:whole} of {partly.expected:count row} of the source done",
         ", {partly.failed:whole?} failed",
         ", {partly.poison:whole?} poison",
         ", {partly.pending:whole?} pending",
         ", {partly.elsewhere:whole?} done elsewhere",
         "; {partly.not_listed:count row?} {where}",
-        "; {proof.strangers:count row?} more that the source does not have",
+        "; {proof.strangers:count row?} in the job but not in the source",
     )),
     ("audio", (
         "{s.audio_hours:two} hours analysed in {s.wall_s:duration}",
         "; {s.facts.cpu_tries:count chunk?} on the CPU ({s.audio_hours_on_cpu:two} hours)",
-        "; the length of {s.facts.done_of_unknown_length:count more_chunk?} is not known",
+        "; {s.facts.done_of_unknown_length:count more_chunk?} of unknown length",
     )),
     ("recordings", ("{names}",)),
     ("speed", ("{s.times_real_time:one} × real time",)),
@@ -57,12 +53,13 @@ HEADLINES = (
         "{few_s:duration}, ",
         "{s.gpu_hours:two?} GPU-hours; {s.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour",
     )),
+    ("GPU use", ("busy {busy} of the time; ", "{use:list}")),
     ("left", (
         "{left.chunks:count chunk}{listed}",
-        "; {not_known}",
+        "; {unknown_time}",
         ", about {known_left.audio_hours:one} audio-hours",
         " and {known_left.gpu_hours:one?} GPU-hours",
-        "; done at about {known_left.end_at_ms:moment?} if the tasks that run go on like this",
+        "; expected end: about {known_left.end_at_ms:moment?} at the speed of the running tasks",
         "; about {left_s:duration} at the speed so far",
     )),
     ("energy", (
@@ -81,12 +78,17 @@ HEADLINES = (
         "{samples:count sample}, {gaps}",
         "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
     )),
+    ("next time", ("{requests:words}",)),
 )  # fmt: skip
 
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
+    requests: dict[str, str] = {}  # option → with its value; the worst finding comes first
+    for line in (line for finding in summary.findings for line in finding.lines if line.startswith(_SBATCH)):
+        requests.setdefault(line.partition("=")[0], line.removeprefix(_SBATCH))
     figures = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
+    figures["requests"] = (_SBATCH.strip(), *requests.values()) if requests else None
     figures |= _task_figures(summary) | _source_figures(summary) | _device_figures(summary)
     said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
     return [(name, words) for name, words in said if words]
@@ -99,32 +101,31 @@ def _task_figures(summary: Summary) -> dict[str, Any]:
     return {
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
         "heard": max(heard_ms, default=None),
-        "not_begun": missing if running else None,
-        "no_word": None if running else missing,
+        "not_started": missing if running else None,
+        "no_database": None if running else missing,
         "see": f" (see {logs[0]})" if logs else "",
     }
 
 
 def _source_figures(summary: Summary) -> dict[str, Any]:
-    """Return how far the job has got with its source (not known, whole, or partly), and when the rest will be done."""
+    """Return how much of the source is done, and when the rest will be."""
     proof, left, gaps = summary.completeness, summary.outlook, summary.facts.recording_names
     proved = proof if proof is not None and proof.expected is not None else None
     partly = proved if proved is not None and not proved.complete else None
     where = "in no task"
     if partly is not None and (partly.missing_indices or partly.unmerged_indices) and not partly.not_listed_examples:
-        begun = "not begun" if partly.missing_indices else ""
-        merged = "not merged yet" if partly.unmerged_indices else ""
-        those = sorted((*partly.missing_indices, *partly.unmerged_indices))
-        where = f"of array index {indices(those)} {', or '.join(filter(None, (begun, merged)))}"
+        reasons = [*(["not started"] if partly.missing_indices else []),
+                   *(["not merged yet"] if partly.unmerged_indices else [])]  # fmt: skip
+        where = f"of array index {indices((*partly.missing_indices, *partly.unmerged_indices))} {', or '.join(reasons)}"
     known_left = left if left is not None and left.audio_hours is not None else None
-    # How many paths do not tell what those of other recordings tell; not where none or all do.
+    # Paths without a date, a time or a study area; not mentioned if all paths, or none, are like that.
     kinds = () if gaps is None else (
         (gaps.undated, gaps.recordings, "no date in the name", gaps.undated_example),
         (gaps.untimed, gaps.recordings - gaps.undated, "a date but no time in the name", gaps.untimed_example),
         (gaps.no_study_area, gaps.recordings, "no study area in the path", gaps.no_study_area_example),
     )  # fmt: skip
     names = [
-        f"{many:,} of {gaps.recordings if gaps else 0:,} {'has' if many == 1 else 'have'} {what} (the first: {example})"
+        f"{many:,} of {gaps.recordings if gaps else 0:,} {'has' if many == 1 else 'have'} {what} (e.g. {example})"
         for many, most, what, example in kinds
         if 0 < many < most
     ]
@@ -136,33 +137,38 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
         "where": where,
         "names": "; ".join(names) or None,
         "left": left,
-        "listed": "" if left is None or left.whole_source else " that tasks have listed",
-        "not_known": None if left is None or known_left else "how long they will take is not known yet",
+        "listed": "" if left is None or left.whole_source else " listed by tasks",
+        "unknown_time": None if left is None or known_left else "remaining time not known yet",
         "known_left": known_left,
         "left_s": known_left.wall_s if known_left is not None and known_left.end_at_ms is None else None,
     }
 
 
 def _device_figures(summary: Summary) -> dict[str, Any]:
-    gpu_s, cost, told = summary.gpu_hours * 3600, summary.chunk_cost, summary.energy_devices
-    partly = "" if told == len(summary.devices) else f" (known for {told:,} of {devices_words(summary.devices)})"
+    gpu_s, cost, many = summary.gpu_hours * 3600, summary.chunk_cost, summary.energy_devices
     known = [device for device in summary.devices if device.energy_j is not None]
+    partly = "" if many == len(summary.devices) else f" (known for {many:,} of {devices_words(summary.devices)})"
     missing = sum(d.energy_measured_s for d in known) < NEARLY_ALL / 100 * sum(d.total_s for d in known)
     measured, samples = summary.energy_measured_percent, sum(device.samples for device in summary.devices)
     gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
-    many = f"{count(sum(gap.gaps for gap in gaps), 'gap')} of {duration(sum(gap.seconds for gap in gaps))} in all"
-    # A short try may fall between two readings of power.
-    some = f" where it was measured, in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
+    gap_words = f"{count(sum(gap.gaps for gap in gaps), 'gap')}, {duration(sum(gap.seconds for gap in gaps))} in total"
+    use = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in summary.states.items()}
+    busy = busy_share(summary.devices)
     return {
         "no_gpu": None if gpu_s else "none: no GPU was used",
         "few_s": gpu_s if 0 < gpu_s < _FEW_S else None,
-        "energy": f"{UNKNOWN} (no device said)" if summary.energy_wh is None else energy(summary.energy_wh) + partly,
+        "busy": None if busy is None else share_words(100 * busy),
+        "use": tuple(f"{words} {share_words(percent)}" for words, percent in use.items() if percent >= 0.5) or None,
+        "energy": "not measured" if summary.energy_wh is None else energy(summary.energy_wh) + partly,
         "measured": share_words(measured) if measured is not None and measured < NEARLY_ALL else None,
         "least": "at least " if missing else "",  # devices used energy before and after their readings
         "cost": cost if cost.tries else None,
-        "some_tries": some if cost.energy_tries < cost.tries else "",
+        # A short try may fall between two readings of power.
+        "some_tries": f", measured in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
+        if cost.energy_tries < cost.tries
+        else "",
         "samples": samples,
-        "gaps": many if gaps else "no gaps" if samples else "so no gaps are known",
+        "gaps": gap_words if gaps else "no gaps" if samples else "gaps unknown",
     }
 
 
@@ -170,60 +176,63 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
 
 
 def verdict_words(summary: Summary) -> str:
-    """Return the verdict; of what is left or has failed only as of the merge, where there is news since."""
-    if summary.verdict != "done" and (summary.merged.new or summary.merged.changed):
-        stopped = summary.verdict == "stopped"
-        return "not finished when it was merged" if stopped else "some had failed when it was merged"
-    return VERDICTS[summary.verdict]
+    """Return the verdict; where task databases are newer than the merge, unfinished work is as of the merge."""
+    outdated = summary.merged.new or summary.merged.changed
+    if summary.verdict == "stopped":
+        return "not finished when it was merged" if outdated else "not finished: there is work left"
+    if summary.verdict == "failed":
+        return "some chunks had failed when it was merged" if outdated else "finished; some chunks failed for good"
+    return "all done"
 
 
 def news_words(merged: Freshness) -> str:
-    """Return how old this is, where there is news since the merge or the files cannot be looked at; else nothing."""
+    """Return how old the merge is if task databases are newer or cannot be read; otherwise nothing."""
     said = []
     if merged.changed:
         said.append(f"{count(merged.changed, 'task database has', 'task databases have')} changed since")
     if merged.new:
         said.append(f"{count(merged.new, 'task database is', 'task databases are')} not merged yet")
     if merged.closed:
-        said.append(f"what is new since is not known: {merged.closed}")
+        said.append(f"whether anything is new since then is not known: {merged.closed}")
     elif merged.gone:
         them = "its database is" if merged.gone == 1 else "their databases are"
-        said.append(f"what became of {count(merged.gone, 'task')} that ran then is not known: {them} not here")
+        said.append(f"the state of {count(merged.gone, 'task')} that ran then is not known: {them} not here")
     as_of = [] if merged.as_of_ms is None else [f"as of {moment(merged.as_of_ms)}"]
     return "; ".join([*as_of, *said]) if said else ""
 
 
-def well_words(summary: Summary) -> str:
-    """Return what to say where there is no finding."""
+def no_findings_words(summary: Summary) -> str:
+    """Return the sentence for a job without findings."""
     gpu_s = summary.gpu_hours * 3600
     critical = sum(alert.alerts for alert in summary.alerts if alert.severity == "critical")
     others = sum(alert.alerts for alert in summary.alerts) - critical
-    if critical:
-        alerts = count(critical, "critical alert") + (f" and {count(others, 'other')}" if others else "")
-        return f"No check found anything to change, but not all is well: {alerts}, see below."
-    see = f"; {count(others, 'alert')}, see below." if others else "."
-    if summary.verdict == "done" and 0 < gpu_s < LEAST_S:
-        return f"Nothing went wrong; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were kept{see}"
-    if summary.verdict == "done":
-        return f"All is well: no check found anything to change{see}"
-    return f"No check found anything to change, besides the chunks that are left or have failed{see}"
+    alerts = [count(critical, "critical alert")] if critical else []
+    alerts += [count(others, "other alert" if critical else "alert")] if others else []
+    see = f"; {' and '.join(alerts)}, see below" if alerts else ""
+    but = ""
+    if summary.verdict != "done":
+        but = " besides the chunks that are left or failed"
+    elif 0 < gpu_s < LEAST_S:
+        but = f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were"
+    found = "problems found" if summary.verdict == "done" and not critical else "findings"
+    return f"No {found}{but}{see}."
 
 
 def finish_words(summary: Summary) -> list[tuple[str, str]]:
-    """Return what to say above each command that finishes the job, or brings its report up to date; and the command."""
+    """Return the commands that finish the job, or bring its report up to date, each with a line to show above it."""
     proof, news = summary.completeness, summary.merged.command
-    merge = [] if news is None else [("to take in what is new since the merge:", news)]
+    merge = [] if news is None else [("to include what is new since the merge:", news)]
     if summary.cut_short is not None:  # Slurm may have its array: any other command might do the same work twice
-        what_for = "be done with it" if summary.verdict == "done" else "finish it"
+        what_for = "clean up" if summary.verdict == "done" else "finish it"
         return [*merge, (f"to {what_for}, repeat the submit that was cut short:", summary.cut_short.command)]
     if proof is None or not proof.finish:
         return merge
-    again = " (a run tries its failed and poison rows again)" if proof.failed or proof.poison else ""
+    again = " (this tries failed and poison rows again)" if proof.failed or proof.poison else ""
     waiting = ""
     if summary.tasks_by_verdict.get(RUNNING):
-        waiting = f", once no task of it is running{' or waits in the queue' if summary.tasks_missing else ''}"
+        waiting = f", once no task of it is running{' or queued' if summary.tasks_missing else ''}"
     elif summary.tasks_silent:
-        waiting = ", unless its silent tasks still run"
+        waiting = ", unless its silent tasks are still running"
     elif merge:
         waiting = ", if work is left after that and no task of it is running"
     *in_slurm, here = proof.finish
@@ -243,8 +252,8 @@ def alert_lines(alerts: Sequence[AlertFacts]) -> list[str]:
         words = f"{alert.kind} ({alert.severity}): {count(alert.alerts, 'alert')} on {count(alert.devices, 'device')}"
         unit = _UNITS.get(alert.kind)
         if unit and alert.peak is not None and alert.threshold is not None:
-            words += f"; {number(alert.peak, 0)} {unit} at worst, the limit is {number(alert.threshold, 0)} {unit}"
-        words += f"; {duration(alert.longest_s)} at longest" if alert.longest_s else ""
+            words += f"; worst value {number(alert.peak, 0)} {unit}, limit {number(alert.threshold, 0)} {unit}"
+        words += f"; longest {duration(alert.longest_s)}" if alert.longest_s else ""
         words += f"; {alert.still_open:,} still open" if alert.still_open else ""
         lines.append(words if unit else f"{words}; for example: {alert.example}")
     return lines

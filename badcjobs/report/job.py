@@ -1,16 +1,16 @@
-"""The life of a job once its array has ended, from top to bottom.
+"""What happens to a job after its array has ended, from top to bottom.
 
-Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every try of them, detections, readings of its
-GPUs. ``badcjobs merge`` (``finish_job``) makes one job of them, in five steps:
+Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every try of them, detections, GPU readings.
+``badcjobs merge`` (``finish_job``) makes one job of them, in five steps:
 
     merge           all task databases → one job database, job.sqlite                     store/merge.py
     read_job        job database → JobFacts: tasks, devices, counts, times                store/read_job.py
-    prove_complete  facts against the source: rows that are missing, commands to do them  completeness.py
+    prove_complete  facts and source: rows that are missing, commands to do them          completeness.py
     summarize       facts → Summary: all numbers of the job                               summary.py
     find            Summary → findings: what went wrong, and what to do about it          rules_*.py
 
 and writes the Summary as a page, report.html (page.py). ``badcjobs report`` (``report_job``) does all but the merge,
-for one job or for two side by side (compare.py), and has other forms: text.py, markdown.py, prometheus.py, JSON.
+for one job or for two side by side (compare.py), and has other forms: text and Markdown (text.py), prometheus.py, JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def finish_job(
 ) -> FinishedJob:
     """Merge task databases into a job database, summarise it, write its page.
 
-    A page that cannot be written is a remark: the numbers are safe in the job database.
+    A page that cannot be written is not an error: the numbers are safe in the job database.
     """
     try:
         merged = merge(order, clock)
@@ -61,7 +61,7 @@ def finish_job(
         found = next((one for one in map(find_unbegun, [*order.inputs, *above]) if one is not None), None)
         raise (error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)) from None
     summary = summarize_database(order.target, reading_source, clock.now_ms())
-    # What was published while it was merged is no reason to merge again.
+    # A database that was published during the merge is no reason to merge again.
     news = summary.merged
     summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
     report, why_no_report = order.target.with_name("report.html"), None
@@ -75,14 +75,11 @@ def finish_job(
 
 
 def summarize_database(database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None) -> Summary:
-    """Return all numbers of a job database and what they mean.
-
-    ``now_ms`` tells the tasks that run from those that went silent; None: as if all that have not ended were running.
-    """
+    """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``."""
     facts = read_job(database)
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, now_ms)
-    # A submit of this run that did not come to its end: its array may be in the queue.
+    # An interrupted submit of this run: its array may be in the queue.
     folders = [database.parent / folder for folder in facts.file_folders]
     submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
     return replace(
@@ -96,7 +93,7 @@ def summarize_database(database: Path, progress: Progress = lambda rows: None, n
 def report_job(
     job: Path, beside: Path | None = None, progress: Progress = lambda rows: None, now_ms: int | None = None
 ) -> ReportedJob:
-    """Summarise a job database, and another one to put beside it; ``now_ms``: see ``summarize_database``."""
+    """Summarise a job database, and compare it with another one; ``now_ms``: see ``summarize``."""
     database = find_job_database(job)
     other = None if beside is None else find_job_database(beside)
     summary = summarize_database(database, progress, now_ms)
@@ -115,38 +112,38 @@ def write_page(summary: Summary, path: Path, database: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text under a hidden name and rename it; raises BadInput when it cannot be written.
+    """Write a text to a hidden file and rename it; raises BadInput when it cannot be written.
 
-    A link stays a link: the file that it leads to is replaced.
+    A symbolic link stays: the file that it points to is replaced.
     """
     with fresh_file(path.resolve() if path.is_symlink() and path.is_file() else path) as file:
-        file.write(text.encode("utf-8", errors="replace"))  # a name of a file may be no text at all
+        file.write(text.encode("utf-8", errors="replace"))  # a file name may not be valid text
 
 
 # --- what the numbers mean --------------------------------------------------------------------------------------------
 
 _TOPICS = (*rules_tasks.TOPICS, *rules_devices.TOPICS, *rules_waiting.TOPICS, *rules_requests.TOPICS)
-# The stable names; each has a line in the guide.
+# Stable names; the guide explains each of them.
 KINDS = tuple(dict.fromkeys(rule.kind for _, rules in _TOPICS for rule in rules))
 
 
 def find(summary: Summary) -> tuple[Finding, ...]:
-    """Return what is worth saying about a job, worst first; nothing when all is well."""
+    """Return the findings about a job, worst first."""
     found = []
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):
             rule = next((rule for rule in rules if rule.when(case)), None)
             found += [] if rule is None else [_say(rule, case, summary)]
-    if all(task.job_id.startswith("local") for task in summary.facts.tasks):  # without Slurm its lines mean nothing
+    if all(task.job_id.startswith("local") for task in summary.facts.tasks):  # no Slurm: no #SBATCH lines
         found = [replace(f, lines=tuple(line for line in f.lines if not line.startswith("#SBATCH"))) for f in found]
     found.sort(key=_rank)
-    # All nodes to leave out go into the first such line: of several, sbatch takes the last alone.
+    # All nodes to exclude go into the first such line: sbatch uses only the last of several.
     nodes = [line.removeprefix(EXCLUDE) for finding in found for line in finding.lines if line.startswith(EXCLUDE)]
     lines = [EXCLUDE + ",".join(sorted({node for some in nodes for node in some.split(",")}))]
     for place, finding in enumerate(found):
         others = tuple(line for line in finding.lines if not line.startswith(EXCLUDE))
         if len(others) < len(finding.lines):
-            advice = finding.advice if lines else f"{finding.advice} The --exclude line above has it, too."
+            advice = finding.advice if lines else f"{finding.advice} The --exclude line above includes it."
             found[place] = replace(finding, lines=(*others, *lines), advice=advice)
             lines = []
     return tuple(found)
@@ -167,33 +164,33 @@ def _say(rule: Rule, case: Figures, summary: Summary) -> Finding:
 
 
 def _rank(finding: Finding) -> tuple[int, float]:
-    """Return what findings are sorted by: missing science first, then what cost most GPU time."""
+    """Return the sort key of a finding: missing results first, then what cost most GPU time."""
     hours = finding.gpu_hours
     unknown = -math.inf if finding.severity == PROBLEM else 0.0
     return SEVERITIES.index(finding.severity), unknown if hours is None else -hours
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """What merging a job gave."""
+    """The result of merging a job."""
 
     database: Path
     report: Path
     summary: Summary
     merged: MergeOutcome
     removed: Removal | None = None
-    why_no_report: str | None = None  # the page could not be written; one that is there is of an earlier merge
+    why_no_report: str | None = None  # the page could not be written; an existing page is from an earlier merge
 
     @property
     def lossy(self) -> list[SourceFile]:
-        """The files of which rows are missing, or may be; a second copy of a task is no loss."""
+        """The files with rows that are, or may be, missing; a second copy of a task is no loss."""
         return [file for file in self.merged.files if file.lost_something]
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON document of ``badcjobs merge --json``: the summary, and what became of the files."""
+        """Return the document of ``badcjobs merge --json``: the summary, and the state of the files."""
         statuses = Counter(file.status for file in self.merged.files)
         files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
         removed = None if self.removed is None else asdict(self.removed)
@@ -202,7 +199,7 @@ class FinishedJob:
 
 @dataclass(frozen=True, slots=True)
 class ReportedJob:
-    """What ``badcjobs report`` says of a job, in every form; with another job beside it, of both."""
+    """The result of ``badcjobs report`` in every form; with a comparison, of both jobs."""
 
     database: Path
     title: str
@@ -211,61 +208,61 @@ class ReportedJob:
     lossy_files: int = 0  # of both
 
     def to_text(self, *, colour: bool = False) -> str:
-        """Return it for a terminal or a log."""
+        """Return the report for a terminal or a log."""
         if self.comparison is not None:
             return comparison_text(self.comparison)
         return summary_text(self.summary, self.title, colour=colour)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for scripts."""
+        """Return the report for scripts."""
         return self.summary.to_dict() if self.comparison is None else self.comparison.to_dict()
 
     def to_markdown(self) -> str:
-        """Return it for a lab notebook."""
+        """Return the report for a lab notebook."""
         if self.comparison is not None:
             return comparison_markdown(self.comparison)
         return markdown(self.summary, self.title)
 
     def to_prometheus(self) -> str:
-        """Return the metrics of the job itself."""
+        """Return the metrics of the job."""
         return prometheus_text(job_samples(self.summary, self.title))
 
 
-# --- where a job is ---------------------------------------------------------------------------------------------------
+# --- paths ------------------------------------------------------------------------------------------------------------
 
 
 def job_title(database: Path) -> str:
-    """Return what people call a job: the name of its run folder."""
+    """Return the title of a job: the name of its run folder."""
     return database.parent.absolute().name
 
 
 def default_target(inputs: Sequence[Path]) -> Path:
-    """Return where the job database goes by default: into the run folder."""
+    """Return the default path of the job database: in the run folder."""
     first = inputs[0].absolute()
     folder = first if is_there(first) and first.is_dir() else first.parent
     return (folder.parent if folder.name == "tasks" else folder) / "job.sqlite"
 
 
 def find_job_database(given: Path) -> Path:
-    """Return the job database of a run folder, or the file itself; raises DatabaseProblem when there is none.
+    """Return the job database of a run folder, of its tasks/, or the file itself.
 
-    The tasks/ of a run will do as well, as it does for ``badcjobs merge`` and ``monitor``.
+    Raises DatabaseProblem when there is none.
     """
     if given.absolute().name == "tasks" and any(given.glob("*.sqlite")) and not is_there(given / "job.sqlite"):
         given = given.absolute().parent
     path = RunFolder(given).job_database if is_there(given) and given.is_dir() else given
     if is_there(path):
         return path
-    begun = given.is_dir() and any(RunFolder(given).tasks.glob("*.sqlite"))
-    if given.is_dir() and not begun and (found := find_unbegun(given)) is not None:
+    started = given.is_dir() and any(RunFolder(given).tasks.glob("*.sqlite"))
+    if given.is_dir() and not started and (found := find_unbegun(given)) is not None:
         raise DatabaseProblem(f"{path} does not exist", why=found.what, fix=found.command)
     if given.is_dir() and RunFolder(given).tasks.is_dir():
         line = shlex.join(["badcjobs", "merge", str(given)])
         raise DatabaseProblem(f"{path} does not exist", why="the run has not been merged yet", fix=line)
-    what = "is no run folder: it holds neither job.sqlite nor tasks/" if given.is_dir() else "does not exist"
+    what = "is not a run folder: it contains neither job.sqlite nor tasks/" if given.is_dir() else "does not exist"
     above = given if given.is_dir() else next(folder for folder in given.absolute().parents if folder.is_dir())
     raise DatabaseProblem(
         f"{given} {what}",
-        why="wanted is a run folder: what badcjobs run or submit got as --out; or its job.sqlite",
+        why="expected: a run folder (--out of badcjobs run or submit), or its job.sqlite",
         fix=shlex.join(["ls", str(above)]),
     )

@@ -1,4 +1,4 @@
-"""Every table of a job's report, built once; text, notebook and page show the columns that they have room for."""
+"""The tables of a job report, for text, notebook and page."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from badcjobs.store.read_model import Completeness, DeviceFacts
 
 MOST_DEVICES = 5000  # on a page
 _LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
-_ALL_MESSAGES = 300_000  # characters: a page is to stay small enough to be sent around
+_ALL_MESSAGES = 300_000  # characters: a page should stay small enough to send
 _NEARLY_ALL_OF_A_STATE = 90.0  # percent
-_LAST_LINE = 200  # of what the engine said, in text
+_LAST_LINE = 200  # characters of an engine error, in text
 
 
 # --- the lists and tables of text and notebook ------------------------------------------------------------------------
 
 
 def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tuple[str, list[str] | Table]]:
-    """Yield what stands below the findings, part by part: a heading, and lines or a table; of lists the first few."""
+    """Yield the parts below the findings: a heading, and a table or the first lines of a list."""
     facts, proof, labels = summary.facts, summary.completeness, summary.facts.labels
     yield "Alerts", [f"alert: {line}" for line in alert_lines(summary.alerts)]
     strays = [] if proof is None else [
@@ -57,19 +57,19 @@ def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tup
         yield "Measured on each device", rank_table(shown)
         if len(shown) < len(summary.devices):
             some = f"the {len(shown)} least busy of {devices_words(summary.devices)}"
-            yield "", [f"{some}; report.html and --json have them all"]
+            yield "", [f"{some}; report.html and --json list all"]
     unwell = [
         f"task {task.name}: {state_words(task, summary.tasks_silent)}; {task.done:,} done, {task.failed:,} failed,"
         f" {task.pending:,} left"
         for task in facts.tasks
         if task.verdict != "done"
     ]
-    yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (report.html and --json have them all)")
+    yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (report.html and --json list all)")
     gaps = [f"gap: {g.reason} ({count(g.gaps, 'time')}, {duration(g.seconds)})" for g in facts.gaps if g.metric is None]
     missing = sorted({(gap.metric, gap.reason) for gap in facts.gaps if gap.metric is not None})
-    yield "Gaps in telemetry", gaps + [f"not given: {metric}: {reason}" for metric, reason in missing]
+    yield "Gaps in telemetry", gaps + [f"not available: {metric}: {reason}" for metric, reason in missing]
     if labels:
-        yield "What was heard", label_table(summary, most).without("share")
+        yield "Detections", label_table(summary, most).without("share")
         yield "", _first([], len(labels) - most, 0, "more labels")
     failed = [f"{c.status}: {failure(c.recording_id, c.chunk_id, c.error_class, c.error)}" for c in facts.failed]
     yield "Failed chunks", _first(failed, summary.failed, most, "more failed chunks (in job.sqlite, table chunk)")
@@ -84,7 +84,7 @@ def _first(lines: list[str], many: int, most: int, what: str) -> list[str]:
 
 
 def failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> str:
-    """Return a chunk that failed and the last line of what the engine said."""
+    """Return a failed chunk and the last line of the engine error."""
     name = recording_id if recording_id == chunk_id else f"{recording_id} {chunk_id}"
     last = error.strip().rpartition("\n")[2][:_LAST_LINE]
     return f"{name} ({error_class})" + (f": {last}" if last else "")
@@ -113,9 +113,9 @@ def _duration(seconds: float) -> Cell:
 
 
 def state_table(states: Mapping[str, StateSummary], *, compact: bool = False) -> Table:
-    """Return what all devices together did with their time and energy; ``compact``: one unit for all times.
+    """Return the time and energy of all devices by state; ``compact``: one unit for all times.
 
-    Where a part of the energy is missing, it says how much of the time was measured.
+    If a part of the energy is missing, a column says how much of the time was measured.
     """
     shown = [(words, states[state]) for state, words in STATE_WORDS.items() if state in states]
     hours, busy = sum(s.gpu_hours for _, s in shown), [s.busy_hours for _, s in shown if s.busy_hours is not None]
@@ -124,7 +124,7 @@ def state_table(states: Mapping[str, StateSummary], *, compact: bool = False) ->
     whole = StateSummary(
         hours, 100.0, sum(busy) if busy else None, sum(known) if known else None, 100.0 if known else None, measured
     )
-    everything = [*shown, ("together", whole)]
+    everything = [*shown, ("total", whole)]
     times = durations([found.gpu_hours * 3600 for _, found in everything])
     joules = energies([found.energy_wh for _, found in everything])
     rows: list[Row] = []
@@ -151,7 +151,7 @@ def _hours(hours: float | None) -> Cell:
 
 
 def device_table(summary: Summary) -> Table:
-    """Return the devices of all tasks for a page, or the least busy of very many."""
+    """Return the devices of all tasks for a page; if there are too many, the least busy."""
     chosen, caption = least_busy(summary.devices, MOST_DEVICES), "Devices"
     if len(chosen) < len(summary.devices):
         caption = f"The {MOST_DEVICES:,} least busy of {devices_words(summary.devices)}; job.sqlite has all"
@@ -174,7 +174,7 @@ def device_table(summary: Summary) -> Table:
         ))  # fmt: skip
     table = Table("device-table", caption, heads, rows)
     one_model = len({device.name for device in summary.devices}) == 1
-    return table.without("model") if one_model else table  # said above the table: the page is not wide
+    return table.without("model") if one_model else table  # the model is named above the table
 
 
 def _state_percent(device: DeviceFacts, state: str) -> float | None:
@@ -183,7 +183,7 @@ def _state_percent(device: DeviceFacts, state: str) -> float | None:
 
 
 def least_busy(devices: Sequence[DeviceFacts], most: int) -> Sequence[DeviceFacts]:
-    """Return all devices or, where they are too many, those that were busy least, in their order."""
+    """Return all devices or, if there are too many, the least busy ones, in their order."""
 
     def busy(place: int) -> float:
         one = devices[place]
@@ -198,7 +198,7 @@ def work_table(devices: Sequence[DeviceFacts]) -> Table:
     joules = energies([None if d.energy_j is None else d.energy_j / 3600 for d in devices])
     times = durations([d.gap_s for d in devices])
     rows = [
-        # Where telemetry was off there is neither a reading nor a gap.
+        # Without telemetry there are neither readings nor gaps.
         (_name(d), d.task, spark(d.spark) or UNKNOWN, percent(d.busy_mean_percent),
          percent(_state_percent(d, "working")), f"{d.work.done:,}", used,
          gap if d.gap_s else "none" if d.samples else UNKNOWN)
@@ -229,18 +229,18 @@ def _name(device: DeviceFacts) -> str:
     return f"{device.label} {device.name or UNKNOWN}"[:16].rstrip()
 
 
-# --- devices that were slower than others of their model --------------------------------------------------------------
+# --- stragglers: devices that were slower than others of the same model -----------------------------------------------
 
 
 def straggler_table(summary: Summary) -> tuple[Table | None, str]:
-    """Return the devices that were slower than their peers, as the findings have them, and what was compared.
+    """Return the devices that were slower than their peers, as in the findings, and what was compared.
 
-    None: there was nothing to compare.
+    No table: there was nothing to compare.
     """
     groups = peer_groups(summary.facts.tasks, summary.devices)
-    needed = f"that takes {LEAST_PEERS} devices of one model at the same work, with {LEAST_TRIES} chunks each"
+    needed = f"this needs {LEAST_PEERS} devices of one model with the same work and {LEAST_TRIES} chunks each"
     if not groups:
-        return None, f"No devices were compared: {needed}." if summary.devices else "No device took part."
+        return None, f"No devices were compared: {needed}." if summary.devices else "No device was used."
     rows: list[Row] = []
     medians = []
     for peers in groups:
@@ -255,7 +255,7 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
                  _with_unit(max(degrees, default=None), "°C"), peer.held_back or UNKNOWN)
             )  # fmt: skip
     compared = sum(map(len, groups))
-    words = f"Compared while working: {count(compared, 'device')}, with the median of the same model: "
+    words = f"{count(compared, 'device')} compared with the median speed of the same model while working: "
     words += f"{'; '.join(medians)}."
     if left := cards(summary.devices) - compared:
         words += f" {count(left, 'other was', 'others were')} not compared: {needed}."
@@ -275,7 +275,7 @@ _SAYING: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 
 def reading_table(summary: Summary) -> Table:
-    """Return each charted metric over all devices."""
+    """Return the numbers of each charted metric over all devices."""
     rows: list[Row] = []
     for metric in CHARTED:
         found = [d.metrics[metric] for d in summary.devices if metric in d.metrics]
@@ -290,7 +290,7 @@ def reading_table(summary: Summary) -> Table:
             rows.append((name, *(Cell(say(value), value) for value in values), _cell(samples)))
     heads = columns("<metric", "smallest reading", "lowest mean of a device", "mean of all", "highest mean of a device",
              "highest p95 of a device", "largest reading", "samples")  # fmt: skip
-    return Table("reading-table", "The charts in numbers, over all devices and their whole time", heads, rows)
+    return Table("reading-table", "The charts in numbers, over all devices and the full time", heads, rows)
 
 
 def bar_table(edges_s: Sequence[float], counts: Sequence[int]) -> Table:
@@ -307,7 +307,7 @@ def bar_table(edges_s: Sequence[float], counts: Sequence[int]) -> Table:
 
 
 def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
-    """Yield the lists of a page: section, heading, table, what is said where it is empty, and what stands above it."""
+    """Yield the lists of a page: section, heading, table, the text for an empty table, and the text above the table."""
     facts, models = summary.facts, {device.name or "" for device in summary.devices}
     caption = "Chunks that failed for good"
     if summary.failed > len(facts.failed):
@@ -315,13 +315,13 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
             f"The first {len(facts.failed):,} of {summary.failed:,} chunks that failed for good; job.sqlite has all"
         )
     longest = max(_SHORTEST_MESSAGE, min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(facts.failed))))
-    heads = columns("<recording", "<chunk", "<state", "tries", "<class", "<<what it said")
+    heads = columns("<recording", "<chunk", "<state", "tries", "<class", "<<error")
     rows: list[Row] = [
         (c.recording_id, c.chunk_id, c.status, _cell(c.attempts), c.error_class, shortened(c.error, longest))
         for c in facts.failed
     ]
     yield "failed", "Failed chunks", Table("failed-table", caption, heads, rows), "No chunk failed for good.", ""
-    yield "heard", "What was heard", label_table(summary), "Nothing was heard.", ""
+    yield "heard", "Detections", label_table(summary), "No detections.", ""
     heads = columns("<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio",
                     "wall time")  # fmt: skip
     rows = [
@@ -331,10 +331,10 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     ]  # fmt: skip
     yield "tasks", "Array tasks", Table("task-table", "Array tasks", heads, rows), "None.", ""
     many, backends = cards(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
-    each = f"{count(many, 'device')}, one row for each array task that had it. " if many < len(summary.devices) else ""
+    each = f"{count(many, 'device')}, one row per array task that used it. " if many < len(summary.devices) else ""
     model = f"Model: {'; '.join(models)}. " if len(models) == 1 and all(models) else ""
     words = f"{each}{model}Readings come from {backends}." if backends else ""
-    yield "devices", "Devices", device_table(summary), "No device took part.", words
+    yield "devices", "Devices", device_table(summary), "No device was used.", words
     heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
     rows = [
         (a.kind.replace("_", " "), a.severity, _cell(a.alerts), _cell(a.devices), _duration(a.longest_s), a.example)
@@ -345,23 +345,23 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     rows = [
         (g.reason, g.metric or "all readings", _cell(g.gaps), _duration(g.seconds), _cell(g.tasks)) for g in facts.gaps
     ]
-    gaps = Table("gap-table", "Stretches without readings, by reason", heads, rows)
+    gaps = Table("gap-table", "Time without readings, by reason", heads, rows)
     yield "gaps", "Gaps in telemetry", gaps, "None.", ""
     remarks = Table("file-table", "Files with a remark", columns("<file", "<<remark"), facts.file_remarks)
     yield "files", "Files with a remark", remarks, "None.", ""
 
 
 def shortened(message: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """Return a message as it is, or its beginning and its end: the reason stands in one of them."""
+    """Return a message, or the beginning and the end of a long one: the reason is in one of them."""
     left_out = len(message) - longest
     if left_out <= 100:
         return message
     half = longest // 2
-    return f"{message[:half]}\n[… {left_out:,} characters are left out; job.sqlite has them …]\n{message[-half:]}"
+    return f"{message[:half]}\n[… {left_out:,} characters left out; job.sqlite has them …]\n{message[-half:]}"
 
 
 def label_table(summary: Summary, most: int | None = None) -> Table:
-    """Return what was heard, or what was heard most often."""
+    """Return the detections by label, or the most frequent labels."""
     total = sum(many for _, _, many in summary.facts.labels)
     rows = [
         (label, name or "", _cell(many), _cell(100 * many / total, "{:.1f} %"))
@@ -377,11 +377,11 @@ def stray_table(proof: Completeness | None) -> Table:
         ("in the job, not in the source", proof.strangers, proof.strangers_examples),
     )  # fmt: skip
     rows = [(where, _cell(many), "\n".join(examples)) for where, many, examples in kinds if examples]
-    return Table("stray-table", "Rows that do not match", columns("<where", "rows", "<<the first of them"), rows)
+    return Table("stray-table", "Rows that do not match", columns("<where", "rows", "<<first rows"), rows)
 
 
 def setting_table(values: Mapping[str, Any]) -> Table:
-    """Return the settings that were given; those left to their default are left out."""
+    """Return the settings, without those that are not set."""
     rows = []
     for name, value in sorted(flat_settings(values).items()):
         if isinstance(value, bool):
@@ -394,7 +394,7 @@ def setting_table(values: Mapping[str, Any]) -> Table:
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of a table under names of their own: alerts.idle_s."""
+    """Return settings with the keys of a table as dotted names: alerts.idle_s."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         inner = value if isinstance(value, Mapping) else None

@@ -1,6 +1,6 @@
-"""The report as one self-contained page: opens from disk, makes no request, runs no script but its own.
+"""The report as one self-contained page: it opens from disk, sends no requests and runs only its own scripts.
 
-Each chart comes with the same in words and numbers for those who cannot see it.
+Each chart comes with the same data in words and numbers, for readers who cannot see it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData
 from badcjobs.report import job_tables as tables
-from badcjobs.report.headlines import finish_words, headlines, verdict_words, well_words
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, cards
+from badcjobs.report.headlines import finish_words, headlines, no_findings_words, verdict_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, cards, devices_words
 from badcjobs.report.tables import table_html
 from badcjobs.report.words import count, duration, number, period, share_words
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
 
 _CHART_NAMES = dict(zip(CHARTED, ("Utilization", "Memory in use", "Temperature", "Power"), strict=True))
-_FEW = 3  # subjects of a finding that need not be folded
+_FEW = 3  # subjects of a finding that are shown without folding
 _MANY_ROWS = 24
 _ROWS = (
-    '<label>One row for each <select id="by"><option value="rows">device of an array task</option>'
-    '<option value="cards">device, task after task</option></select></label>'
+    '<label>One row per <select id="by"><option value="rows">device and array task</option>'
+    '<option value="cards">device</option></select></label>'
 )
 _FIND = (
     '<label>Find a task <input id="find" type="search" list="tasks-found" autocomplete="off"></label>'
@@ -42,7 +42,7 @@ _MOVES = (
     ("out", "Zoom out", "−"),
     ("back", "Earlier", "←"),
     ("on", "Later", "→"),
-    ("all", "Show all of the time", "All"),
+    ("all", "Show all", "All"),
 )
 _BUTTONS = "".join(
     f'<button type="button" data-move="{move}" title="{words}" aria-label="{words}">{sign}</button>'
@@ -50,18 +50,18 @@ _BUTTONS = "".join(
 )
 _TIME = f'<span class="moves" role="group" aria-label="Time">{_BUTTONS}</span>'
 _HOW_TO_READ = (
-    "The line is the mean; the band reaches from the smallest to the largest reading. A dashed line is what the device "
-    "has at most."
+    "The line is the mean; the band goes from the smallest to the largest reading. A dashed line is the limit of the "
+    "device."
 )
-_OF_ALL = " For all devices together, the darker band holds four in five of them."
+_OF_ALL = " For all devices together, the darker band contains four out of five devices."
 _HOW_TO_ZOOM = (
-    "Drag across a chart to zoom in, double-click for all; or, with a chart in focus: + − ← → and 0. Point at it for "
-    "the numbers. All charts over time move together. Times are UTC."
+    "Drag across a chart to zoom in, double-click to show all; or select a chart and use the keys + − ← → and 0. Point "
+    "at it to see the numbers. All charts over time move together. Times are in UTC."
 )
 
 
 def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
-    """Return the page; without ``charts``, or without Bokeh, it has all numbers and no charts."""
+    """Return the page; without ``charts``, or without Bokeh, it has all numbers but no charts."""
     drawn = None
     if charts is not None:
         try:
@@ -82,7 +82,7 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
         f"{escape(' · '.join(about))}</p>"
     )
     sections = [section for section in _sections(summary, charts, drawn) if section is not None]
-    footer = " from the job database beside it. What every number means: <code>badcjobs guide report</code>."
+    footer = " from the job database. <code>badcjobs guide report</code> explains every number."
     skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
     if drawn is None or not drawn.places:
         return whole_page(title, header, sections, footer, more=skip)
@@ -125,7 +125,7 @@ def _numbers(summary: Summary) -> Section:
 
 
 def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
-    """Yield (name, figure, unit) of what people ask for first."""
+    """Yield (name, figure, unit) of the most important numbers."""
     yield "audio analysed", number(summary.audio_hours, 0 if summary.audio_hours >= 100 else 2), "h"
     yield "real time", number(summary.times_real_time, 0 if (summary.times_real_time or 0) >= 100 else 1), "×"
     yield f"of {summary.chunks:,} chunks done", f"{summary.done:,}", ""
@@ -149,9 +149,9 @@ def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
 
 
 def _findings(summary: Summary) -> Section:
-    """Return what was found, the worst first; that nothing was is said as well."""
+    """Return the findings, worst first, or the sentence for none."""
     if not summary.findings:
-        return Section("findings", "Findings", paragraph(well_words(summary), "well"), 0)
+        return Section("findings", "Findings", paragraph(no_findings_words(summary), "well"), 0)
     items = ""
     for finding in summary.findings:
         evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
@@ -162,13 +162,13 @@ def _findings(summary: Summary) -> Section:
             f'<li><article class="finding {severity}">'
             f'<h3><span class="severity">{severity}</span>{escape(finding.sentence)}</h3>'
             f"<ul>{evidence}</ul>{paragraph(finding.advice)}{lines}"
-            f"{subjects if many <= _FEW else folded(f'{many:,} by name', subjects)}</article></li>"
+            f"{subjects if many <= _FEW else folded(f'Show all {many:,}', subjects)}</article></li>"
         )
     return Section("findings", "Findings", f'<ul class="findings">{items}</ul>', len(summary.findings))
 
 
 def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section | None:
-    """Return what each device did over time; without charts it says how to get them."""
+    """Return what each device did over time; without charts, how to get them."""
     if not summary.devices:
         return None
     numbers = table_html(tables.state_table(summary.states)) if summary.states else ""
@@ -176,7 +176,7 @@ def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
         missing = NO_CHARTS if data is not None else ""
         return Section("timeline", "What the devices did", missing + numbers) if missing or numbers else None
     if "timeline" not in drawn.places:
-        return Section("timeline", "What the devices did", paragraph("Nothing is known of it over time.") + numbers)
+        return Section("timeline", "What the devices did", paragraph("There are no data over time.") + numbers)
     shares = [
         f"{STATE_WORDS[state]} {share_words(found.share_percent)}"
         for state, found in summary.states.items()
@@ -189,7 +189,7 @@ def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
         for state, color in STATE_COLORS.items()
         if state in summary.states
     )
-    words = f"Timeline of {count(len(summary.devices), 'device')} of array tasks. Of their time: {', '.join(shares)}."
+    words = f"Timeline of {devices_words(summary.devices)}. Share of the time: {', '.join(shares)}."
     find = _FIND if len(summary.devices) > _MANY_ROWS else ""
     body = (
         f'<div class="bar controls">{_TIME}{_ROWS}{find}</div>'
@@ -206,15 +206,13 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
     if drawn is None or "timeline" not in drawn.places:
         return None
     if not any(metric in drawn.places for metric in CHARTED):
-        return Section("load", "Load", paragraph("No device was read: there is no telemetry of this job."))
+        return Section("load", "Load", paragraph("There are no readings: this job has no telemetry."))
     figures = ""
     for metric in CHARTED:
         name = _CHART_NAMES[metric]
-        words = f"{name} over time; the table “The same in numbers” below the charts has its figures."
+        words = f"{name} over time; see the table “The same in numbers” below the charts."
         place = drawn.places.get(metric)
-        chart = (
-            paragraph("No device told it.", "quiet") if place is None else figure(metric, place, words, over_time=True)
-        )
+        chart = paragraph("Not available.", "quiet") if place is None else figure(metric, place, words, over_time=True)
         figures += f"<div><h3>{escape(name)}</h3>{chart}</div>"
     table = tables.reading_table(summary)
     body = (
@@ -233,7 +231,7 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
         return None
     p50, p95, longest = (f"{number(value, 1 if value >= 10 else 2)} s" for value in (took.p50, took.p95, took.maximum))
     words = (
-        f"{count(took.samples, 'try', 'tries')} that ended well: {p50} at the median; 95 % took at most {p95}, the "
+        f"{count(took.samples, 'successful try', 'successful tries')}: median {p50}; 95 % took at most {p95}, the "
         f"longest {longest}."
     )
     body = paragraph(words)
@@ -247,32 +245,32 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
 def _settings(summary: Summary, data: ChartData | None) -> Section:
     table = tables.setting_table(summary.facts.last_settings)
     if not table.rows:
-        return Section("settings", "Settings", paragraph("The tasks did not write down their settings."))
+        return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."))
     sets, versions = (0, ()) if data is None else (data.sets_of_settings, data.versions)
-    same = f"there are {sets:,} different sets in this job" if sets > 1 else "all tasks had the same"
+    same = f"the tasks of this job have {sets:,} different sets" if sets > 1 else "all tasks have the same"
     words = f"The settings of the task that started last{f'; {same}' if sets else ''}."
     words += f" The tasks ran badcjobs {', '.join(versions)}." if versions else ""
     return Section("settings", "Settings", paragraph(words, "quiet") + table_html(table))
 
 
-# --- what every page of ours is made of -------------------------------------------------------------------------------
+# --- the parts of every page ------------------------------------------------------------------------------------------
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 NO_CHARTS = (
-    "<p>The charts are missing, because Bokeh is not installed where this page was made. With it, make the page again:"
+    "<p>This page has no charts, because Bokeh was not installed. Install it, then make the page again:"
     "</p><pre>pip install 'badcjobs[report]'</pre>"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page with a heading of its own."""
+    """A part of the page with its own heading."""
 
-    name: str  # stable: where #name leads to
+    name: str  # stable: the anchor #name
     heading: str
     body: str  # HTML
-    many: int | None = None  # said in the list of sections
+    many: int | None = None  # number in the list of sections
 
 
 def whole_page(
@@ -286,7 +284,7 @@ def whole_page(
     data: Mapping[str, Any] | None = None,
     more: str = "",
 ) -> str:
-    """Return a page; ``code`` is Bokeh's own, ``script`` draws the charts, ``data`` is for them (None: no charts)."""
+    """Return a page; ``code`` is BokehJS, ``script`` draws the charts from ``data`` (None: no charts)."""
     scripts = [*_SCRIPT.findall(code), *([script] if script else []), (ASSETS / "page.js").read_text(encoding="utf-8")]
     links = "".join(
         f'<li><a href="#{escape(s.name)}"><span>{escape(s.heading)}</span>'
@@ -294,7 +292,7 @@ def whole_page(
         + "</a></li>"
         for s in sections
     )
-    # What page.js draws; '<' is spelled out, so that no text in it can end the element.
+    # The data for page.js; '<' is escaped, so that no text in it can end the element.
     sent = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     text = (
         _head(title, scripts)
@@ -310,11 +308,11 @@ def whole_page(
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body></html>\n"
     )
-    return text.encode("utf-8", "replace").decode("utf-8")  # a name of a file may be no text at all
+    return text.encode("utf-8", "replace").decode("utf-8")  # a file name may not be valid text
 
 
 def _head(title: str, scripts: Iterable[str]) -> str:
-    """Return the head; its policy lets no request out, and runs only the scripts whose checksums it names."""
+    """Return the head; its policy forbids all requests, and all scripts except those with the listed checksums."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts]
     sums = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = f"default-src 'none'; script-src {sums}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
@@ -336,12 +334,12 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """Return a part that opens when a reader asks for it."""
+    """Return a part that the reader can open."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def figure(name: str, place: str, words: str, caption: str = "", *, over_time: bool = False) -> str:
-    """Return a chart; those who cannot see it hear the words."""
+    """Return a chart; ``words`` describe it to screen readers."""
     kind = " data-time" if over_time else ""
     return (
         f'<figure><div class="chart" id="chart-{name}"{kind} tabindex="0" role="group" aria-roledescription="chart" '

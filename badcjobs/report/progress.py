@@ -1,4 +1,4 @@
-"""What became of each array task, and what is left of the job and when it will be done. Pure."""
+"""The state of each array task, what is left of the job, and when it will be done. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
 
 RUNNING, SILENT, KILLED = "running", "silent", "killed"
-OUTDATED = "outdated"  # had not ended at the merge; its file has changed since, and it runs no more
+OUTDATED = "outdated"  # had not ended at the merge; its file has changed since, and it is no longer running
 _NOT_KILLED = frozenset({"COMPLETED", "COMPLETING", "ENDED", "RUNNING", "PENDING", "SUSPENDED"})
 
 
@@ -19,40 +19,40 @@ def was_killed(task: TaskFacts) -> bool:
     """Say whether a task did not end by itself."""
     if task.verdict in ("done", "failed", "stopped"):
         return False
-    return task.verdict == KILLED or tells_of_a_kill(task.slurm_state)
+    return task.verdict == KILLED or means_killed(task.slurm_state)
 
 
-def tells_of_a_kill(slurm_state: str | None) -> bool:
-    """Say whether Slurm's state of a task that has no verdict means that it was ended from outside."""
+def means_killed(slurm_state: str | None) -> bool:
+    """Say whether the Slurm state of a task without a verdict means that it was killed."""
     word = (slurm_state or "").split()
     return bool(word) and word[0] not in _NOT_KILLED
 
 
 def state_of(task: TaskFacts, now_ms: int | None) -> str:
-    """Return its verdict or, while it has none, killed, silent, outdated or running; no ``now_ms``: nobody is late."""
+    """Return the verdict or, if there is none, killed, silent, outdated or running; without ``now_ms`` never silent."""
     if task.verdict is not None:
         return task.verdict
     if was_killed(task):
         return KILLED
     if not is_silent(task.heard_at_ms, task.silent_after_s, now_ms):
         return RUNNING
-    return OUTDATED if task.changed else SILENT  # a file that has changed may well tell its end
+    return OUTDATED if task.changed else SILENT  # a changed file may contain its end
 
 
 def is_running(task: TaskFacts, silent: Collection[str]) -> bool:
-    """Say whether a task runs, as far as anybody knows; ``silent`` are the names of those that are."""
+    """Say whether a task is running, as far as known; ``silent``: the names of silent tasks."""
     return task.verdict is None and not was_killed(task) and task.name not in silent
 
 
 def state_words(task: TaskFacts, silent: Collection[str]) -> str:
-    """Return what became of it in words."""
+    """Return the state of a task in words."""
     if task.name in silent and task.heard_at_ms is not None:
-        return f"{SILENT}, last heard of {moment(task.heard_at_ms)}"
+        return f"{SILENT}, last update {moment(task.heard_at_ms)}"
     going_on = "not ended when it was merged" if task.changed else RUNNING
     return task.verdict or (KILLED if was_killed(task) else going_on)
 
 
-# --- work that was under way in a task that runs no more is lost ------------------------------------------------------
+# --- work in progress of a task that is no longer running is lost -----------------------------------------------------
 
 
 _NONE = UnderWay()
@@ -60,7 +60,7 @@ _ROUNDING_S = 0.001
 
 
 def give_up(job: JobFacts, silent: Collection[str]) -> JobFacts:
-    """Return the facts with that time and energy in the state lost; ``silent`` are the names of tasks that are."""
+    """Return the facts with that time and energy in the state lost; ``silent``: the names of silent tasks."""
     running = _running(job.tasks, silent)
     lost_s = sum(device.under_way.total_s for device in job.devices if device.task not in running)
     devices = tuple(
@@ -72,7 +72,7 @@ def give_up(job: JobFacts, silent: Collection[str]) -> JobFacts:
 def over_time(
     data: ChartData, tasks: Iterable[TaskFacts], silent: Collection[str]
 ) -> Mapping[tuple[str, str], Stretches]:
-    """Return what is drawn of each device over time: the same time is lost as in the figures."""
+    """Return the timeline of each device, with the same time lost as in the numbers."""
     running = _running(tasks, silent)
     return {**data.stretches, **{device: found for device, found in data.given_up.items() if device[0] not in running}}
 
@@ -84,9 +84,9 @@ def _running(tasks: Iterable[TaskFacts], silent: Collection[str]) -> set[str]:
 def _cut(device: DeviceFacts) -> DeviceFacts:
     spent, nothing = device.under_way, StateTime()
     working, lost = device.states.get("working", nothing), device.states.get("lost", nothing)
-    # For how long the power of a try was measured is not known: as far as that of all of them.
+    # How long the power of one try was measured is not known: use the share of all tries.
     measured_s = working.measured_s * spent.alone_s / working.total_s if working.total_s else 0.0
-    # A moment in which another chunk was done as well is no lost one: as in all accounts, good work names the state.
+    # Time shared with a chunk that was done is not lost: successful work decides the state.
     alone = spent.alone_s / spent.total_s if spent.total_s else 0.0
     busy_s, energy_j = (None if value is None else value * alone for value in (spent.busy_s, spent.energy_j))
     moved = StateTime(spent.alone_s, measured_s, busy_s, energy_j)
@@ -101,20 +101,20 @@ def _cut(device: DeviceFacts) -> DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is left; None where there is nothing to judge it by."""
+    """What is left; None: not known."""
 
     chunks: int
-    whole_source: bool  # False: only what tasks have listed is known
+    whole_source: bool  # False: only the chunks that tasks have listed
     audio_hours: float | None
     gpu_hours: float | None
-    wall_s: float | None  # at the pace of the tasks that run, the slowest one's part; when none does, as before
-    end_at_ms: int | None  # while tasks are running, and it lies ahead
+    wall_s: float | None  # at the speed of the slowest running task; without one, at the speed so far
+    end_at_ms: int | None  # only while tasks are running, and only in the future
 
 
 def look_ahead(
     job: JobFacts, completeness: Completeness | None, gpu_s: float, wall_s: float, now_ms: int | None = None
 ) -> Outlook | None:
-    """Return what is left of the whole source, as far as it is known; None: nothing."""
+    """Return what is left of the source, as far as known; None: nothing."""
     pending = job.chunks.get("pending", 0)
     not_listed = completeness.not_listed if completeness is not None else None
     left = pending + (not_listed or 0)
@@ -138,7 +138,7 @@ def look_ahead(
     gpu_left_s = at_the_same_speed(gpu_s)
     running = [task for task in job.tasks if state_of(task, now_ms) == RUNNING]
     last_sign_ms = max((task.last_sign_ms for task in running), default=0)
-    # At the pace of the tasks that run; the chunks left count as so many of those done, by their length.
+    # At the speed of the running tasks; the chunks left are weighted by their length.
     length = audio_s / left / (job.audio_done_s / done) if audio_s and done > 0 and job.audio_done_s > 0 else 1.0
     paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
     end_ms = expected_end_ms([progress_of(task) for task in running], left * length, paces)
@@ -148,7 +148,7 @@ def look_ahead(
         wall_left_s = gpu_left_s / at_work if gpu_left_s is not None and at_work else None
         wall_left_s = wall_left_s or at_the_same_speed(wall_s)
     end_at_ms = None if wall_left_s is None or not running else last_sign_ms + round(1000 * wall_left_s)
-    passed = end_at_ms is not None and now_ms is not None and end_at_ms <= now_ms  # then it was no good guess
+    passed = end_at_ms is not None and now_ms is not None and end_at_ms <= now_ms  # the estimate was wrong
     return Outlook(
         chunks=left,
         whole_source=not_listed is not None,
@@ -160,6 +160,6 @@ def look_ahead(
 
 
 def progress_of(task: TaskFacts) -> Progress:
-    """Return how far a task is, as of its last sign or, while nothing is done, as of its last news."""
+    """Return the progress of a task at its last sign or, while nothing is done, at its last update."""
     at_ms = task.last_sign_ms if task.done else task.heard_at_ms or task.last_sign_ms
     return Progress(task.started_at_ms, at_ms, task.done, task.pending, task.chunks > 0, task.workers)

@@ -1,7 +1,6 @@
 """Every Prometheus metric of badcjobs (name, unit, meaning, value), and the text that Prometheus reads.
 
-Both ``report --prometheus FILE`` and the page ``/metrics`` of ``serve`` speak through this table, so that a name means
-the same in both.
+Both ``report --prometheus FILE`` and ``/metrics`` of ``serve`` use this table, so a name means the same in both.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from badcjobs.store.read_model import DeviceFacts
 
 GAUGE, COUNTER = "gauge", "counter"
 BOTH, TEXTFILE, SERVED = "both", "textfile", "/metrics"
-# What a metric is of, and so its first labels. ``device`` is its index (where it has none, its token), ``task`` empty
-# on a machine without a task; ``run`` is the name of its folder: Prometheus keeps the label ``job`` for itself.
+# What a metric describes, which decides its first labels. ``device`` is the index (or the token, if it has none),
+# ``task`` is empty on a machine without a task, ``run`` is the folder name: Prometheus uses the label ``job`` itself.
 READING, DEVICE, HOST, TASK, RUN, REPORT = "reading", "device", "host", "task", "run", "report"
 _INFO = "info"
 _LABELS = {
     READING: ("device", "uuid", "task"), DEVICE: ("device", "uuid", "task"), HOST: ("task",), TASK: ("task",),
     RUN: ("run",), REPORT: ("run",), _INFO: ("version",),
 }  # fmt: skip
-Sample = tuple[str, float | None, Mapping[str, str]]  # metric, value (None: not known, and left out), labels
+Sample = tuple[str, float | None, Mapping[str, str]]  # metric, value (None: not known, left out), labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,11 @@ class Metric:
     name: str
     kind: str  # gauge or counter
     unit: str
-    of: str  # what ``value`` takes: a device, a task, or the Summary of a run
+    of: str  # the argument of ``value``: a device, a task, or the Summary of a run
     help: str
-    value: Callable[[Any], Any]  # a number; with ``by`` numbers by the values of these labels
+    value: Callable[[Any], Any]  # a number; with ``by``, label values → number
     by: tuple[str, ...] = ()
-    where: str = BOTH  # whether the file, /metrics, or both have it
+    where: str = BOTH  # in the file, in /metrics, or in both
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -53,7 +52,7 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 def _left(summary: Summary, value: Callable[[Any], float | None]) -> float | None:
-    """Return a figure of what is left; 0 where nothing is, and None where that is not known."""
+    """Return a figure of what is left; 0: nothing is left; None: not known."""
     known = summary.completeness is not None and summary.completeness.expected is not None
     return value(summary.outlook) if summary.outlook else 0.0 if known else None
 
@@ -66,7 +65,7 @@ def _complete(summary: Summary) -> int | None:
 
 
 def _outdated(summary: Summary) -> int | None:
-    """Return how many databases are new or have changed since the merge; None: they are not here to look at."""
+    """Return how many databases are new or have changed since the merge; None: they cannot be checked."""
     merged = summary.merged
     unknown = merged.as_of_ms is None or merged.gone or merged.closed
     return merged.changed + merged.new or (None if unknown else 0)
@@ -75,15 +74,15 @@ def _outdated(summary: Summary) -> int | None:
 METRICS = (
     # The last reading of a device.
     Metric("badcjobs_gpu_utilization_percent", GAUGE, "percent", READING,
-           "share of the last moments in which a kernel ran", lambda d: d.reading.utilization_percent),
+           "share of the last sampling period in which a kernel ran", lambda d: d.reading.utilization_percent),
     Metric("badcjobs_gpu_busy_percent", GAUGE, "percent", READING,
-           "share of the time in which the device worked, by the best way there is",
+           "share of the time in which the device was busy, by the best available measurement",
            lambda d: d.reading.busy_percent),
     Metric("badcjobs_gpu_memory_utilization_percent", GAUGE, "percent", READING,
-           "share of the last moments in which device memory was read or written",
+           "share of the last sampling period in which device memory was read or written",
            lambda d: d.reading.memory_utilization_percent),
     Metric("badcjobs_gpu_memory_used_bytes", GAUGE, "bytes", READING,
-           "device memory in use, by anybody", lambda d: d.reading.memory_used_bytes),
+           "device memory in use, by all processes", lambda d: d.reading.memory_used_bytes),
     Metric("badcjobs_gpu_memory_total_bytes", GAUGE, "bytes", READING,
            "memory of the device", lambda d: d.memory_total_bytes),
     Metric("badcjobs_gpu_temperature_celsius", GAUGE, "°C", READING,
@@ -108,7 +107,7 @@ METRICS = (
            "energy used in each state; the states add up to the energy of the device",
            lambda d: d.state_energy_j, ("state",)),
     Metric("badcjobs_gpu_throttled_samples_total", COUNTER, "readings", DEVICE,
-           "readings with a lowered clock, by reason", lambda d: d.held_back, ("reason",)),
+           "readings with a reduced clock, by reason", lambda d: d.held_back, ("reason",)),
     Metric("badcjobs_gpu_tries_total", COUNTER, "tries", DEVICE, "tries of chunks on the device: done, failed, lost",
            lambda d: {"done": d.work.done, "failed": d.work.failed, "lost": d.work.lost}, ("outcome",)),
     Metric("badcjobs_gpu_audio_seconds_total", COUNTER, "s of audio", DEVICE,
@@ -125,15 +124,15 @@ METRICS = (
            "audio in the chunks that the task has done", lambda t: t.audio_s),
     Metric("badcjobs_task_running_seconds_total", COUNTER, "s", TASK,
            "from the start of the task to its last sign", lambda t: t.wall_s),
-    # The whole run.
+    # The run.
     Metric("badcjobs_info", GAUGE, "1", _INFO, "always 1; the version that wrote this", lambda version: 1),
     Metric("badcjobs_tasks", GAUGE, "task attempts", RUN,
            "array task attempts by verdict: done, failed, stopped, killed, running, silent, outdated",
            lambda s: s.tasks_by_verdict, ("verdict",)),
     Metric("badcjobs_tasks_missing", GAUGE, "array tasks", RUN,
-           "array tasks that left no database, or have not begun yet", lambda s: len(s.tasks_missing)),
+           "array tasks that left no database, or have not started yet", lambda s: len(s.tasks_missing)),
     Metric("badcjobs_tasks_outdated", GAUGE, "task attempts", REPORT,
-           "task attempts whose database is new, or has changed, since the merge: above 0, all of this is out of date",
+           "task attempts whose database is new or has changed since the merge; above 0, these metrics are out of date",
            _outdated, where=TEXTFILE),
     Metric("badcjobs_chunks", GAUGE, "chunks", RUN,
            "chunks that tasks have listed, by state: done, failed, pending, skipped",
@@ -145,8 +144,8 @@ METRICS = (
     Metric("badcjobs_audio_seconds_total", COUNTER, "s of audio", RUN,
            "audio in the chunks that are done", lambda s: s.audio_hours * 3600),
     Metric("badcjobs_audio_left_seconds", GAUGE, "s of audio", RUN,
-           "audio that is left, about", lambda s: _left(s, lambda left: _times(left.audio_hours, 3600))),
-    Metric("badcjobs_detections_total", COUNTER, "detections", RUN, "what was heard", lambda s: s.detections),
+           "audio that is left (estimate)", lambda s: _left(s, lambda left: _times(left.audio_hours, 3600))),
+    Metric("badcjobs_detections_total", COUNTER, "detections", RUN, "detections of all labels", lambda s: s.detections),
     Metric("badcjobs_running_seconds_total", COUNTER, "s", RUN,
            "time during which at least one task was running", lambda s: s.wall_s),
     Metric("badcjobs_speed_ratio", GAUGE, "s of audio per s", RUN,
@@ -159,15 +158,15 @@ METRICS = (
     Metric("badcjobs_state_energy_joules_total", COUNTER, "J", RUN, "energy used in each state",
            lambda s: {state: _times(time.energy_wh, 3600) for state, time in s.states.items()}, ("state",)),
     Metric("badcjobs_energy_joules_total", COUNTER, "J", RUN,
-           "energy of all devices that said", lambda s: _times(s.energy_wh, 3600)),
+           "energy of all devices that report it", lambda s: _times(s.energy_wh, 3600)),
     Metric("badcjobs_left_gpu_seconds", GAUGE, "GPU-seconds", RUN,
-           "device time that is left, about", lambda s: _left(s, lambda left: _times(left.gpu_hours, 3600))),
+           "device time that is left (estimate)", lambda s: _left(s, lambda left: _times(left.gpu_hours, 3600))),
     Metric("badcjobs_predicted_end_timestamp_seconds", GAUGE, "s since 1970", RUN,
-           "when the work will be done, about; while tasks run, until it has passed",
+           "when the work will be done (estimate); only while tasks are running and until that time has passed",
            lambda s: _times(s.outlook.end_at_ms, 1e-3) if s.outlook else None),
     Metric("badcjobs_alerts_total", COUNTER, "alerts", RUN, "alerts of each kind",
            lambda s: {(alert.kind, alert.severity): alert.alerts for alert in s.alerts}, ("kind", "severity")),
-    Metric("badcjobs_alerts_open", GAUGE, "alerts", RUN, "alerts that go on now",
+    Metric("badcjobs_alerts_open", GAUGE, "alerts", RUN, "alerts that are still open",
            lambda s: {(alert.kind, alert.severity): alert.still_open for alert in s.alerts}, ("kind", "severity")),
     Metric("badcjobs_findings", GAUGE, "findings", REPORT, "findings of the report: problem, warning, note",
            lambda s: {name: sum(found.severity == name for found in s.findings) for name in SEVERITIES},
@@ -202,7 +201,7 @@ def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
 
 
 def run_samples(summary: Summary, run: str) -> Iterator[Sample]:
-    """Yield what is known of the run as a whole, its tasks and devices, also while it goes on."""
+    """Yield the samples of a run, its tasks and its devices; also while it is running."""
     for device in summary.devices:
         yield from device_samples(DEVICE, device)
     for task in summary.facts.tasks:
@@ -211,14 +210,11 @@ def run_samples(summary: Summary, run: str) -> Iterator[Sample]:
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:
-    """Return samples in Prometheus' text format, metric by metric in the order of the table.
-
-    Values that are not known, and those that are no finite number, are left out.
-    """
+    """Return samples in the Prometheus text format, in the order of the table; only known, finite values."""
     lines: dict[str, list[str]] = {name: [] for name in METRIC_BY_NAME}
     for name, value, labels in samples:
         if value is not None and math.isfinite(value):
-            # An empty label is no label to Prometheus.
+            # For Prometheus an empty label is the same as no label.
             pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
             lines[name].append(f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n")

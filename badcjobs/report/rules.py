@@ -1,22 +1,9 @@
-"""The machinery of the findings: a rule is a row of texts, filled with the figures of a case.
+"""How findings work: a rule is a row of text templates, filled with the figures of a case.
 
 ``rules_*.py`` hold the rows by topic, ``find`` in job.py applies them; the reasoning is in ``badcjobs guide findings``.
 """
 
 from __future__ import annotations
-
-from badcjobs.report.summary import Summary
-from badcjobs.report.words import UNKNOWN
-from badcjobs.report.words import count
-from badcjobs.report.words import duration
-from badcjobs.report.words import indices
-from badcjobs.report.words import memory
-from badcjobs.report.words import moment
-from badcjobs.report.words import number
-from badcjobs.report.words import plain
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import JobFacts
 
 import shlex
 from collections import defaultdict
@@ -25,22 +12,26 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
+from badcjobs.report.summary import Summary
+from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import DeviceFacts, JobFacts
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
-# Of one case; ``subjects`` and ``cost_s`` (GPU time) go into its finding as they are. ``s`` is always the summary.
+# The figures of one case. ``subjects`` and ``cost_s`` (GPU time) go into the finding as they are; ``s`` is the summary.
 Figures = Mapping[str, Any]
 SERIOUS_S = 10 * 3600.0  # of GPU time
-LOW = 0.5  # busy for a smaller share than this: too little to do
+LOW = 0.5  # a GPU that is busy for a smaller share of the time has too little to do
 EXCLUDE = "#SBATCH --exclude="
-_MOST_NODES, _MOST_NODES_SHARE = 4, 0.1  # more than that is another problem; one node may always be left out
+_MOST_NODES, _MOST_NODES_SHARE = 4, 0.1  # exclude at most so many; one is always possible
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is said of a case that ``when`` holds for; all texts are templates, see ``say``.
+    """The finding for a case in which ``when`` holds; all texts are templates, see ``say``.
 
-    A line of evidence, or one to paste, is left out where one of its figures is None; see ``known_texts``.
+    A line of evidence, or a line to paste, is left out if one of its figures is None; see ``known_texts``.
     """
 
     kind: str
@@ -53,18 +44,18 @@ class Rule:
 
 
 Cases = Callable[[JobFacts, Summary], Iterable[Figures]]
-Topic = tuple[Cases, tuple[Rule, ...]]  # of the rules the first that holds for a case is taken
+Topic = tuple[Cases, tuple[Rule, ...]]  # the first rule that holds for a case is used
 
 
 def topic(*rules: Rule) -> Callable[[Cases], Topic]:
-    """Make a topic of these rules and the function below them, which yields the figures of each case."""
+    """Make a topic of these rules and the decorated function, which yields the figures of each case."""
     return lambda cases: (cases, rules)
 
 
 def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:
-    """Yield the texts whose figures are known; a figure that is a list makes one text for each of its items.
+    """Yield the texts whose figures are known; a figure that is a list gives one text for each of its items.
 
-    A figure whose form ends in '?' has to be more than nothing.
+    A figure whose form ends in '?' must not be 0 or empty.
     """
     words = _Words()
     for template in templates:
@@ -78,7 +69,7 @@ def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:
 
 
 class _Words(Formatter):
-    """Formats figures as ``say`` describes it."""
+    """Formats figures as described in ``say``."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         form = format_spec.rstrip("?")
@@ -104,7 +95,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "memory": memory,
     "moment": moment,
     "indices": indices,
-    "before": lambda value: f"{value - 1}",  # the last index of so many tasks
+    "before": lambda value: f"{value - 1}",  # the last index of that many tasks
     "quoted": shlex.quote,  # for a shell
     "and": " and ".join,
     "or": " or ".join,
@@ -115,10 +106,10 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 
 
 def say(template: str, figures: Figures) -> str:
-    """Return a template with its figures in words.
+    """Return a template filled with its figures.
 
-    ``{many:count try tries}`` counts, ``{many:was|were}`` picks a word by number, ``{seconds:duration}`` and the others
-    of _FORMS say a value in its unit, ``{name}`` is a text as it is; other forms are those of Python.
+    ``{many:count try tries}`` counts, ``{many:was|were}`` selects singular or plural, ``{seconds:duration}`` and the
+    other forms in _FORMS add a unit, ``{name}`` is inserted as it is; any other form is a Python format.
     """
     return plain(_Words().vformat(template, (), figures))
 
@@ -127,12 +118,12 @@ def say(template: str, figures: Figures) -> str:
 
 
 def gpu_time(seconds: float) -> str:
-    """Return GPU time as people say it."""
+    """Return GPU time in minutes or hours."""
     return f"{number(seconds / 60, 1)} GPU-minutes" if seconds < 6000 else f"{number(seconds / 3600, 1)} GPU-hours"
 
 
 def share(part: float, whole: float) -> str:
-    """Return a share as a whole percentage, as exact as it is small."""
+    """Return a share as a percentage; below 1 % with one digit."""
     if whole <= 0:
         return UNKNOWN
     percent = 100 * part / whole
@@ -140,21 +131,21 @@ def share(part: float, whole: float) -> str:
 
 
 def seen_s(time: StateTime) -> float:
-    """Return for how much of a state it is known how busy the device was."""
+    """Return for how many seconds of a state it is known how busy the device was."""
     if time.busy_s is None:
         return 0.0
-    return time.measured_s or time.total_s  # where no power is read, these seconds are not counted
+    return time.measured_s or time.total_s  # measured_s is 0 if the device has no power readings
 
 
 def busy_share(devices: Iterable[DeviceFacts]) -> float | None:
-    """Return which share of the time that was measured they were busy; None: nothing was."""
+    """Return the share of the measured time in which they were busy; None: nothing was measured."""
     times = [time for device in devices for time in device.states.values()]
     measured_s = sum(seen_s(time) for time in times)
     return sum(time.busy_s or 0.0 for time in times) / measured_s if measured_s else None
 
 
 def has_tried(device: DeviceFacts) -> bool:
-    """Say whether a try of a chunk has come to an end on it, a good one or not."""
+    """Say whether any try of a chunk has ended on it, done or not."""
     return device.work.done + device.work.failed + device.work.lost > 0
 
 
@@ -164,7 +155,7 @@ def after_start_up(device: DeviceFacts) -> DeviceFacts:
 
 
 def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
-    """Return the devices of each task, by its name."""
+    """Return the devices of each task, by task name."""
     found: dict[str, list[DeviceFacts]] = defaultdict(list)
     for device in devices:
         found[device.task].append(device)
@@ -172,7 +163,7 @@ def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
 
 
 def labels(devices: Iterable[DeviceFacts]) -> list[str]:
-    """Return the devices in a few words each; one that served several tasks stands there once."""
+    """Return a short name for each device; a device that served several tasks is listed once."""
     by_card: dict[tuple[str, str], list[DeviceFacts]] = defaultdict(list)
     for device in devices:
         by_card[device.card].append(device)
@@ -183,10 +174,10 @@ def labels(devices: Iterable[DeviceFacts]) -> list[str]:
 
 
 def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, str | None]:
-    """Return the nodes to leave out or, where they are too many for that, how many they are."""
+    """Return the nodes to exclude or, if there are too many, how many there are."""
     those = sorted(set(nodes))
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
     if len(those) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        where = f"{len(those):,} of {everywhere:,} nodes"
-        return {"exclude": None, "spread": f"{where}: so wide a spread points to a common cause, not to these nodes"}
+        where = f"{len(those):,} of {everywhere:,} nodes are affected"
+        return {"exclude": None, "spread": f"{where}: this points to a common cause, not to single nodes"}
     return {"exclude": ",".join(those) or None, "spread": None}

@@ -1,4 +1,4 @@
-"""Findings about devices: broken, slowed down, slower than others, used by others, or not measured."""
+"""Findings about devices: broken, throttled, slower than others, used by other processes, or not measured."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LOST = Rule(
     "device_lost", PROBLEM,
     when=lambda f: f["kind"] == "lost",
     says="{alert.devices:count GPU} stopped answering.",
-    evidence=("{alert.alerts:count alert}{longest}, on {nodes:count node}", "{alert.example}", "{spread}"),
-    fix="A node where this happens needs mending: tell the site, and leave it out until then.",
+    evidence=("{alert.alerts:count alert}{longest} on {nodes:count node}", "{alert.example}", "{spread}"),
+    fix="Report {nodes:this node|these nodes} to the site, and exclude {nodes:it|them} until the site has fixed this.",
     lines=_EXCLUDE,
 )  # fmt: skip
 
@@ -31,48 +31,48 @@ _LOST = Rule(
     replace(
         _LOST, kind="device_fault", when=lambda f: f["kind"] == "fault",
         says="{alert.devices:count GPU} reported errors.",
-        fix="Tell the site, with the node and the number; leave the node out.",
+        fix="Report the node and the error number to the site, and exclude the node.",
     ),
     replace(
         _LOST, kind="ecc_errors", when=lambda f: f["kind"] == "ecc",
         says="{alert.devices:count GPU} had uncorrected memory errors.",
-        fix="What was computed there may be wrong: do these chunks again on another node, and tell the site.",
+        fix="Results from there may be wrong. Run these chunks again on another node, and report the node to the site.",
     ),
     replace(
         _LOST, when=lambda f: f["kind"] == "cuda",
-        says="CUDA lost {devices:count GPU}; the workers there were ended.",
-        evidence=("{tries:count try tries} lost there", "{spread}"),
+        says="CUDA lost {devices:count GPU}; the workers on {devices:it|them} were stopped.",
+        evidence=("{tries:count try tries} lost", "{spread}"),
     ),
 )  # fmt: skip
 def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     for alert in facts.alerts:
         if alert.kind in ("lost", "fault", "ecc"):
             nodes = facts.alert_nodes.get(alert.kind, ())
-            longest = say(", the longest of {s:duration}", {"s": alert.longest_s}) if alert.longest_s else ""
+            longest = say(" (longest {s:duration})", {"s": alert.longest_s}) if alert.longest_s else ""
             found = {"kind": alert.kind, "alert": alert, "longest": longest, "nodes": len(nodes), "subjects": nodes}
             yield {**found, **node_figures(nodes, facts)}
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        cuda = {"kind": "cuda", "devices": cards(lost), "tries": sum(device.work.lost for device in lost)}
-        yield {**cuda, "subjects": labels(lost), **node_figures({device.node for device in lost}, facts)}
+        nodes, tries = {device.node for device in lost}, sum(device.work.lost for device in lost)
+        found = {"kind": "cuda", "devices": cards(lost), "tries": tries, "nodes": len(nodes), "subjects": labels(lost)}
+        yield {**found, **node_figures(nodes, facts)}
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
 
 _THROTTLED_S, _THROTTLED = 60.0, 0.05
-_CAPPED, _CAPPED_CLOCK = 0.3, 0.8  # big cards touch their limit all the time; it matters where the clock falls far
+_CAPPED, _CAPPED_CLOCK = 0.3, 0.8  # large GPUs often reach their power limit; it matters if the clock falls far
 _CLOCKS = (
-    "{of_time} of their {seen_s:gpu_time} with a lowered clock",
-    "median clock of the slowest {clock} MHz; this model reached {reached} MHz here",
+    "{of_time} of {seen_s:gpu_time} with a reduced clock",
+    "median clock of the slowest GPU: {clock} MHz; highest clock of this model in the job: {reached} MHz",
 )
 
 
 @topic(Rule(
     "throttled_thermal", WARNING,
-    says="{many:count GPU} lowered {many:its|their} clock because of heat.",
-    evidence=(*_CLOCKS, "up to {hottest} °C", "{spread}"),
-    fix="Tell the site to look at the fans and the cooling of {nodes:the node|these nodes}; leave"
-        " {nodes:the node|these nodes} out meanwhile.",
+    says="{many:count GPU} reduced {many:its|their} clock because of heat.",
+    evidence=(*_CLOCKS, "highest temperature: {hottest} °C", "{spread}"),
+    fix="Ask the site to check the cooling of {nodes:the node|these nodes}, and exclude {nodes:it|them} for now.",
     lines=_EXCLUDE,
 ))  # fmt: skip
 def _hot(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
@@ -82,14 +82,14 @@ def _hot(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 @topic(Rule(
     "throttled_power", WARNING,
-    says="{many:count GPU} lowered {many:its|their} clock to save power.",
-    evidence=(*_CLOCKS, "power limit {limit} W", "{spread}"),
-    fix="The site has set a low power limit, or the power supply is at its end: ask them.",
+    says="{many:count GPU} reduced {many:its|their} clock to save power.",
+    evidence=(*_CLOCKS, "power limit: {limit} W", "{spread}"),
+    fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
     lines=_EXCLUDE,
 ))  # fmt: skip
 def _hungry(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     def samples(device: DeviceFacts) -> int:
-        # hw_slowdown stands beside the reason that it has; without heat it protects the power supply.
+        # hw_slowdown is set together with its reason; without heat it protects the power supply.
         alone = device.throttled.get("hw_slowdown", 0) - device.throttled.get("hw_thermal_slowdown", 0)
         capped, clock = device.throttled.get("sw_power_cap", 0), device.metrics.get("sm_clock_mhz")
         slow = clock is not None and clock.p50 < _CAPPED_CLOCK * clock.maximum and capped >= _CAPPED * device.samples
@@ -123,20 +123,20 @@ def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Itera
     }
 
 
-# --- processes of others ----------------------------------------------------------------------------------------------
+# --- other processes --------------------------------------------------------------------------------------------------
 
 _FOREIGN_S = 10.0
 
 
 @topic(Rule(
     "foreign_process", "{severity}",
-    says="{many:count process processes} of others used our GPUs.",
+    says="{many:count other_process other_processes} used the GPUs of this job.",
     evidence=(
         "{program} of {user} (pid {longest.pid}) for {longest.seconds:duration} on {longest.node}",
-        "{minutes:one} minutes in all, on all devices together",
-        "device memory held: up to {held:memory}",
+        "{minutes:one} minutes in total, on all devices",
+        "device memory used: up to {held:memory}",
     ),
-    fix="Under Slurm this should not be: tell the site. On a shared machine take a free device: run --free N.",
+    fix="In Slurm this should not happen: report it to the site. On a shared machine, pick a free GPU: run --free N.",
 ))  # fmt: skip
 def _foreign(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     others = [process for process in facts.foreign if process.seconds >= _FOREIGN_S]
@@ -147,31 +147,31 @@ def _foreign(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "many": len({(p.node, p.pid) for p in others}),
             "longest": others[0],
             "program": others[0].name or "a process",
-            "user": others[0].user or "somebody",
+            "user": others[0].user or "an unknown user",
             "minutes": sum(p.seconds for p in others) / 60,
             "held": held,
             "subjects": [f"{p.node}: device {p.device_index}, pid {p.pid}" for p in others],
         }
 
 
-# --- devices and nodes that are slower than their peers: the same model, at the same work -----------------------------
+# --- devices and nodes that are slower than their peers (same model, same work) ---------------------------------------
 
-LEAST_PEERS = 4  # with fewer, it is not clear which one is slow
+LEAST_PEERS = 4  # with fewer it is not clear which device is the slow one
 _LEAST_NODES = 3
 LEAST_TRIES, _LEAST_S = 10, 60.0
 _SLOW = 0.75  # of the median
-_SPREADS = 3.5 * 1.4826  # of the median distance from the median: farther than chance
+_SPREADS = 3.5 * 1.4826  # of the median absolute deviation: more than chance
 _LONGER = 1.1
 _VERY_SLOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A device over all tasks of one shape that had it."""
+    """A device, over all tasks of one shape that used it."""
 
     rows: tuple[DeviceFacts, ...]
     working_s: float
-    by_audio: bool = False  # speed is audio over time; else it is chunks over time: not all lengths are known
+    by_audio: bool = False  # speed is audio per time; otherwise chunks per time, because some lengths are unknown
 
     @property
     def node(self) -> str:
@@ -187,7 +187,7 @@ class Peer:
 
     @property
     def rate(self) -> float:
-        """Its speed while it worked."""
+        """Its speed while working."""
         per_s = [row.work.audio_s if self.by_audio else 60.0 * row.work.done for row in self.rows]
         return sum(per_s) / self.working_s
 
@@ -197,16 +197,13 @@ class Peer:
 
     @property
     def held_back(self) -> str | None:
-        """Why its clock was lowered."""
+        """Why its clock was reduced."""
         reasons = {reason for row in self.rows for reason in row.held_back}
         return ", ".join(reason.replace("_", " ") for reason in sorted(reasons)) or None
 
 
 def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> list[list[Peer]]:
-    """Return devices that can be compared, and worked for long enough.
-
-    They are of the same model and engine, with the same company on it and around it.
-    """
+    """Return groups of comparable devices: the same model, engine, workers and cores, and enough work each."""
     by_name = {task.name: task for task in tasks}
     found: dict[tuple[object, ...], dict[tuple[str, str], list[DeviceFacts]]] = defaultdict(lambda: defaultdict(list))
     for device in devices:
@@ -225,11 +222,11 @@ def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> l
 
 
 def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
-    """Return the devices that are slower than the others by more than chance, the slowest first."""
+    """Return the devices that are slower than the others by more than chance, slowest first."""
     middle = median(peer.rate for peer in peers)
     usual_s = median(peer.chunk_p50_s for peer in peers)
     slow_from = min(_SLOW * middle, middle - _SPREADS * median(abs(peer.rate - middle) for peer in peers))
-    # Who is left alone with the last, long chunk is not slow: its other chunks took no longer than usual.
+    # A device that works on the last, long chunk is not slow: its other chunks took no longer than usual.
     slow = [peer for peer in peers if peer.rate < slow_from and peer.chunk_p50_s > _LONGER * usual_s]
     return sorted(slow, key=lambda peer: peer.rate)
 
@@ -239,12 +236,12 @@ _SLOW_DEVICE = Rule(
     says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: {percent:round} % of the"
          " median speed at worst.",
     evidence=(
-        "the slowest, {worst.label}: {rate} {worst.unit}",
+        "slowest: {worst.label}, {rate} {worst.unit}",
         "median of {peers:count device} ({model}): {middle} {worst.unit}",
-        "lowered clocks there: {worst.held_back:?}",
+        "reason for its reduced clock: {worst.held_back:?}",
         "{spread}",
     ),
-    fix="If it is so again, leave the node out and tell the site; look for heat, a busy disk, other people's jobs.",
+    fix="If this happens again, exclude the node and report it to the site. Look for heat, a busy disk, or other jobs.",
     lines=_EXCLUDE,
 )  # fmt: skip
 
@@ -258,11 +255,11 @@ _SLOW_DEVICE = Rule(
     _SLOW_DEVICE,
 )  # fmt: skip
 def _slow(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    """Yield nodes whose devices are all slow, then devices that are slow alone."""
+    """Yield nodes whose devices are all slow, then single slow devices."""
     for peers in peer_groups(facts.tasks, facts.devices):
         stragglers, middle = find_stragglers(peers), median(peer.rate for peer in peers)
         of_node, slow_of_node = Counter(peer.node for peer in peers), Counter(peer.node for peer in stragglers)
-        # All devices of a node, two at least, are slow; of two nodes it is not clear which is.
+        # All devices of a node (two or more) are slow; with two nodes it is not clear which one is.
         whole = {node for node, many in slow_of_node.items() if many == of_node[node] > 1}
         whole = whole if len(of_node) >= _LEAST_NODES else set()
         for of_whole in (True, False):
@@ -297,11 +294,11 @@ _ENERGY, _ENERGY_S = 0.05, 120.0
     "telemetry_gaps", "{severity}",
     says="There are no readings for {of_time} of the GPU time.",
     evidence=(
-        "{total_s:gpu_time} of {all_s:gpu_time} without a reading",
-        "{blind:whole} of {followed} without any",
+        "{total_s:gpu_time} of {all_s:gpu_time} without readings",
+        "{blind:whole} of {followed} without any reading",
         "{reasons}",
     ),
-    fix="What is said of these devices rests on the rest of the time. In a container, --nv lets badcjobs read them.",
+    fix="The numbers of these devices cover only the rest of the time. In a container, use --nv to make GPUs readable.",
     lines=("badcjobs gpus",),
 ))  # fmt: skip
 def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
@@ -330,21 +327,21 @@ def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     "energy_disagrees", NOTE,
     says="On {devices:count device} the energy counter and the power readings disagree.",
     evidence=(
-        "at worst the counter says {percent:round} % {more} than the power readings added up",
-        "{worst}: {counted_wh:one} Wh counted, {added_wh:one} Wh added up",
+        "largest difference: the counter shows {percent:round} % {more} than the sum of the power readings",
+        "{worst}: {counted_wh:one} Wh by the counter, {added_wh:one} Wh by power readings",
     ),
-    fix="Take the job's energy as rough; on healthy cards both agree within 1 %.",
+    fix="Treat the energy of this job as an estimate; on healthy GPUs both agree within 1 %.",
 ))  # fmt: skip
 def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     odd = []
     for device in facts.devices:
         span_s, counter_j, added_j = device.energy_counter_span_s, device.energy_counter_j, device.energy_integrated_j
         measured_s = sum(device.measured_s.values())
-        of_card = (device.uuid or "").startswith("MIG-")  # its card's counter, with the work of all slices
+        of_card = (device.uuid or "").startswith("MIG-")  # the counter is that of the GPU, with all its slices
         if of_card or not span_s or not counter_j or not added_j or min(span_s, measured_s) < _ENERGY_S:
             continue
         off = (counter_j / span_s) / (added_j / measured_s) - 1
-        unlike = abs(span_s - measured_s) / span_s  # one was read for longer than the other
+        unlike = abs(span_s - measured_s) / span_s  # the two were read for different times
         if abs(off) > _ENERGY + unlike:
             odd.append((device, off))
     if odd:

@@ -1,4 +1,4 @@
-"""Findings about what was asked of Slurm against what was used: GPUs, memory, time and cores; lines for next time."""
+"""Findings about requested and used resources: GPUs, memory, time and cores, with #SBATCH lines for next time."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from badcjobs.report.summary import Summary, cards, devices_words
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
-# --- work that was done by the CPU although there were GPUs -----------------------------------------------------------
+# --- work on the CPU although there were GPUs -------------------------------------------------------------------------
 
 _NEVER_BUSY = 0.01
 _LEAST_CHUNKS, _LEAST_WORK_S = 3, 60.0
-_CONTEXT_BYTES = 100 * 2**20  # CUDA alone takes more than that on any card
-_EMPTY_BYTES = 2**30  # what a driver shows as used on a card without any process is less
+_CONTEXT_BYTES = 100 * 2**20  # a CUDA context takes more than this on any GPU
+_EMPTY_BYTES = 2**30  # without any process, the driver reports less than this as used
 
 
 def never_worked(device: DeviceFacts) -> bool:
-    """Say whether chunks were done in the name of a device that did nothing for them.
+    """Say whether chunks were assigned to a device that was never used for them.
 
-    The plain utilization reads 0 at light load, so the memory has to say it, too: it never rose.
+    Utilization can read 0 at light load, so the memory must not have grown, either.
     """
     working = device.states.get("working")
     held = device.metrics.get("memory_used_bytes")
@@ -53,43 +53,42 @@ def never_worked(device: DeviceFacts) -> bool:
     Rule(
         "ran_on_cpu", PROBLEM,
         when=lambda f: f["case"] == "never used",
-        says="The engine never used {devices:count GPU} that its workers were given.",
+        says="The engine never used {devices:count GPU} assigned to its workers.",
         evidence=(
-            "{chunks:count chunk} done in {gpu_s:gpu_time}, the GPUs busy {busy}",
-            "their memory never rose by more than {rise:memory}",
+            "{chunks:count chunk} done in {gpu_s:gpu_time}; GPUs busy: {busy} of the time",
+            "device memory never grew by more than {rise:memory}",
         ),
-        fix="The program runs on the CPU: install it with CUDA, and give it the device it is shown"
-            " (CUDA_VISIBLE_DEVICES).",
+        fix="The program runs on the CPU. Install it with CUDA, and let it use the device in CUDA_VISIBLE_DEVICES.",
         lines=("badcjobs check",),
     ),
     Rule(
         "ran_on_cpu", PROBLEM,
         when=lambda f: f["case"] == "turned to it",
-        says="The engine could not use {error.devices:count GPU} and turned to the CPU: these workers ended.",
-        evidence=("{error.tries:count try tries} there", "it said: {error.example:last_line}"),
-        fix="Look why CUDA does not work there: the driver, the module, a container without --nv.",
+        says="The engine could not use {error.devices:count GPU} and fell back to the CPU; these workers were stopped.",
+        evidence=("{error.tries:count try tries} affected", "engine error: {error.example:last_line}"),
+        fix="Find out why CUDA does not work there: the driver, the module, or a container without --nv.",
         lines=("badcjobs check", "nvidia-smi"),
     ),
     Rule(
         "ran_on_cpu", NOTE,
         when=lambda f: f["case"] == "all tasks",
-        says="No GPU was used: {s.facts.cpu_tries:count chunk} on the CPU.",
+        says="No GPU was used: {s.facts.cpu_tries:count chunk} ran on the CPU.",
         evidence=(
-            "{s.facts.cpu_audio_s:hours} hours of audio, in {without:count task}",
+            "{s.facts.cpu_audio_s:hours} hours of audio in {without:count task}",
             "{workers:count worker} planned, none on a GPU",
         ),
-        fix="Where there are GPUs, ask for one in every task: the engine is many times as fast there.",
+        fix="Request a GPU for every task if there are GPUs: the engine is many times faster on them.",
         lines=("#SBATCH --gpus-per-node=1",),
     ),
     Rule(
         "ran_on_cpu", WARNING,
         when=lambda f: f["case"] == "some tasks",
-        says="{without:count task} had no GPU and worked on the CPU.",
+        says="{without:count task} had no GPU and ran on the CPU.",
         evidence=(
             "{s.facts.cpu_tries:count chunk}, {s.facts.cpu_audio_s:hours} hours of audio on the CPU",
             "{without:whole} of {s.tasks:count task} without a GPU",
         ),
-        fix="Ask Slurm for a GPU in every task; without --cpu-workers such a task ends at once instead.",
+        fix="Request a GPU for every task. Without --cpu-workers, a task without a GPU stops immediately.",
         lines=("#SBATCH --gpus-per-node=1",),
     ),
 )  # fmt: skip
@@ -109,7 +108,7 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     tasks = [task for task in facts.tasks if task.engine and not task.devices and task.done]
     if facts.cpu_tries and tasks:
         others = any(task.devices for task in facts.tasks)
-        wanted = facts.last_settings.get("cpu_workers")  # --cpu-workers: it was asked for
+        wanted = facts.last_settings.get("cpu_workers")  # requested with --cpu-workers
         yield {
             "case": "some tasks" if others else "wanted" if wanted else "all tasks",
             "without": len(tasks),
@@ -120,17 +119,17 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 # --- devices without work ---------------------------------------------------------------------------------------------
 
-_UNUSED_S = 60.0  # each; a task that finds nothing to do is over before
+_UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
 _UNUSED = Rule(
     "unused_gpus", "{severity}",
     when=lambda f: f["workers"],
     says="{unused:whole} of {granted} never had a chunk to work on.",
     evidence=(
-        "{cost_s:gpu_time} granted for nothing",
-        "{started} started there, no chunk was tried",
-        "{different:count different_device}, each counted for every task",
+        "{cost_s:gpu_time} unused",
+        "{started}, no chunk tried",
+        "{different:count different_device}",
     ),
-    fix="Look into the log of the task why their workers did nothing.",
+    fix="Read the task log to see why their workers did nothing.",
 )  # fmt: skip
 
 
@@ -138,7 +137,7 @@ _UNUSED = Rule(
     _UNUSED,
     replace(
         _UNUSED, when=lambda f: True, lines=("#SBATCH --gpus-per-node={used}",),
-        fix="Ask for as many GPUs as are used. To use them all, leave --max-gpus out and have more chunks than GPUs.",
+        fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
     ),
 )  # fmt: skip
 def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
@@ -148,7 +147,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         own = devices[task.name]
         if task.engine is not None and (task.pending or any(map(_was_used, own))):
             granted += own
-            # Engines of a task that runs may still be starting.
+            # Engines of a running task may still be starting.
             ready = list(map(after_start_up, own)) if is_running(task, silent) else own
             unused += [d for d, had in zip(own, ready, strict=True) if not _was_used(d) and had.total_s >= _UNUSED_S]
     if unused:
@@ -161,7 +160,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "granted": devices_words(granted, "GPU"),
             "cost_s": gpu_s,
             "workers": workers,
-            "started": count(workers, "worker") if workers else "no worker was",
+            "started": f"{count(workers, 'worker')} started" if workers else "no worker started",
             "different": different if different < len(unused) else None,
             "used": used or None,
             "subjects": labels(unused),
@@ -169,7 +168,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 
 def _was_used(device: DeviceFacts) -> bool:
-    """Say whether any chunk was worked on on it, also one that is still under way."""
+    """Say whether any chunk ran on it, including one in progress."""
     worked = (device.states.get(state) for state in ("working", "failed", "lost"))
     return has_tried(device) or any(time is not None and time.total_s > 0 for time in worked)
 
@@ -177,17 +176,17 @@ def _was_used(device: DeviceFacts) -> bool:
 # --- memory, time and cores -------------------------------------------------------------------------------------------
 
 _GIB = 2**30
-_LEAST_S = 300.0  # a task that ran for less has not shown what it needs
+_LEAST_S = 300.0  # a shorter task does not show what it needs
 _MEMORY_MARGIN, _TIME_MARGIN, _CPU_MARGIN = 1.2, 1.3, 1.3
 _NEAR = 0.9
 _FAR_MEMORY, _FAR_MEMORY_GIB = 2.0, 4
 _FAR_TIME, _FAR_TIME_S = 3.0, 3600.0
-_FAR_CORES = 8  # fewer are not worth a line
-_STOPPED_NEAR = 0.75  # an orderly stop leaves the last part of the time for what is in progress
+_FAR_CORES = 8  # fewer are not worth a finding
+_STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for chunks in progress
 
 
 def _all_ended(facts: JobFacts, summary: Summary) -> bool:
-    """Say whether no task goes on: what one will still need is not known, so nothing is too much."""
+    """Say whether no task is running; what a running task will need is not known."""
     return not any(is_running(task, summary.tasks_silent) for task in facts.tasks)
 
 
@@ -198,24 +197,24 @@ def _showed(tasks: Sequence[TaskFacts]) -> bool:
 _MORE_MEMORY = Rule(
     "memory_request", PROBLEM,
     when=lambda f: f["killed"],
-    says="Slurm killed {killed:count task} that used more memory than asked for.",
+    says="Slurm killed {killed:count task} for using more memory than requested.",
     evidence=(
-        "asked for {asked:memory}, used {peak:memory} at most, {of_asked}",
-        "{fullest.name}; {known:count task} measured",
+        "requested {asked:memory}, peak use {peak:memory} ({of_asked} of the request)",
+        "peak in {fullest.name}; {known:count task} measured",
     ),
-    fix="Ask for more memory, or run fewer workers.",
+    fix="Request more memory, or run fewer workers.",
     lines=("#SBATCH --mem={more}G",),
 )  # fmt: skip
 
 
 @topic(
     _MORE_MEMORY,
-    replace(_MORE_MEMORY, when=lambda f: f["starved"], says="The node's memory ran out."),
+    replace(_MORE_MEMORY, when=lambda f: f["starved"], says="The node ran out of memory."),
     replace(_MORE_MEMORY, severity=WARNING, when=lambda f: f["near"],
-            says="The tasks come close to the memory they asked for."),
+            says="The tasks used nearly all the memory they requested."),
     replace(_MORE_MEMORY, severity=NOTE, when=lambda f: f["far"],
-            says="Much more memory was asked for than was used.",
-            fix="Ask for less: such tasks wait less in the queue, and many sites bill memory.",
+            says="The job requested much more memory than it used.",
+            fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
             lines=("#SBATCH --mem={wanted}G",)),
 )  # fmt: skip
 def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
@@ -248,12 +247,12 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 _TIME_USED = Rule(
     "time_request", NOTE,
     when=lambda f: f["near"],
-    says="The tasks ended shortly before their time was over.",
+    says="The tasks ended shortly before their time limit.",
     evidence=(
-        "asked for {asked_s:duration}, used {longest.wall_s:duration} at most, {of_asked}",
-        "{longest.name}; {ended:count task} ended in order",
+        "requested {asked_s:duration}, longest task {longest.wall_s:duration} ({of_asked} of the request)",
+        "longest: {longest.name}; {ended:count task} ended normally",
     ),
-    fix="Ask for a little more; what is left when the time is over is done by submitting again.",
+    fix="Request a little more time; if a task reaches the limit, submit again to do the rest.",
     lines=("#SBATCH --time={time}",),
 )  # fmt: skip
 
@@ -262,15 +261,15 @@ _TIME_USED = Rule(
     Rule(
         "time_request", "{severity}",
         when=lambda f: f["over"],
-        says="The time of {over:count task} was over before the work was done.",
-        evidence=("asked for {asked_s:duration}", "{done:count chunk} done in it, {left:whole} left"),
-        fix="Submit again, which does the rest; or ask for more time, or cut the source into more tasks.",
+        says="{over:count task} reached {over:its|their} time limit before the work was done.",
+        evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
+        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks.",
         lines=("#SBATCH --time={time}",),
     ),
     _TIME_USED,
     replace(_TIME_USED, when=lambda f: f["far"],
-            says="Much more time was asked for than was used.",
-            fix="Ask for less: short tasks fit into gaps of the queue."),
+            says="The job requested much more time than it used.",
+            fix="Request less: short tasks fit into gaps in the schedule and start earlier."),
 )  # fmt: skip
 def _time(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     known = [t for t in facts.tasks if t.time_limit_s]
@@ -289,7 +288,7 @@ def _time(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     ended = [t for t in known if t.verdict in ("done", "failed") and t.done]
     if not ended or len(ended) < len([t for t in known if t.verdict is not None and t.done]):
         return
-    for_good = all(t.verdict is not None for t in known)  # what the others will have taken is not known
+    for_good = all(t.verdict is not None for t in known)  # how long the others will take is not known
     longest = max(ended, key=lambda t: t.wall_s)
     asked_s, wanted_s = max(t.time_limit_s or 0.0 for t in ended), _round_up(_TIME_MARGIN * longest.wall_s + 300)
     near = longest.wall_s >= _NEAR * asked_s
@@ -314,7 +313,7 @@ def _ran_out(task: TaskFacts) -> bool:
 
 
 def _round_up(seconds: float) -> float:
-    """Return a time that people would ask for: in steps of 5 minutes, of half an hour from 3 h on."""
+    """Round a time limit up: to 5 minutes, or from 3 h on to half an hour."""
     step_s = 300 if seconds < 3 * 3600 else 1800
     return math.ceil(seconds / step_s) * step_s
 
@@ -326,19 +325,19 @@ def _time_option(seconds: float) -> str:
 
 @topic(Rule(
     "cpus_request", NOTE,
-    says="Many more cores were asked for than were used.",
+    says="The job requested many more cores than it used.",
     evidence=(
-        "asked for {asked} cores, {used:one} busy on average, {of_asked}",
-        "{most.name}; {known:count task} measured",
+        "requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",
+        "most in {most.name}; {known:count task} measured",
     ),
-    fix="Ask for fewer: such tasks wait less in the queue.",
+    fix="Request fewer: such tasks wait less in the queue.",
     lines=("#SBATCH --cpus-per-task={wanted}",),
 ))  # fmt: skip
 def _cores(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]
     busy = busy_share(facts.devices)
     if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < LOW):
-        return  # devices with little to do need more workers, and these need the cores
+        return  # GPUs with little to do need more workers, and those need the cores
     asked = max(t.cpus or 0 for t in known)
     most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0

@@ -11,25 +11,25 @@ from typing import Any
 from badcjobs.report.progress import RUNNING, was_killed
 from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, say, share, topic
 from badcjobs.report.summary import Summary
-from badcjobs.report.words import indices, moment, number, period
+from badcjobs.report.words import count, indices, moment, number, period
 from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFacts
 
 _LOST_S, _LOST = 60.0, 0.02  # of GPU time
 _AGAIN = 0.1  # of the chunks
-_NOTES = 3  # of an emulation, in the evidence
-_COMMAND = " The command stands under “to finish it”."  # once in every form of the report, not in each finding
+_NOTES = 3  # most notes of an emulation in the evidence
+_COMMAND = " The command is under “to finish it”."  # shown once in a report, not in each finding
 
 
 def _way(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
-    """Return how a task is found that may still be running, where its log is, and how it is started again."""
+    """Return where to see whether tasks still run, where their log is, and how to start them again."""
     proof = summary.completeness
     lines = proof.finish if proof is not None else ()
     emulated = proof is not None and (proof.missing_notes or any("--cluster=local" in line.split() for line in lines))
     command = _COMMAND if lines else ""
     if not emulated and not (tasks and all(task.job_id.startswith("local") for task in tasks)):
-        still, log, again = "squeue --me still has", "Slurm's output", "submit again"
+        still, log, again = "squeue --me still lists", "the Slurm output file", "submit again"
     else:
-        still, log = "something still runs", "the end of the task's log"
+        still, log = "a process still runs", "the end of the task log"
         again = "start the emulation again" if emulated else "start the run again"
     return {"still": still, "log": log, "again": again, "command": command}
 
@@ -39,9 +39,9 @@ def _way(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
 
 @topic(Rule(
     "tasks_missing", PROBLEM,
-    says="There is no word from {missing:count array_task}.",
+    says="{missing:count array_task} left no database.",
     evidence=("{where}", "{s.tasks:count task} left a database"),
-    fix="Unless {still} {missing:it|them}: {missing:it never|they never} started, or could not write. Look at {log},"
+    fix="{missing:It|They} never started, or could not write. If {still} {missing:it|them}, wait. Otherwise read {log},"
         " then {again}.{command}",
 ))  # fmt: skip
 def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
@@ -49,7 +49,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     waits = summary.tasks_by_verdict.get(RUNNING)  # then the missing ones may still be in the queue
     if not missing or waits or facts.merged.closed:
         return
-    by_note: dict[str, list[int]] = {}  # what an emulation says of them
+    by_note: dict[str, list[int]] = {}  # the notes of an emulation about them
     for index, note in zip(proof.missing_indices, proof.missing_notes, strict=False) if proof else ():
         by_note.setdefault(note, []).append(index)
     where = [f"array index {indices(those)}: {note}" for note, those in by_note.items()][:_NOTES]
@@ -62,13 +62,13 @@ def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     }
 
 
-# --- tasks that came to no end of their own ---------------------------------------------------------------------------
+# --- tasks that did not end by themselves -----------------------------------------------------------------------------
 
 
 def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> dict[str, Any]:
-    """Return what is left of the work of these tasks, and who has gone on with it."""
+    """Return what is left of the work of these tasks, and whether other tasks continue it."""
     left, running = sum(task.pending for task in tasks), summary.tasks_by_verdict.get(RUNNING)
-    # Another attempt has begun on the same part of the source since, or on the whole of it.
+    # Another attempt has started on the same part of the source since, or on all of it.
     followed = all(
         not task.pending
         and any(
@@ -79,13 +79,13 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
         for task in tasks
     )
     unfinished = summary.verdict == "stopped" and not followed
-    others, todo = "others have done their work", "nothing of it is left to do"
+    others, todo = "other tasks have done their work", "Nothing is left to do."
     if summary.left and running:
         others = "{many:another attempt has taken over its|other attempts have taken over their} work"
-        todo = "there is nothing to do about it"
+        todo = "There is nothing to do."
     elif summary.left:
-        others = "{many:a later attempt went on, and has|later attempts went on, and have} ended, too"
-        todo = "what is left stands under 'to finish it'"
+        others = "{many:a later attempt continued and has|later attempts continued and have} ended, too"
+        todo = "The rest is under “to finish it”."
     rest = "; {left:count chunk} left" if left else "" if unfinished else f"; {others}"
     return {
         "many": len(tasks),
@@ -99,17 +99,17 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
     }
 
 
-_SILENT_WHY = "A dead node, a disk that hangs, or {many:it was|they were} killed with the recorder"
+_SILENT_WHY = "Possible causes: a node failure, a hanging disk, or a kill that ended the recorder, too."
 _SILENT = Rule(
     "tasks_silent", PROBLEM,
-    says="{of}{s.tasks:count task} went silent without an end{rest}.",
-    evidence=("last heard of {heard}", "while a task runs, it is heard of within {after_s:duration}"),
-    fix=f"{_SILENT_WHY}. Unless {{still}} {{many:it|them}}: look at {{log}}, then {{again}}.{{command}}",
+    says="{of}{s.tasks:count task} went silent before the end{rest}.",
+    evidence=("last update: {heard}", "a task counts as silent after {after_s:duration} without an update"),
+    fix=f"{_SILENT_WHY} If {{still}} {{many:it|them}}, wait. Otherwise read {{log}}, then {{again}}.{{command}}",
     when=lambda f: f["unfinished"],
 )  # fmt: skip
 
 
-@topic(_SILENT, replace(_SILENT, severity=NOTE, when=lambda f: True, fix=f"{_SILENT_WHY}; {{todo}}."))
+@topic(_SILENT, replace(_SILENT, severity=NOTE, when=lambda f: True, fix=f"{_SILENT_WHY} {{todo}}"))
 def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     gone = frozenset(summary.tasks_silent)
     silent = [task for task in facts.tasks if task.name in gone]
@@ -123,25 +123,25 @@ def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         }
 
 
-_WHY = {  # by Slurm's state: why, of one and of many, and what to do where work is left
-    "TIMEOUT": ("{many:Its|Their} time was over", "submit again, which does the rest"),
-    "OUT_OF_MEMORY": ("{many:It|They} used more memory than was asked for", "ask for more, then submit again"),
-    "NODE_FAIL": ("{many:Its node|Their nodes} failed", "submit again, which does the rest"),
-    "PREEMPTED": ("Another job had more right to {many:its node|their nodes}",
-                  "submit again; #SBATCH --requeue lets Slurm do that by itself"),
-    "CANCELLED": ("Somebody cancelled {many:it|them}", "submit again, which does the rest"),
+_WHY = {  # Slurm state → the reason, and what to do if work is left
+    "TIMEOUT": ("{many:Its|Their} time limit was reached", "submit again to do the rest"),
+    "OUT_OF_MEMORY": ("{many:It|They} used more memory than requested", "request more, then submit again"),
+    "NODE_FAIL": ("{many:Its node|Their nodes} failed", "submit again to do the rest"),
+    "PREEMPTED": ("A job with higher priority took {many:its node|their nodes}",
+                  "submit again; with #SBATCH --requeue Slurm does that by itself"),
+    "CANCELLED": ("{many:It was|They were} cancelled", "submit again to do the rest"),
 }  # fmt: skip
-_WHY_UNKNOWN = ("Why is not known", "look at {log}, then {again}, which does the rest")
+_WHY_UNKNOWN = ("The reason is not known", "read {log}, then {again} to do the rest")
 _KILLED = Rule(
     "tasks_killed", PROBLEM,
     says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
-    evidence=("Slurm's word: {said}", "{many:it had run for|they had run for} {ran_s:duration}{many:| at most}"),
+    evidence=("Slurm state: {states}", "run time: {ran_s:duration}{many:| at most}"),
     fix="{why}: {remedy}.{command}",
     when=lambda f: f["unfinished"],
 )  # fmt: skip
 
 
-@topic(_KILLED, replace(_KILLED, severity=NOTE, when=lambda f: True, fix="{why}; {todo}."))
+@topic(_KILLED, replace(_KILLED, severity=NOTE, when=lambda f: True, fix="{why}. {todo}"))
 def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     killed = [task for task in facts.tasks if was_killed(task)]
     if not killed:
@@ -152,7 +152,7 @@ def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     yield {
         **unended,
         "unfinished": unended["unfinished"] or unended["left"],
-        "said": ", ".join(f"{many:,} × {word}" for word, many in states.most_common(4)) or None,
+        "states": ", ".join(f"{state} ({count(many, 'task')})" for state, many in states.most_common(4)) or None,
         "ran_s": max(task.wall_s for task in killed),
         "why": f"Mostly {why[0].lower()}{why[1:]}" if len(states) > 1 else why,
         "remedy": remedy,
@@ -164,14 +164,14 @@ def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 @topic(Rule(
     "lost_work", WARNING,
-    says="Work in progress was lost when its worker or its task was killed.",
-    evidence=("{cost_s:gpu_time}, {of_time} of the GPU time", "{tries:count try tries} cut short"),
-    fix="Shorter chunks lose less. Under Slurm, ask for a signal before the end and start badcjobs with exec: then"
-        " it ends in order.",
+    says="Work in progress was lost because a worker or a task was killed.",
+    evidence=("{cost_s:gpu_time}, {of_time} of the GPU time", "{tries:count try tries} interrupted"),
+    fix="Use shorter chunks to lose less. In Slurm, request a signal before the end and start badcjobs with exec, so"
+        " that it can stop in order.",
     lines=("#SBATCH --signal=B:USR1@300",),
 ))  # fmt: skip
 def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    tries = sum(device.work.lost for device in facts.devices)  # those of tasks that still run are under way, not lost
+    tries = sum(device.work.lost for device in facts.devices)  # tries of running tasks are not lost
     gpu_s, all_s = facts.lost_gpu_s, 3600 * summary.gpu_hours
     if tries and gpu_s >= max(_LOST_S, _LOST * all_s):
         yield {"cost_s": gpu_s, "of_time": share(gpu_s, all_s), "tries": tries}
@@ -179,17 +179,17 @@ def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 @topic(Rule(
     "done_again", "{severity}",
-    says="{many:count chunk} had been done already and {many:was|were} done again.",
+    says="{many:count chunk} {many:was|were} done more than once.",
     evidence=(
-        "{many:whole} of {s.done:count chunk} done more than once, in {s.facts.tries:count try tries}",
+        "{many:whole} of {s.done:count chunk}; {s.facts.tries:count try tries} in total",
         "{cost_s:gpu_time}, {of_time} of the GPU time",
-        "{jobs:count job} of {s.tasks:count task} in this folder{how}",
+        "{jobs:count job} with {s.tasks:count task} in this folder{how}",
     ),
-    fix="A run skips what it finds done: use the same --out, without --no-resume; let one job end before another"
-        " starts on the same source; leave the audio as it is.",
+    fix="A run skips chunks that it finds done. Use the same --out without --no-resume, let one job end before you"
+        " start another on the same source, and do not change the audio files.",
 ))  # fmt: skip
 def _again(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    """Yield that chunks were done more than once; a few are those whose task was killed before it could say so."""
+    """Yield chunks that were done more than once; a few are normal: their task was killed before it recorded them."""
     gpu_s, many, all_s = facts.again_gpu_s, facts.conflicts, 3600 * summary.gpu_hours
     if many and (gpu_s >= max(_LOST_S, _LOST * all_s) or many >= _AGAIN * summary.done):
         yield {
@@ -205,33 +205,33 @@ def _again(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 # --- chunks that failed -----------------------------------------------------------------------------------------------
 
 _MOST_CLASSES = 5
-_MANY = 0.01  # of the chunks: from here on it is no accident
-_COSTLY_S, _COSTLY = 300.0, 0.05  # of GPU time, for tries that failed though their chunks were done in the end
+_MANY = 0.01  # of the chunks: more than chance
+_COSTLY_S, _COSTLY = 300.0, 0.05  # GPU time of failed tries whose chunks were done in the end
 _OOM = "out_of_memory"
 _BEYOND = re.compile(r" s of audio and nothing after [\d.]+ s|ends at [\d.]+ s, before the end of the chunk from ")
 _ROWS_BEYOND = "bad_audio, a row beyond the end of its file"
 _ADVICE = {
-    "bad_audio": "These files cannot be read: look at one of them, restore or drop them, then run again.",
-    "missing_audio": "These files are missing, or break off: fetch or restore them, then run again.",
-    "no_space": "A disk was full: free space (or quota) on the node or in the run folder, then run again.",
-    "host_memory": "The node's memory ran out: ask for more, or run fewer workers.",
-    "configuration": "The engine cannot work with these settings: check its models and options, then run again.",
-    "gpu_error": "CUDA failed on these: if it is always one node, leave it out; if always these chunks, cut them.",
-    _ROWS_BEYOND: "The files can be read, but end before these rows do: compare start_ms and end_ms of a row with its"
-                  " file's length; correct the rows (or restore files that were cut short), then run again.",
+    "bad_audio": "These files cannot be read. Check one of them, restore or remove them, then run again.",
+    "missing_audio": "These files are missing or truncated. Fetch or restore them, then run again.",
+    "no_space": "A disk was full. Free space (or quota) on the node or in the run folder, then run again.",
+    "host_memory": "The node ran out of memory. Request more memory, or run fewer workers.",
+    "configuration": "The engine does not work with these settings. Check its models and options, then run again.",
+    "gpu_error": "CUDA failed. If it is always the same node, exclude it; if always these chunks, make them shorter.",
+    _ROWS_BEYOND: "The files are readable but end before these rows do. Compare start_ms and end_ms of a row with the"
+                  " length of its file, correct the rows (or restore truncated files), then run again.",
 }  # fmt: skip
 
 
 def _named(chunks: Sequence[FailedChunk], facts: JobFacts) -> dict[str, Any]:
-    """Return the chunks by name, and how many there are where not all are named: only the first thousand are read."""
+    """Return the names of the chunks, and a remark if some are missing: only the first thousand are read."""
     total, read = facts.chunks.get("failed", 0) + facts.chunks.get("poison", 0), len(facts.failed)
-    some = f"of all {total:,} chunks that failed, the first {read:,} are named" if read < total else None
+    some = f"only the first {read:,} of {total:,} failed chunks are listed" if read < total else None
     names = [c.recording_id if c.chunk_id == c.recording_id else f"{c.recording_id}/{c.chunk_id}" for c in chunks]
     return {"some_named": some, "subjects": names}
 
 
 def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
-    """Return the failed chunks by what went wrong; out of memory has rules of its own."""
+    """Return the failed chunks by error class."""
     found: dict[str, list[FailedChunk]] = defaultdict(list)
     for chunk in facts.failed:
         beyond = chunk.error_class == "bad_audio" and _BEYOND.search(chunk.error)
@@ -242,9 +242,10 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
 
 @topic(Rule(
     "poison_chunks", WARNING,
-    says="{many:count chunk} took the engine down twice and {many:was|were} given up.",
-    evidence=("{many:whole} of {s.chunks:count chunk}", "how: {how}", "{some_named}"),
-    fix="Listen to one of these files, or cut it; the next run tries them again.",
+    says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
+    evidence=("{many:whole} of {s.chunks:count chunk}", "errors: {how}", "{some_named}"),
+    fix="Check {many:this file|one of these files}, or cut it into shorter chunks. The next run tries {many:it|them}"
+        " again.",
 ))  # fmt: skip
 def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     if many := facts.chunks.get("poison", 0):
@@ -256,13 +257,13 @@ def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 @topic(Rule(
     _OOM, "{severity}",
-    says="{tries.chunks:count chunk} did not fit into the memory of the GPU; {fate}.",
+    says="{tries.chunks:count chunk} did not fit into GPU memory; {fate}.",
     evidence=(
-        "{tries.tries:count try tries} out of memory",
-        "{tries.rescued:whole} of {tries.chunks:count chunk} done in the end: shorter, or with more room",
-        "learned: on {learned}",
+        "{tries.tries:count try tries} ran out of memory",
+        "{tries.rescued:whole} of {tries.chunks:count chunk} done in the end, in pieces or with more free memory",
+        "learned limit on {learned}",
     ),
-    fix="Cut the chunks {shorter}, or use GPUs with more memory; fewer workers on each GPU leave more for each.",
+    fix="Make the chunks {shorter}, use GPUs with more memory, or run fewer workers per GPU.",
 ))  # fmt: skip
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     for_good = _by_class(facts).get(_OOM, [])
@@ -291,16 +292,16 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         "failed_chunks", "{severity}",
         when=lambda f: f["for_good"],
         says="{about}{many:count chunk} failed for good: {class}.",
-        evidence=("{of_chunks} of {s.chunks:count chunk}{tries}", "the engine said: {error:last_line}", "{some_named}"),
+        evidence=("{of_chunks} of {s.chunks:count chunk}{tries}", "engine error: {error:last_line}", "{some_named}"),
         fix="{advice}",
     ),
     Rule(
         "failed_chunks", NOTE,
-        says="No chunk failed for good, but tries that failed took {of_time} of the GPU time.",
+        says="No chunk failed for good, but failed tries took {of_time} of the GPU time.",
         evidence=(
             "{cost_s:gpu_time} of {all_s:gpu_time}",
             "{worst.tries:count try tries}: {worst.error_class}",
-            "the engine said: {worst.example:last_line}",
+            "engine error: {worst.example:last_line}",
         ),
         fix="{advice}",
     ),
@@ -310,7 +311,7 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     read, total = sum(map(len, by_class.values())), facts.chunks.get("failed", 0)
     by_class.pop(_OOM, None)
     scale = max(1.0, total / read) if read else 1.0  # only the first thousand are read
-    took = say("; failed tries of all kinds took {gpu_s:gpu_time}", {"gpu_s": gpu_s}) if gpu_s >= 60 else ""
+    took = say("; all failed tries together took {gpu_s:gpu_time}", {"gpu_s": gpu_s}) if gpu_s >= 60 else ""
     for error_class, chunks in sorted(by_class.items(), key=lambda item: -len(item[1]))[:_MOST_CLASSES]:
         many = round(scale * len(chunks))
         yield {
@@ -318,18 +319,18 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
             "about": "About " if many > len(chunks) and many != total else "",  # there are other classes as well
             "many": many,
-            "class": error_class or "no class",
+            "class": error_class or "unknown error",
             "of_chunks": share(many, summary.chunks),
             "tries": took,
             "error": chunks[0].error,
-            "advice": _ADVICE.get(error_class, "Read what the engine said; a run tries its failed chunks again."),
+            "advice": _ADVICE.get(error_class, "Read the engine error; the next run tries failed chunks again."),
             "cost_s": gpu_s,
             **_named(chunks, facts),
         }
     worst = max(facts.errors, key=lambda error: error.tries, default=None)
     costly = gpu_s >= max(_COSTLY_S, _COSTLY * all_s)
     if not by_class and costly and worst is not None and worst.error_class != _OOM:
-        usual = "Read what the engine said; the table attempt has every try."
+        usual = "Read the engine error; the table attempt in job.sqlite lists every try."
         advice = _ADVICE.get(worst.error_class, usual)
         of_time = share(gpu_s, all_s)
         yield {"for_good": False, "cost_s": gpu_s, "all_s": all_s, "of_time": of_time, "worst": worst, "advice": advice}

@@ -1,4 +1,4 @@
-"""Findings about GPUs that had little to do: what they waited for, and how much of the job that was."""
+"""Findings about GPUs that were often idle: what they waited for, and how much GPU time that cost."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
-_LEAST_SHARE = 0.1  # of the job's: neither does its last, short task
+_LEAST_SHARE = 0.1  # of the GPU time of the job: a last, short task does not count
 _ALL_CORES = 0.85
 _SPARE_CORES = 0.5
-_AT_WORK = 0.65  # of a core for each worker: half is an engine that waits, 0.8 one that is at its limit
-_PROGRAM_S = 60.0  # a program that is started for each chunk and takes longer is at work itself
-_SECOND = 0.2  # of what was lost: another cause is worth a line
+_AT_WORK = 0.65  # of a core per worker: an engine that waits uses about 0.5, one at its limit about 0.8
+_PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its time on work, not on starting
+_SECOND = 0.2  # of the loss: a second cause is worth a line
 _FULL = 0.85  # of a device's memory
 _GOOD_TASK_S = 1800.0
 _TOOK_BACK = re.compile(r"per device changed the rate by \S+ against \d+$")  # as in workers/autoscale.py
@@ -47,33 +47,33 @@ _CAUSES = {
     "start_up": "start-up",
     "waiting_for_audio": "waiting for audio",
     "cpu_bound": "waiting for cores",
-    "too_few_workers": "workers too few to fill the GPU",
+    "too_few_workers": "too few workers to fill the GPU",
     "tail": "waiting for the last chunks of others",
-    "low_busy": "a cause that is not known",
+    "low_busy": "unknown cause",
     "ending": "the end of the task",
-    "failures": "chunks that failed",
+    "failures": "failed chunks",
 }
-_Group = tuple[TaskFacts, Sequence[DeviceFacts]]  # a task and those of its devices that were used and measured
+_Group = tuple[TaskFacts, Sequence[DeviceFacts]]  # a task, and its devices that were used and measured
 
 # --- what is said -----------------------------------------------------------------------------------------------------
 
-_OPTIONS = "Give badcjobs run these options."
+_OPTIONS = "Add these options to badcjobs run."
 _READ_AHEAD = (
-    "Let badcjobs copy audio to the node's own disk ahead of time (--config run.stage=always), and read fewer, larger"
-    f" files. More workers per GPU overlap their waiting. {_OPTIONS}"
+    "Let badcjobs copy audio to the local disk ahead of time (--config run.stage=always), and use fewer, larger files."
+    f" With more workers per GPU, one works while another waits. {_OPTIONS}"
 )
 _READ_AHEAD_OPTIONS = ("--config run.stage=always --workers-per-gpu auto",)
-_EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or ask for fewer GPUs for each task."
+_EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or request fewer GPUs per task."
 _CPU = (
-    "{used_cores:one}{of_cores} cores busy, for {each:count worker}{of_tasks}",
-    "the machine's cores were {host_percent:.0f} % busy (median)",
+    "{used_cores:one}{of_cores} cores busy with {each:count worker}{of_tasks}",
+    "all cores of the node: {host_percent:.0f} % busy (median)",
 )
-_BUSY = "busy {busy} of {measured_s:gpu_time}, on {where}"
+_BUSY = "busy {busy} of {measured_s:gpu_time} on {where}"
 _LARGE = ("{cost_s:gpu_time} of {gpu_s:gpu_time}", "half of it in {worst:whole} of {s.tasks:count task}")
 
 
 def _cause(name: str, says: str, *evidence: str, fix: str, lines: tuple[str, ...] = (), only: str = "") -> Rule:
-    """Return the rule for a main cause; ``only``: the figure that has to be there as well."""
+    """Return the rule for a main cause; ``only``: a figure that must be set as well."""
     return Rule(
         name, "{severity}", says, (_BUSY, *evidence, "{beside}"), fix, lines,
         when=lambda f: f["cause"] == name and (not only or f[only]),
@@ -87,100 +87,100 @@ def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = ()) -> Rule:
 
 
 _FEW_WORKERS = (
-    "Too few workers: {per_gpu:round} on each GPU, which is busy for {busy} of the time only.",
-    "not filled: {of_idle}", *_CPU, "device memory: {memory_used:memory} of {memory_total:memory} at most",
+    "Too few workers: with {per_gpu:round} per GPU, the GPUs are busy only {busy} of the time.",
+    "idle for this reason: {of_idle}", *_CPU, "peak device memory: {memory_used:memory} of {memory_total:memory}",
 )  # fmt: skip
 _STARTS = (
-    "Engines starting up took {starting} of the GPU time.",
-    "start-up: {of_idle}", "tasks ran for {wall_s:duration} (median)",
+    "Engine start-up took {starting} of the GPU time.",
+    "start-up: {of_idle}", "median run time of a task: {wall_s:duration}",
 )  # fmt: skip
 _UNKNOWN = (
-    "The GPUs are busy for {busy} of the time only.", "while chunks were worked on: {of_idle}", *_CPU,
+    "The GPUs are busy only {busy} of the time.", "idle while working on chunks: {of_idle}", *_CPU,
 )  # fmt: skip
 _AUTO = ("--workers-per-gpu auto",)
 
 
 @topic(
     _cause(
-        "start_up", "Every chunk starts a program anew, and the GPUs are busy for {busy} of the time only.",
-        "a chunk takes {p50_s:one} s (median), with the start of its program", only="each_chunk",
-        fix="Use an engine that stays: --engine hawkears starts once for all chunks of a worker. For another program,"
-            f" make the chunks longer. {_OPTIONS}",
+        "start_up", "Every chunk starts a new program, so the GPUs are busy only {busy} of the time.",
+        "median time per chunk: {p50_s:one} s, including the start of the program", only="each_chunk",
+        fix="Use an engine that keeps running: --engine hawkears starts once per worker. For another program, make the"
+            f" chunks longer. {_OPTIONS}",
         lines=("--engine hawkears --workers-per-gpu auto",),
     ),
     _cause(
-        "start_up", *_STARTS, "{started:whole} engines were started for {places:whole} at a time", only="started",
-        fix="Engines died and were started anew: look first at why tries failed or were lost (job.sqlite, table"
+        "start_up", *_STARTS, "{started:whole} engine starts for {places:count worker}", only="started",
+        fix="Engines ended and were started again. First find out why tries failed or were lost (job.sqlite, table"
             " attempt).",
     ),
     _cause(
         "start_up", *_STARTS,
-        fix="Give each array task more to do: fewer tasks for the same work, of half an hour at least.",
+        fix="Use fewer array tasks for the same work, so that each runs for at least half an hour.",
         lines=("#SBATCH --array=0-{last_index}",),
     ),
     _cause(
-        "waiting_for_audio", "The GPUs wait for audio: they are busy for {busy} of the time only.",
-        "waiting: {of_idle}", *_CPU, "read {read_mb:one} MB/s for each task (median)",
+        "waiting_for_audio", "The GPUs wait for audio: they are busy only {busy} of the time.",
+        "waiting: {of_idle}", *_CPU, "median read rate: {read_mb:one} MB/s per task",
         fix=_READ_AHEAD, lines=_READ_AHEAD_OPTIONS,
     ),
     _cause(
-        "cpu_bound", "The engine is held up by the CPU: the GPUs are busy for {busy} of the time only.",
+        "cpu_bound", "The CPU limits the engine: the GPUs are busy only {busy} of the time.",
         "waiting for cores: {of_idle}", *_CPU,
-        fix="Ask for more cores per GPU{now}, or for fewer or smaller GPUs.",
+        fix="Request more cores per GPU{now}, or fewer or smaller GPUs.",
         lines=("#SBATCH --cpus-per-task={cores}", "#SBATCH --gpus-per-node={gpus}"),
     ),
     _cause(
         "too_few_workers", *_FEW_WORKERS, only="full",
-        fix="More workers need more device memory than there is: use shorter chunks or fewer models, then auto."
+        fix="There is no device memory for more workers. Use shorter chunks or fewer models, then more workers."
             f" {_OPTIONS}",
         lines=_AUTO,
     ),
     _cause(
-        "too_few_workers", *_FEW_WORKERS, "no more workers were tried: {short}", only="short",
-        fix="Ask Slurm for more main memory: the lack of it has kept auto from adding workers.",
+        "too_few_workers", *_FEW_WORKERS, "why not more workers: {short}", only="short",
+        fix="Request more main memory: there was too little to add workers.",
         lines=("#SBATCH --mem={more_gib}G",),
     ),
     _cause(
         "too_few_workers", *_FEW_WORKERS,
-        fix=f"Run more workers on each GPU; auto adds them while they pay. {_OPTIONS}", lines=_AUTO,
+        fix=f"Run more workers per GPU; auto adds workers as long as they help. {_OPTIONS}", lines=_AUTO,
     ),
     _cause(
-        "tail", "At the end most GPUs of a task wait, while one still works on its last chunk.",
-        "waiting for others: {of_idle}", "the longest chunk took {longest_s:duration}, the median one {p50_s:duration}",
+        "tail", "At the end of a task most GPUs wait while one still works on its last chunk.",
+        "waiting for others: {of_idle}", "longest chunk {longest_s:duration}, median {p50_s:duration}",
         fix=_EVEN_CHUNKS,
     ),
     _cause(
-        "low_busy", *_UNKNOWN, "one worker more was tried: {tried}", only="tried",
-        fix="One worker more on each GPU did not pay: this engine does not fill this GPU. A smaller one (a MIG slice)"
-            " does the same work.",
+        "low_busy", *_UNKNOWN, "one more worker was tried: {tried}", only="tried",
+        fix="One more worker per GPU did not help: this engine does not fill this GPU. A smaller GPU (a MIG slice) does"
+            " the same work.",
     ),
     _cause(
         "low_busy", *_UNKNOWN,
-        fix="What the engines were waiting for was not measured. Try more workers on each GPU: auto adds them while"
-            f" they pay. {_OPTIONS}",
+        fix="The cause was not measured. Try more workers per GPU: auto adds workers as long as they help."
+            f" {_OPTIONS}",
         lines=_AUTO,
     ),
-    _large("waiting_for_audio", "Workers without a chunk, waiting for the next,", _READ_AHEAD, _READ_AHEAD_OPTIONS),
-    _large("start_up", "Engines starting up",
-           "Each task starts its engines once: with half as many tasks for the same work it is half of that."),
-    _large("tail", "GPUs waiting for the last chunks of others", _EVEN_CHUNKS),
+    _large("waiting_for_audio", "Waiting for the next chunk", _READ_AHEAD, _READ_AHEAD_OPTIONS),
+    _large("start_up", "Engine start-up",
+           "Each task starts its engines once. Half as many tasks for the same work need half of that time."),
+    _large("tail", "Waiting for the last chunks of other GPUs", _EVEN_CHUNKS),
     Rule(
         "tail", NOTE,
-        says="The work is uneven: one task ran {times:one} × as long as the median.",
+        says="The work is unevenly distributed: one task ran {times:one} times as long as the median.",
         evidence=(
             "{last.name}: {last.wall_s:duration}, {last.audio_s:hours} hours of audio",
             "median of {done:count task}: {usual_s:duration}, {usual_audio_s:hours} hours",
         ),
-        fix="Give each task the same amount of audio: one source for the whole array is cut into equal parts, a list of"
-            " manifests is not.",
+        fix="Give each task the same amount of audio. badcjobs splits one source into equal parts; it does not split a"
+            " list of manifests.",
     ),
 )  # fmt: skip
 def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    """Yield the main cause of a low busy share, then what cost much in a busy job, then that tasks were uneven."""
+    """Yield the main cause of idle GPUs, then large losses in a busy job; if there are none, uneven tasks."""
     of_task, silent, groups = by_task(facts.devices), frozenset(summary.tasks_silent), list[_Group]()
     for task in facts.tasks:
         own = of_task[task.name]
-        if is_running(task, silent):  # its start-up is not lost: for how long it will work is not known yet
+        if is_running(task, silent):  # its start-up may pay off: how long it will work is not known
             own = list(map(after_start_up, own))
         used = [d for d in own if has_tried(d) and not never_worked(d) and busy_share([d]) is not None]
         groups += [(task, used)] if task.engine is not None and used else []
@@ -202,7 +202,7 @@ def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 
 def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
-    """Return where the seconds went in which devices were not busy, and what the rules need to explain it."""
+    """Return the idle seconds by cause, and the figures that the rules need."""
     by_cause: dict[str, float] = defaultdict(float)
     for task, own in groups:
         while_working = cause_of_idle_work(task, own, _workers_of(task, facts), facts)
@@ -235,9 +235,9 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
 
 
 def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Group) -> dict[str, float]:
-    """Return which seconds without a chunk belong to which cause.
+    """Return the seconds without a chunk by cause.
 
-    After its last chunk a device rests while others still work, then with them.
+    After its last chunk a device waits first for other devices, then for the end of the task.
     """
     task, devices = group
     resting_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
@@ -256,17 +256,17 @@ def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Gro
 
 
 def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers: float | None, facts: JobFacts) -> str:
-    """Return what devices wait for while chunks are worked on: cores, another worker, or audio."""
+    """Return what devices wait for while chunks are in progress: cores, another worker, or audio."""
     p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
     if task.engine == "command" and p50_s and min(p50_s) <= _PROGRAM_S:
-        return "start_up"  # of a program for each chunk
+        return "start_up"  # one program per chunk
     cpu = task.cpu_mean_cores
     if cpu is None or not workers:
         crowded = (task.host_cpu_mean_percent or 0.0) >= 100 * _ALL_CORES
         return "cpu_bound" if crowded else "low_busy"
     if task.cpus and (cpu >= _ALL_CORES * task.cpus or (task.cpus >= 2 and task.cpus - cpu < _SPARE_CORES)):
         return "cpu_bound"
-    # Which share of the time in which it could have had a chunk a device had one.
+    # The share of the time after start-up in which devices had a chunk.
     working_s = sum(d.states["working"].total_s for d in devices if "working" in d.states)
     begun_s = sum(after_start_up(device).total_s for device in devices)
     at_work = max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
@@ -278,13 +278,13 @@ def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers:
 
 
 def _ramp_reasons(facts: JobFacts, pattern: re.Pattern[str]) -> list[str]:
-    """Return what ``--workers-per-gpu auto`` has said, as far as it fits a pattern."""
+    """Return the reasons of ``--workers-per-gpu auto`` that match a pattern."""
     reasons = [decision.reason for decision in facts.decisions if decision.kind == "workers_per_gpu"]
     return [reason for reason in reasons if pattern.search(reason)]
 
 
 def _workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
-    """Return how many workers a task had; where badcjobs chose the number, what it came to."""
+    """Return how many workers a task had; if badcjobs chose the number, the largest one."""
     chosen = [decision.value for decision in facts.decisions if decision.kind == "workers_per_gpu"]
     if chosen and chosen[0] is not None and task.devices:
         return max(value for value in chosen if value is not None) * task.devices
@@ -292,7 +292,7 @@ def _workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
 
 
 def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
-    """Return how long engines took to start and chunks took, and an array that starts fewer engines."""
+    """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
     p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
     rates = [task.read_mean_bytes_per_s for task in tasks if task.read_mean_bytes_per_s is not None]
@@ -311,11 +311,11 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
 
 
 def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
-    """Return the cores and the memory there are for workers, and what was tried with more of them."""
+    """Return the cores and the memory for workers, and the result of trying more workers."""
     workers = max(1, round(sum(_workers_of(task, facts) or 1.0 for task in tasks)))
     cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
     short_by, started = 0.9 / max(busy_share(devices) or 0.0, 0.01), sum(device.work.workers for device in devices)
-    fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs have more each
+    fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each
     held = [
         (d.memory_peak_bytes, d.memory_total_bytes) for d in devices if d.memory_peak_bytes and d.memory_total_bytes
     ]
@@ -328,7 +328,7 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
         "used_cores": median(used_cores) if used_cores else None,
         "of_cores": f" of {number(median(all_cores), 0)}" if all_cores else "",
         "each": round(workers / len(tasks)),
-        "of_tasks": " (median of the tasks)" if len(used_cores) > 1 else "",
+        "of_tasks": " (median of all tasks)" if len(used_cores) > 1 else "",
         "host_percent": median(host) if host and not used_cores else None,
         "started": started if started >= 2 * workers else None,
         "places": workers,
@@ -345,15 +345,15 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
     }
 
 
-# --- GPU time that was lost in a busy job: a small share of a large job is more than all of a small one ---------------
+# --- GPU time lost in a busy job: a small share of a large job is a lot -----------------------------------------------
 
 _WORTH_S, _WORTH = 10 * 3600.0, 0.02  # both
-_FEW = 10  # tasks that can be named as the place of it
+_FEW = 10  # tasks that can be listed
 _MUCH_S, _MUCH = 100 * 3600.0, 0.05  # either
 
 
 def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, object]]:
-    """Yield for what causes devices had no chunk for 10 GPU-hours or more."""
+    """Yield the causes for which devices had no chunk for 10 GPU-hours or more."""
     for cause in ("waiting_for_audio", "start_up", "tail"):
         lost: dict[str, float] = defaultdict(float)  # task → seconds
         for task, devices in groups:
@@ -362,7 +362,7 @@ def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, 
                 lost[task.name] += _lost_at_rest(seconds, device, (task, devices)).get(cause, 0.0)
         lost_s = sum(lost.values())
         if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
-            worst, rest_s = list[str](), lost_s / 2  # the fewest tasks that have half of it
+            worst, rest_s = list[str](), lost_s / 2  # the fewest tasks that account for half of it
             for name in sorted(lost, key=lambda name: -lost[name]):
                 if rest_s > 0:
                     worst.append(name)
@@ -384,7 +384,7 @@ _LEAST_TASKS = 4
 
 
 def _uneven(facts: JobFacts) -> Iterator[Figures]:
-    """Yield that some tasks had much more to do than the others: no GPU idles, but the job is late."""
+    """Yield a task that had much more to do than the others: no GPU is idle, but the job ends late."""
     done = [task for task in facts.tasks if task.verdict in ("done", "failed") and task.done]
     if len(done) < _LEAST_TASKS:
         return

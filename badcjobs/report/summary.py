@@ -1,26 +1,6 @@
-"""Facts of a job → its summary. Pure; every number's meaning is one line in the guide (``badcjobs guide report``)."""
+"""Facts of a job → its summary. Pure; ``badcjobs guide report`` explains every number in one line."""
 
 from __future__ import annotations
-
-from badcjobs.model import CutShort
-from badcjobs.report.progress import OUTDATED
-from badcjobs.report.progress import SILENT
-from badcjobs.report.progress import Outlook
-from badcjobs.report.progress import give_up
-from badcjobs.report.progress import look_ahead
-from badcjobs.report.progress import state_of
-from badcjobs.report.words import count
-from badcjobs.store.figures import describe
-from badcjobs.store.figures import percentile
-from badcjobs.store.read_model import UNKNOWN_STATE
-from badcjobs.store.read_model import AlertFacts
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import CostFacts
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import Freshness
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import MetricFacts
-from badcjobs.store.read_model import TaskFacts
 
 import math
 from collections import Counter
@@ -28,6 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from badcjobs.model import CutShort
+from badcjobs.report.progress import OUTDATED, SILENT, Outlook, give_up, look_ahead, state_of
+from badcjobs.report.words import count
+from badcjobs.store.figures import describe, percentile
+from badcjobs.store.read_model import (
+    UNKNOWN_STATE,
+    AlertFacts,
+    Completeness,
+    CostFacts,
+    DeviceFacts,
+    Freshness,
+    JobFacts,
+    MetricFacts,
+    TaskFacts,
+)
 
 TASK_KEYS = (
     "name", "job_id", "array_index", "restart", "node", "shard_count", "verdict", "exit_code", "telemetry", "devices",
@@ -37,8 +32,8 @@ TASK_KEYS = (
     "changed",
 )  # fmt: skip
 
-SUMMARY_VERSION = 2  # 2: states, outlook, chunk_cost, findings, … were added; all of 1 is as it was
-# The keys of the document, in their order, and those that facts have under another name.
+SUMMARY_VERSION = 2  # 2: states, outlook, chunk_cost, findings, … were added
+# The keys of the JSON document in their order, and those with another name in JobFacts.
 KEYS = (
     "version", "verdict", "tasks", "tasks_by_verdict", "tasks_missing", "tasks_without_telemetry", "chunks", "done",
     "failed", "left", "skipped", "tries", "conflicts", "audio_hours", "chunks_of_unknown_length", "wall_s", "gpu_hours",
@@ -52,7 +47,7 @@ _OF_FACTS = {
     "task_list": "tasks", "failed_chunks": "failed", "settings": "last_settings", "tries_on_cpu": "cpu_tries",
     "chunks_of_unknown_length": "done_of_unknown_length",
 }  # fmt: skip
-# The keys of a device in the JSON document, in their order; see _device for those that are not its own.
+# The keys of a device in the JSON document, in their order; see _device for those that DeviceFacts does not have.
 DEVICE_KEYS = (
     "task", "node", "index", "uuid", "token", "name", "backend", "samples", "busy_mean_percent",
     "utilization_mean_percent", "utilization_p50_percent", "utilization_p95_percent", "utilization_max_percent",
@@ -66,16 +61,16 @@ _METRICS = ("utilization_percent", "busy_percent", "memory_used_bytes", "tempera
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One judgement about a job; never without numbers."""
+    """One statement about a job, always with numbers."""
 
     kind: str  # a stable name for scripts: unused_gpus, start_up, waiting_for_audio, …
     severity: str
     sentence: str
-    evidence: tuple[str, ...]  # one figure each, in words: "busy 12 % of 3.4 GPU-hours"
+    evidence: tuple[str, ...]  # one figure each: "busy 12 % of 3.4 GPU-hours"
     advice: str
     lines: tuple[str, ...] = ()  # to paste: #SBATCH lines, commands
-    subjects: tuple[str, ...] = ()  # the tasks, devices, nodes or chunks that it is about
-    gpu_hours: float | None = None  # what it cost; None: that cannot be said in GPU time
+    subjects: tuple[str, ...] = ()  # the tasks, devices, nodes or chunks concerned
+    gpu_hours: float | None = None  # what it cost; None: not measurable in GPU time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +81,13 @@ class StateSummary:
     share_percent: float | None  # of the time of all devices
     busy_hours: float | None
     energy_wh: float | None
-    energy_share_percent: float | None  # of the energy of all devices that said
-    measured_percent: float | None = None  # for so much of its time the power of the devices is known
+    energy_share_percent: float | None  # of the known energy of all devices
+    measured_percent: float | None = None  # share of the time for which the power is known
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All numbers of a job: its facts, and what they amount to."""
+    """All numbers of a job: its facts, and what is computed from them."""
 
     facts: JobFacts
     version: int
@@ -115,25 +110,25 @@ class Summary:
     energy_devices: int
     detections: int
     devices: tuple[DeviceFacts, ...]
-    completeness: Completeness | None = None  # None: nobody has compared the job with its source
+    completeness: Completeness | None = None  # None: the job was not compared with its source
     started_at_ms: int | None = None  # the first task
     last_sign_ms: int | None = None  # of any task
     devices_at_once: float | None = None  # on average, while at least one task was running
     kwh_per_1000_audio_hours: float | None = None
-    states: Mapping[str, StateSummary] = field(default_factory=dict)  # what the devices did with their time and energy
-    chunk_s: MetricFacts | None = None  # how long the tries took that ended well
-    chunk_cost: CostFacts = field(default_factory=CostFacts)  # what each of them cost
+    states: Mapping[str, StateSummary] = field(default_factory=dict)  # time and energy of all devices by state
+    chunk_s: MetricFacts | None = None  # how long successful tries took
+    chunk_cost: CostFacts = field(default_factory=CostFacts)  # what a successful try cost
     audio_hours_on_cpu: float = 0.0
     outlook: Outlook | None = None  # None: nothing is left
     findings: tuple[Finding, ...] = ()
     alerts: tuple[AlertFacts, ...] = ()
     energy_measured_percent: float | None = None  # of the GPU time; None: no energy is known
-    tasks_silent: tuple[str, ...] = ()  # names of those that have not ended and should have been heard of again
-    merged: Freshness = field(default_factory=Freshness)  # whether there is news since
-    cut_short: CutShort | None = None  # a submit in its run folder; None: none was, or it has come to its end since
+    tasks_silent: tuple[str, ...] = ()  # names of tasks that have not ended and no longer update their database
+    merged: Freshness = field(default_factory=Freshness)  # whether task databases are newer
+    cut_short: CutShort | None = None  # an interrupted submit in the run folder
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``badcjobs merge --json`` prints; what is not a finite number is null."""
+        """Return the document of ``badcjobs merge --json``; a number that is not finite is null."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         document = {key: own[key] if key in own else getattr(self.facts, _OF_FACTS.get(key, key)) for key in KEYS}
         document["task_list"] = [{name: getattr(task, name) for name in TASK_KEYS} for task in self.facts.tasks]
@@ -144,7 +139,7 @@ class Summary:
 
 
 def _device(device: DeviceFacts) -> dict[str, Any]:
-    """Return a device as it stands in the JSON document: DEVICE_KEYS."""
+    """Return a device for the JSON document: DEVICE_KEYS."""
     work, counts = device.work, device.utilization_counts
     others = {
         "utilization_p50_percent": percentile(counts, 50) if counts else None,
@@ -169,9 +164,9 @@ def summarize(
     completeness: Completeness | None = None,
     now_ms: int | None = None,
 ) -> Summary:
-    """Say what a job's facts amount to; ``missing_indices`` are array tasks that left no database.
+    """Compute the summary of a job; ``missing_indices`` are array tasks that left no database.
 
-    Of tasks that have not ended ``now_ms`` tells the running from the silent; None: as if all of them were running.
+    ``now_ms`` decides which tasks without an end are running and which are silent; None: all are running.
     """
     task_states = [(task.name, state_of(task, now_ms)) for task in job.tasks]
     silent = tuple(name for name, state in task_states if state == SILENT)
@@ -190,7 +185,7 @@ def summarize(
     return Summary(
         facts=job,
         version=SUMMARY_VERSION,
-        # A chunk that is only known as done elsewhere is not done here: its results are in a file we do not have.
+        # A chunk that was skipped because it was done elsewhere is not done here: its results are in another file.
         verdict="stopped" if left or skipped or missing_indices or not_here else "failed" if failed else "done",
         tasks=len(job.tasks),
         tasks_by_verdict=dict(Counter(state for _, state in task_states)),
@@ -214,7 +209,7 @@ def summarize(
         started_at_ms=min((task.started_at_ms for task in job.tasks), default=None),
         last_sign_ms=max((task.last_sign_ms for task in job.tasks), default=None),
         devices_at_once=ratio(gpu_s, wall_s),
-        # Wh for 1 hour are kWh for 1,000; where some devices kept silent, by what the others did.
+        # Wh per hour are kWh per 1,000 hours; devices without energy readings, and their audio, are left out.
         kwh_per_1000_audio_hours=ratio(sum(energies), audio_s) if energies else None,
         states=states,
         chunk_s=MetricFacts(*describe({ms / 1000: many for ms, many in job.durations.items()}))
@@ -223,9 +218,9 @@ def summarize(
         chunk_cost=_cost(job, states),
         audio_hours_on_cpu=job.cpu_audio_s / 3600,
         outlook=look_ahead(job, completeness, gpu_s, wall_s, now_ms),
-        # Alerts of a task that runs no more, as far as is known, do not go on.
+        # Alerts of a task that is no longer running are not open.
         alerts=tuple(replace(alert, still_open=alert.still_open - over[alert.kind]) for alert in job.alerts),
-        # Rounding never makes it more than all.
+        # Rounding must not make it more than 100 %.
         energy_measured_percent=100 * min(1.0, measured) if energies and measured is not None else None,
         tasks_silent=silent,
         merged=job.merged,
@@ -233,9 +228,9 @@ def summarize(
 
 
 def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
-    """Return what a chunk cost, its joules in the same measure as those of the states.
+    """Return what a chunk cost, with joules that agree with those of the states.
 
-    Each try was charged by the readings of power; where a device's counter is the better one, it corrects them.
+    The joules of a try come from power readings; where the counter of the device is more exact, it corrects them.
     """
     measured = [device.states["working"].energy_j for device in job.devices if "working" in device.states]
     measured_j = sum(joules for joules in measured if joules is not None)
@@ -249,7 +244,7 @@ def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
 
 
 def running_s(tasks: Sequence[TaskFacts]) -> float:
-    """Return for how long at least one task was running; the days between two submissions do not count."""
+    """Return for how long at least one task was running; time between two submissions does not count."""
     total_ms, until_ms = 0, 0
     for start_ms, end_ms in sorted((task.started_at_ms, task.last_sign_ms) for task in tasks):
         total_ms += max(0, end_ms - max(start_ms, until_ms))
@@ -258,12 +253,12 @@ def running_s(tasks: Sequence[TaskFacts]) -> float:
 
 
 def ratio(over: float, under: float) -> float | None:
-    """Return a ratio; None where there is nothing to divide by."""
+    """Return a ratio; None if the divisor is 0."""
     return over / under if under > 0 else None
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value: data classes as objects, NaN and infinities, which JSON does not have, as null."""
+    """Return a JSON value: data classes as objects; NaN and infinities as null."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, float):
@@ -277,22 +272,22 @@ def finite(value: Any) -> Any:
 
 # --- all devices together ---------------------------------------------------------------------------------------------
 
-# In the order of the table device_time, each as people say it.
+# State in the table device_time → its name for people.
 STATE_WORDS = {
     "working": "working",
-    "failed": "on chunks that failed",
-    "lost": "on work that was lost",
+    "failed": "on failed chunks",
+    "lost": "on lost work",
     "start_up": "starting up",
     "waiting": "waiting for a chunk",
     "idle": "without a worker",
     UNKNOWN_STATE: "not known",
 }
-NEARLY_ALL = 99.0  # percent: who measured less has to say so
+NEARLY_ALL = 99.0  # percent: if less was measured, the report says so
 _ROUNDING_S = 1.0
 
 
 def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:
-    """Return the states of all devices together; time that no device accounts for has a state of its own."""
+    """Return the states of all devices together; time that is missing in all states is in the state unknown."""
     energies = [device.state_energy_j for device in devices]
     total_s, total_j = sum(device.total_s for device in devices), sum(sum(one.values()) for one in energies)
     missing_s = gpu_s - total_s if gpu_s - total_s > _ROUNDING_S else 0.0
@@ -316,10 +311,10 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
 
 
 def cards(devices: Iterable[DeviceFacts]) -> int:
-    """Return how many devices these are, each counted once."""
+    """Return how many different devices these are."""
     return len({device.card for device in devices})
 
 
 def devices_words(devices: Collection[DeviceFacts], one: str = "device") -> str:
-    """Return how many devices these are; one that served several tasks counts once for each of them, and it says so."""
+    """Return the number of devices; if one served several tasks, it counts once per task and the text says so."""
     return count(len(devices), one) + ("" if cards(devices) == len(devices) else " (counted once per task)")

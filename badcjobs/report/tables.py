@@ -1,7 +1,7 @@
 """A table is one value: title, columns, rows. It is rendered as aligned text, as Markdown and as HTML.
 
-A column of a terminal is a place: 鳥 takes two of them, and an accent that is put on a letter none. All text that comes
-from files is made harmless here: control characters in text, special characters in Markdown and HTML.
+Widths are in terminal columns: 鳥 takes two, a combining accent none. All text from files is escaped here: control
+characters in text, special characters in Markdown and HTML.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from rich.cells import cell_len, set_cell_size
 from badcjobs.report.words import plain
 
 WIDTH = 100  # of text
-FOLD = 15  # longer tables of a page show so many rows until a reader asks for more
+FOLD = 15  # rows of a longer table on a page that are shown at first
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What stands in a column of numbers, and the number it is sorted by; None: not known."""
+    """A cell in a column of numbers, and the number to sort by; None: not known."""
 
     words: str
     value: float | None
 
 
 Row = Sequence[str | Cell]
-Column = tuple[str, str]  # its heading, and what stands below it: text, long (text), or numbers (empty)
+Column = tuple[str, str]  # the heading, and the kind of the cells: text, long (text), or numbers (empty)
 
 
 def columns(*marked: str) -> tuple[Column, ...]:
-    """Return columns by their headings: '<' before one marks a column of text, '<<' of long text."""
+    """Return columns by their headings; '<' before a heading marks text, '<<' long text."""
     kinds = ("", "text", "long")
     return tuple((heading.lstrip("<"), kinds[len(heading) - len(heading.lstrip("<"))]) for heading in marked)
 
@@ -46,7 +46,7 @@ class Table:
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    foot: Row = ()  # the sum, which stays at the end however the rows are sorted
+    foot: Row = ()  # the total, which stays at the end when rows are sorted
 
     @property
     def headings(self) -> list[str]:
@@ -60,13 +60,13 @@ class Table:
         return replace(self, columns=(*self.columns[:place], *self.columns[place + 1 :]), rows=rows, foot=foot)
 
     def cells(self) -> list[list[str]]:
-        """Return all that is shown, as texts: the headings, the rows, and the sum."""
+        """Return all cells as text: headings, rows and total."""
         shown = (*self.rows, *([self.foot] if self.foot else []))
         return [self.headings, *([cell if isinstance(cell, str) else cell.words for cell in row] for row in shown)]
 
 
 def table_text(table: Table, *, shorten: str | None = None) -> list[str]:
-    """Return a table as aligned lines; the texts below ``shorten`` lose their beginning where they do not fit."""
+    """Return a table as aligned lines; long texts in the column ``shorten`` lose their beginning."""
     rows = table.cells()
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     if shorten in table.headings:
@@ -77,14 +77,14 @@ def table_text(table: Table, *, shorten: str | None = None) -> list[str]:
     lines = []
     for row in rows:
         blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        # Numbers stand at the right.
+        # Numbers are aligned to the right.
         cells = [c + b if kind else b + c for c, b, (_, kind) in zip(row, blanks, table.columns, strict=True)]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return lines
 
 
 def ending(text: str, width: int) -> str:
-    """Return a text, or as much of its end as there is room for."""
+    """Return a text, or as much of its end as fits."""
     return text if cell_len(text) <= width else "…" + set_cell_size(text[::-1], width - 1)[::-1]
 
 
@@ -96,16 +96,16 @@ def table_markdown(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text from a file so that Markdown shows it as it is, in one line."""
+    """Escape text from a file for Markdown, in one line."""
     return _SPECIAL.sub(r"\\\1", plain(" ".join(text.split())))
 
 
 def table_html(table: Table) -> str:
-    """Return a table; script makes its headings buttons that sort, and folds what is too long."""
+    """Return a table as HTML; page.js makes it sortable and folds long ones."""
     classes = [f' class="{kind}"' if kind else "" for _, kind in table.columns]
     heads = zip(classes, table.headings, strict=True)
     head = "".join(f'<th scope="col" aria-sort="none"{kind}>{escape(heading)}</th>' for kind, heading in heads)
-    # Without script all rows are shown: see the style sheet's part for noscript.
+    # Without JavaScript all rows are shown: see noscript in page.py.
     lines = [
         f"<tr{' hidden' if number >= FOLD else ''}>{_cells(row, classes)}" for number, row in enumerate(table.rows)
     ]
@@ -118,7 +118,7 @@ def table_html(table: Table) -> str:
 
 
 def _cells(row: Row, classes: Sequence[str]) -> str:
-    """Return a row; its first cell names it. HTML does without closing tags: many rows stay small."""
+    """Return the cells of a row; the first is its header. Optional closing tags are omitted to keep the page small."""
     found = []
     for place, (cell, kind) in enumerate(zip(row, classes, strict=True)):
         if isinstance(cell, Cell):

@@ -1,7 +1,7 @@
-"""The report as plain text and as Markdown, of one job or of two side by side; and what other commands end with.
+"""The report as plain text and as Markdown, for one job or for two side by side; and the last lines of other commands.
 
-Text fits 100 columns and reads well in a Slurm log; it is coloured where a terminal shows colours. A line to paste is
-whole however long it is. Markdown is for a lab notebook: all text from files is escaped.
+Text fits 100 columns, also in a Slurm log; terminals get colours. A line to paste is never wrapped. Markdown is for a
+lab notebook: all text from files is escaped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
-from badcjobs.report.headlines import finish_words, headlines, verdict_words, well_words
+from badcjobs.report.headlines import finish_words, headlines, no_findings_words, verdict_words
 from badcjobs.report.job_tables import failure, report_parts
 from badcjobs.report.summary import Summary
 from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table_markdown, table_text
 from badcjobs.report.words import count, duration, moment, number, plain
 
-_MOST, _MOST_DEVICES = 10, 16  # of a list, in text
+_MOST, _MOST_DEVICES = 10, 16  # entries of a list in text
 _NOTEBOOK_MOST, _NOTEBOOK_DEVICES = 100, 40
 _MOST_FILES = 20
 _MOST_SUBJECTS = 5
-_SECOND = "\ue000"  # stands for the second column of a wide letter while lines are measured; no plain text has it
+_SECOND = "\ue000"  # the second column of a wide character while lines are measured; never in plain text
 _COLOURS = {
     "done": "\x1b[32m", "failed": "\x1b[31m", "stopped": "\x1b[33m",
     "problem": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[36m",
@@ -36,10 +36,10 @@ _COLOURS = {
 
 
 def wrap(line: str, *, indent: int, whole_words: bool = True) -> list[str]:
-    """Return a line as several that fit; a word that is longer than a line is whole, if that is wanted."""
+    """Wrap a line; with ``whole_words`` a word that is longer than a line is not cut."""
     line = plain(line)
     measured = line if line.isascii() else "".join(c + _SECOND * (cell_len(c) - 1) for c in line)
-    width = WIDTH - (_SECOND in measured)  # a wide letter may be cut in its middle, and is whole again afterwards
+    width = WIDTH - (_SECOND in measured)  # a wide character may be cut in the middle; it is restored below
     lines = textwrap.wrap(
         measured, width, subsequent_indent=" " * indent, break_long_words=not whole_words, break_on_hyphens=False
     )
@@ -56,7 +56,7 @@ def fit(line: str, width: int = WIDTH) -> str:
 
 
 def summary_text(summary: Summary, title: str, *, colour: bool = False) -> str:
-    """Return the whole summary; ``colour`` is for terminals."""
+    """Return the summary as text; ``colour`` is for terminals."""
 
     def painted(text: str, kind: str) -> str:
         return f"{_COLOURS[kind]}{text}\x1b[0m" if colour and kind in _COLOURS else text
@@ -79,7 +79,7 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False) -> str:
         lines += wrap(f"           → {finding.advice}", indent=13) if finding.advice else []
         lines += [f"{'':13}{plain(line)}" for line in finding.lines]
         lines.append("")
-    lines += [] if summary.findings else [*wrap(f"  {well_words(summary)}", indent=2), ""]
+    lines += [] if summary.findings else [*wrap(f"  {no_findings_words(summary)}", indent=2), ""]
     for _, part in report_parts(summary, _MOST, _MOST_DEVICES):
         lines += [*_part_lines(part), ""] if part else []
     for words, command in finish_words(summary):
@@ -90,7 +90,7 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False) -> str:
 def _part_lines(part: Table | list[str]) -> list[str]:
     if isinstance(part, Table):
         return list(map(fit, table_text(part, shorten="task")))
-    # Whole, because the reason stands at the end; a path is not cut: somebody may want to copy it.
+    # Lines are wrapped, not cut, because the reason is at the end; a path is not split, so that it can be copied.
     return [line for one in part for line in wrap(f"  {one}", indent=4, whole_words=one.startswith("file "))]
 
 
@@ -105,7 +105,7 @@ def markdown(summary: Summary, title: str) -> str:
         advice = [f"- *{escaped(finding.advice)}*"] if finding.advice else []
         parts.append("\n".join([*(f"- {escaped(figure)}" for figure in finding.evidence), *advice]))
         parts += [_code(finding.lines)] if finding.lines else []
-    parts += [] if summary.findings else [escaped(well_words(summary))]
+    parts += [] if summary.findings else [escaped(no_findings_words(summary))]
     for heading, part in report_parts(summary, _NOTEBOOK_MOST, _NOTEBOOK_DEVICES):
         parts += [f"## {heading}"] if heading and part else []
         if part:
@@ -117,7 +117,7 @@ def markdown(summary: Summary, title: str) -> str:
 
 
 def _code(lines: Sequence[str]) -> str:
-    """Return lines to paste; the fence is longer than any run of backticks in them."""
+    """Return lines as a code block; the fence is longer than any run of backticks in them."""
     text = "\n".join(lines)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}sh\n{text}\n{fence}"
@@ -125,7 +125,7 @@ def _code(lines: Sequence[str]) -> str:
 
 # --- two jobs side by side --------------------------------------------------------------------------------------------
 
-_LONGEST_NAME = 20  # of a job, so that what became of each figure stands beside it whole
+_LONGEST_NAME = 20  # of a job, so that the column with the change fits
 
 
 def comparison_text(comparison: Comparison) -> str:
@@ -135,7 +135,7 @@ def comparison_text(comparison: Comparison) -> str:
     lines = [*map(fit, wrap(comparison.conclusion, indent=2)), ""]
     for words, command in news_of(comparison):
         lines += [*wrap(f"  {words}", indent=2), *([] if command is None else [f"    {plain(command)}"]), ""]
-    if head[0] == head[1]:  # so long, and their ends are the same
+    if head[0] == head[1]:  # the names are long and have the same ending
         lines += [*wrap(f"  this is {titles[0]}, other is {titles[1]}", indent=4), ""]
         head = ["this", "other"]
     for _, part in comparison_tables(comparison, head, _LONGEST_NAME):
@@ -155,11 +155,11 @@ def comparison_markdown(comparison: Comparison) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# --- what other commands end with -------------------------------------------------------------------------------------
+# --- the last lines of other commands ---------------------------------------------------------------------------------
 
 
 def removal_text(removed: Sequence[str], left: Sequence[tuple[str, str]]) -> str:
-    """Return what ``badcjobs merge --remove-merged`` has removed."""
+    """Return what ``badcjobs merge --remove-merged`` removed."""
     lines = [f"  removed     {count(len(removed), 'task database')}; all rows are in the job database"]
     for path, why in left[:_MOST_FILES]:
         lines += wrap(f"  not removed {path}: {why}", indent=14)
@@ -168,7 +168,7 @@ def removal_text(removed: Sequence[str], left: Sequence[tuple[str, str]]) -> str
 
 
 def task_end_text(end: Mapping[str, Any]) -> str:
-    """Return the short summary that ``badcjobs run`` ends with."""
+    """Return the short summary at the end of ``badcjobs run``."""
     chunks: Mapping[str, int] = end["chunks"]
     settled = ", ".join(f"{many:,} {status}" for status, many in sorted(chunks.items())) or "none"
     rate = f" ({number(end['audio_s'] / end['wall_s'])} × real time)" if end["audio_s"] and end["wall_s"] else ""

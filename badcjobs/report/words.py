@@ -1,4 +1,4 @@
-"""How numbers are said: the same in text and on the page, and '–' for what nobody knows."""
+"""How numbers are written, the same in text and on the page; '–' means not available."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from decimal import ROUND_HALF_UP, Decimal
 
 UNKNOWN = "–"
-_SMALLEST = 0.0001  # below it nobody wants the digits
+_SMALLEST = 0.0001  # digits of smaller numbers do not matter
 _MOST_RANGES = 10
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -24,19 +24,19 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def fixed(value: float, digits: int) -> str:
-    """Return a number with so many decimals, halves rounded up as people do it: 0.155 is 0.16."""
+    """Return a number with a fixed number of decimals; halves are rounded up: 0.155 is 0.16."""
     if not math.isfinite(value):
         return f"{value:,}"
     return f"{Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP):,}"
 
 
 def share_words(value: float | None) -> str:
-    """Return a share of a whole in percent; a little is not nothing."""
+    """Return a percentage; a small one is '<1 %', not '0 %'."""
     return UNKNOWN if value is None else "<1 %" if 0 < value < 0.5 else f"{fixed(value, 0)} %"
 
 
 def percent(value: float | None) -> str:
-    """Return a whole percentage."""
+    """Return a percentage without a space: for narrow columns."""
     return UNKNOWN if value is None else f"{value:.0f}%"
 
 
@@ -48,12 +48,12 @@ def memory(value: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span as people say it."""
+    """Return a duration with its units."""
     return durations([seconds])[0]
 
 
 def durations(many_s: Sequence[float]) -> list[str]:
-    """Return time spans in one unit, that of the longest: for a column of them."""
+    """Return durations for one column, all in the units of the longest."""
     longest_s = max(many_s, default=0.0)
     if longest_s < 59.95:
         return [f"{seconds:.1f} s" for seconds in many_s]
@@ -76,7 +76,7 @@ def energy(watt_hours: float | None) -> str:
 
 
 def energies(many_wh: Sequence[float | None]) -> list[str]:
-    """Return energies in one unit, that of the largest: for a column of them."""
+    """Return energies for one column, all in the unit of the largest."""
     largest_wh = max((value for value in many_wh if value is not None), default=0.0)
     per, unit, digits = (1000, "kWh", 2) if largest_wh >= 1000 else (1, "Wh", 1 if largest_wh >= 10 else 2)
     return [
@@ -95,7 +95,7 @@ def three(p50: float | None, p95: float | None, maximum: float | None, digits: i
 
 
 def spark(values: Sequence[float | None], full: float = 100.0) -> str:
-    """Return a little chart, one character for each value; a dot where it is not known."""
+    """Return a chart with one character per value; a dot where the value is not known."""
     last = len(_BARS) - 1
     return "".join("·" if one is None else _BARS[max(0, min(last, int(one * len(_BARS) / full)))] for one in values)
 
@@ -106,7 +106,7 @@ def moment(at_ms: int) -> str:
 
 
 def period(from_ms: int, to_ms: int) -> str:
-    """Return from when to when, in UTC; what both have in common is said once, and a short one to the second."""
+    """Return a period in UTC; the date is not repeated, and a short period includes seconds."""
     begin, end = (datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc) for at_ms in (from_ms, to_ms))
     clock = "%H:%M:%S" if to_ms - from_ms < 600_000 else "%H:%M"
     day = "" if begin.date() == end.date() else "%Y-%m-%d "
@@ -124,9 +124,9 @@ def count(many: int, one: str, more: str | None = None) -> str:
 
 
 def indices(values: Sequence[int]) -> str:
-    """Return array indices for people: the first few ranges."""
+    """Return the first few ranges of array indices, for people to read."""
     ranges = index_ranges(values).split(",")
-    return ",".join(ranges[:_MOST_RANGES]) + (f",… ({len(values):,} in all)" if len(ranges) > _MOST_RANGES else "")
+    return ",".join(ranges[:_MOST_RANGES]) + (f",… ({len(values):,} in total)" if len(ranges) > _MOST_RANGES else "")
 
 
 def index_ranges(values: Sequence[int], step: int = 1) -> str:
@@ -142,5 +142,5 @@ def index_ranges(values: Sequence[int], step: int = 1) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text without control characters: an id from a file must not steer somebody's terminal."""
+    """Return text without control characters: an id from a file must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -453,7 +453,7 @@ def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(
     summary = replace(summary, facts=replace(summary.facts, tasks=(silent, *others)), tasks_silent=(silent.name,))
     (tmp_path / "silent.html").write_text(make_page(summary, "june"))
     page = browser.open((tmp_path / "silent.html").as_uri(), width=1280, ready=READY)
-    assert "silent, last heard of 20" in page.evaluate("document.getElementById('task-table').textContent")
+    assert "silent, last update 20" in page.evaluate("document.getElementById('task-table').textContent")
     wide, room, lines = page.evaluate(
         "(() => { const table = document.getElementById('task-table'), box = table.parentElement;"
         " const [silent, other] = [...table.tBodies[0].rows].map((row) => row.getBoundingClientRect().height);"

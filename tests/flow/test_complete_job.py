@@ -44,9 +44,9 @@ def test_the_array_index_that_never_ran_is_named_and_running_it_completes_the_jo
     run_array(site, manifest, 0, 1, 3)
     told = site.badcjobs("merge", site.out)
     assert told.exit_code == 0, told.stderr
-    assert "complete    no: 8 of 10 rows done; 2 rows of array index 2 not begun\n" in told.stdout
+    assert "complete    no: 8 of 10 rows of the source done; 2 rows of array index 2 not started\n" in told.stdout
     assert "\n    sbatch --array=2 …\n" in told.stdout
-    assert "not begun" in (site.out / "report.html").read_text()
+    assert "not started" in (site.out / "report.html").read_text()
     run_array(site, manifest, 2, job_id=5000)
     after = merged(site)
     assert (after["verdict"], after["completeness"]["complete"], after["completeness"]["finish"]) == ("done", True, [])
@@ -88,7 +88,7 @@ def test_a_manifest_that_was_deleted_is_a_remark_and_no_failure(site: Site) -> N
     assert told.stdout.startswith("run: all done\n")
     # A page is 100 columns wide, and a path that is longer is cut.
     assert re.search(
-        rf"complete not known: {re.escape(str(manifest)[:40])}\S* does not exist", " ".join(told.stdout.split())
+        rf"complete unknown: {re.escape(str(manifest)[:40])}\S* does not exist", " ".join(told.stdout.split())
     )
     assert site.badcjobs("report", site.out).exit_code == 0
 
@@ -99,7 +99,8 @@ def test_rows_that_were_renamed_are_named_on_both_sides(site: Site) -> None:
     manifest.write_text(manifest.read_text().replace("rec1,c003", "rec1,dawn"))
     told = site.badcjobs("merge", site.out)
     assert told.stdout.startswith("run: not finished")
-    assert "no: 3 of 4 rows done; 1 row in no task; 1 row more that the source does not have" in told.stdout
+    complete = "no: 3 of 4 rows of the source done; 1 row in no task; 1 row in the job but not in the source"
+    assert complete in " ".join(told.stdout.split())
     assert "  in no task: rec1 dawn\n" in told.stdout
     assert "  not in the source: rec1 c003\n" in told.stdout
     assert "rec1 dawn" in (site.out / "report.html").read_text()

@@ -133,7 +133,7 @@ def test_wrong_input_is_refused_in_our_way(site: Site, database: Path) -> None:
         ((*export, "csv", "--table", "nope", "--table", "neither"), 2, ("nope, neither", "detection")),
         (("export", site.out, "--format", "csv", "-o", "-", "--json"), 2, ("--json and -o -",)),
         (("export", site.out, "--format", "csv"), 2, ("-o",)),
-        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is no run folder",)),
+        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is not a run folder",)),
         (("export", site.folder / "gone", "--format", "csv", "-o", "x"), 4, ("gone does not exist",)),
         (("export", site.folder / "text.sqlite", "--format", "csv", "-o", "x"), 4, ("text.sqlite",)),
     ]

@@ -53,8 +53,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def test_the_report_says_of_how_many_recordings_the_paths_tell_less(job: Site) -> None:
     text, document = job.badcjobs_each([("report", job.out), ("report", job.out, "--json")])
-    words = f"1 of 4 has no date in the name (the first: {UNDATED}.wav); 1 of 4 has no study area in the path"
-    assert f"recordings {words} (the first: {LOOSE}.wav)" in " ".join(text.stdout.split())
+    words = f"1 of 4 has no date in the name (e.g. {UNDATED}.wav); 1 of 4 has no study area in the path"
+    assert f"recordings {words} (e.g. {LOOSE}.wav)" in " ".join(text.stdout.split())
     names = document.json["recording_names"]
     assert (names["recordings"], names["undated"], names["untimed"], names["no_study_area"]) == (4, 1, 0, 1)
 
@@ -102,7 +102,7 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
     assert f"1 of 4 recordings has no study area in the path, e.g. {LOOSE}.wav" in done.stderr
 
     again = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder)
-    assert_refused(again, 2, "all_study_areas.csv", "there already", "--force")
+    assert_refused(again, 2, "all_study_areas.csv", "already there", "--force")
     forced = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder, "--force")
     assert forced.exit_code == 0, forced.stderr
     assert read_csv(folder / "all_study_areas.csv") == everything
@@ -114,7 +114,7 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
         "export", job.out, "--format", "csv", "--by-study-area", "--config", other, "-o", folder, "--force"
     )
     assert renamed.exit_code == 0, renamed.stderr
-    said = f"1 file is in {folder} that this export did not write, perhaps of an earlier one: Fort Smith.csv;"
+    said = f"1 file is in {folder} that this export did not write, perhaps from an earlier one: Fort Smith.csv;"
     assert said in renamed.stderr
     assert len(read_csv(folder / "FS-01.csv")) == len(read_csv(folder / "Fort Smith.csv")) == 3
 
@@ -133,8 +133,8 @@ def test_species_and_scores_are_chosen_and_the_unheard_are_named(job: Site) -> N
         "double", "string", "string"
     ]  # fmt: skip
     assert nothing.exit_code == 0
-    assert "never heard in this job: ROPT, RUGR" in nothing.stderr
-    assert "nothing to export: no detection is of these species and scores" in nothing.stderr
+    assert "no detections in this job: ROPT, RUGR" in nothing.stderr
+    assert "nothing to export: no detection has these species and scores" in nothing.stderr
     assert pyarrow.parquet.read_table(none / "Fort Smith.parquet").column_names == COLUMNS
     assert other.read_text() == ",".join(COLUMNS) + "\n"
     assert "nothing to export" in high.stderr
@@ -174,7 +174,7 @@ def test_names_that_would_lead_elsewhere_stay_in_the_folder(site: Site) -> None:
 def test_all_that_makes_no_sense_is_named_at_once_and_nothing_is_written(job: Site) -> None:
     words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--all")
     refused = job.badcjobs("export", job.out, "--format", "csv", *words, "-o", job.folder / "nothing")
-    said = ("names no species", "is not a number", "--table is for tables", "--all is for tables")
+    said = ("contains an empty name", "is not a finite number", "--table is for tables", "--all is for tables")
     assert_refused(refused, 2, *said)
     assert not (job.folder / "nothing").exists()
 
@@ -187,6 +187,6 @@ def test_a_database_without_the_recordings_clock_says_to_merge(job: Site, site: 
         ("export", job.out, "--format", "csv", "--by-study-area", "-o", site.folder / "july.csv"),
     ])  # fmt: skip
     assert_refused(task, 4, f"badcjobs merge {job.out}")
-    assert_refused(stdout, 2, "do not fit into stdout", "all_study_areas.csv", "--by-study-area -o detections")
-    assert_refused(file, 2, "do not fit into one file", f"--by-study-area -o {site.folder / 'july'}")
+    assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--by-study-area -o detections")
+    assert_refused(file, 2, "writes several files, not one file", f"--by-study-area -o {site.folder / 'july'}")
     assert not (site.folder / "july.csv").exists()

@@ -213,7 +213,7 @@ def test_a_task_that_comes_later_is_added(copied: Site) -> None:
     early = copied.badcjobs("merge", copied.out)
     assert early.exit_code == 0
     assert "run: not finished" in early.stdout
-    assert "no word from array index 1" in early.stdout
+    assert "no database from array index 1" in early.stdout
     (copied.folder / "late").rename(late)
     whole = copied.badcjobs("merge", copied.out, "--json").json
     assert (whole["tasks"], whole["chunks"], whole["tasks_missing"], whole["verdict"]) == (2, CHUNKS, [], "failed")

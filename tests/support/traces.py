@@ -6,14 +6,6 @@ found, ``may`` what may be said besides because it is true as well. Everything e
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.report.summary import Finding
-from badcjobs.report.summary import summarize
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.read_job import read_job
-from badcjobs.report.job import find
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +15,11 @@ from support.task_files import START_MS
 from support.trace_files import IN_MEMORY, TraceWriter
 from support.trace_task import H200, MIG, RTX4000, V100, Story
 
+from badcjobs.clock import SystemClock
+from badcjobs.report.job import find
+from badcjobs.report.summary import Finding, summarize
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def test_a_recorder_that_was_never_started_knows_nothing_and_disturbs_nobody(tmp
 
 
 def test_a_job_that_is_not_there_is_said_with_the_line_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseProblem, match="is no run folder"):
+    with pytest.raises(DatabaseProblem, match="is not a run folder"):
         badcjobs.open_job(tmp_path)
     with pytest.raises(DatabaseProblem, match="does not exist") as nowhere:
         badcjobs.open_job(tmp_path / "no" / "where")

@@ -116,7 +116,7 @@ def test_a_job_with_every_row_done_is_complete_and_needs_no_command(tmp_path: Pa
     assert proof.complete
     assert counts(proof) == (8, 8, 8, 0, 0, 0, 0, 0, 0)
     assert (proof.finish, proof.missing_indices, proof.why_unknown, summary.verdict) == ((), (), None, "done")
-    assert "complete    8 of 8 rows of the source are done" in summary_text(summary, "july")
+    assert "complete    yes: 8 of 8 rows of the source done" in summary_text(summary, "july")
 
 
 def test_the_rows_of_a_task_that_never_ran_are_expected_and_its_index_is_in_the_command(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_rows_of_a_task_that_never_ran_are_expected_and_its_index_is_in_the_
     here = f"badcjobs run {run.source} --out={run.folder} --engine=demo"
     assert proof.finish == ("sbatch --array=2 …", here)
     text = " ".join(summary_text(summary, "july").split())
-    assert "no: 8 of 10 rows done; 2 rows of array index 2 not begun" in text
+    assert "no: 8 of 10 rows of the source done; 2 rows of array index 2 not started" in text
 
 
 def test_every_state_is_counted_and_only_work_left_asks_for_its_array_index(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_every_state_is_counted_and_only_work_left_asks_for_its_array_index(tmp_
     assert proof.finish[0] == "sbatch --array=1,3 …"
     assert summary.verdict == "stopped"
     text = summary_text(summary, "july")
-    assert "complete    no: 8 of 12 rows done, 1 failed, 1 poison, 2 pending" in text
-    assert "a run tries its failed and poison rows again" in text
+    assert "complete    no: 8 of 12 rows of the source done, 1 failed, 1 poison, 2 pending" in text
+    assert "this tries failed and poison rows again" in text
 
 
 def test_failed_rows_alone_ask_for_their_own_array_indices(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_rows_taken_out_of_the_source_do_not_keep_a_job_from_being_complete(tmp_
     assert proof is not None
     assert (proof.complete, proof.expected, proof.strangers, proof.finish) == (True, 5, 3, ())
     assert summary.verdict == "done"
-    assert "5 of 5 rows of the source are done; 3 rows more that the source does not have" in summary_text(summary, "a")
+    assert "5 of 5 rows of the source done; 3 rows in the job but not in the source" in summary_text(summary, "a")
 
 
 def test_a_row_that_the_source_repeats_counts_once(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_source_that_is_gone_is_a_remark_and_the_rest_is_told_as_before(tmp_pa
     assert counts(proof) == (None, 6, 5, 0, 0, 1, 0, None, None)
     assert (proof.complete, proof.missing_indices, summary.verdict) == (False, (2,), "stopped")
     assert proof.finish[0] == "sbatch --array=1,2 …"
-    assert "complete not known: " in " ".join(summary_text(summary, "july").split())
+    assert "complete unknown: " in " ".join(summary_text(summary, "july").split())
 
 
 def test_without_the_source_nobody_can_say_which_index_a_row_left_outside_the_array_belongs_to(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_waves_that_are_merged_together_are_proved_by_the_sources_of_all_of_them
     assert counts(proof) == (8, 8, 8, 0, 0, 0, 0, 0, 0)
     assert (proof.complete, proof.why_unknown, proof.finish) == (True, None, ())
     (folders[1] / "run.toml").unlink()
-    assert "of several runs, not all of which have one" in (elsewhere(tmp_path, *folders).why_unknown or "")
+    assert "from several runs, and not all of them have one" in (elsewhere(tmp_path, *folders).why_unknown or "")
 
 
 @pytest.mark.parametrize("text", ["[run", "run = 3", "[run]\nengine = 'demo'", "[run]\nsource = 'm.csv'"])
@@ -463,7 +463,7 @@ def test_array_indices_are_written_as_short_as_sbatch_takes_them(values: list[in
 
 def test_people_see_the_first_few_ranges() -> None:
     assert indices(range(1000)) == "0-999"
-    assert indices(range(0, 30, 2)) == "0,2,4,6,8,10,12,14,16,18,… (15 in all)"
+    assert indices(range(0, 30, 2)) == "0,2,4,6,8,10,12,14,16,18,… (15 in total)"
 
 
 def test_the_command_line_holds_every_setting_that_is_not_a_default_and_nothing_of_one_task() -> None:
@@ -512,7 +512,7 @@ def test_the_page_shows_the_commands_and_the_rows_that_do_not_match_escaped(tmp_
     write_manifest(run.source, ["<i>new</i>", "c0000"])
     html = page(run.summary(), "july")
     assert "<pre>badcjobs run " in html
-    assert "no: 0 of 2 rows done, 1 pending; 1 row in no task" in html
+    assert "no: 0 of 2 rows of the source done, 1 pending; 1 row in no task" in html
     assert "rec &lt;i&gt;new&lt;/i&gt;" in html
     assert "<b>" not in html
     assert "<i>" not in html

@@ -342,7 +342,7 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
     (note,) = notes_of(tmp_path)
     assert note.startswith("merged: as of ")
-    assert note.endswith(f"; 1 task database has changed since; to take that in: badcjobs merge {tmp_path}")
+    assert note.endswith(f"; 1 task database has changed since; to include that: badcjobs merge {tmp_path}")
     heard = ExportOrder(tmp_path, "csv", None, wanted=DetectionFilter(min_score=0.1))
     assert export(heard, io.BytesIO())[1][0] == note
 

@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.start import read_topic
-from badcjobs.model import MemoryHeld
-from badcjobs.report.rules import SEVERITIES
-from badcjobs.report.summary import Finding
-from badcjobs.report.summary import summarize
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import AlertFacts
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import DecisionFacts
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import DeviceWork
-from badcjobs.store.read_model import ErrorFacts
-from badcjobs.store.read_model import FailedChunk
-from badcjobs.store.read_model import GapFacts
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import MetricFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.read_model import UnderWay
-from badcjobs.workers.autoscale import Ramp
-from badcjobs.workers.autoscale import plan_start
-from badcjobs.report.job import KINDS
-from badcjobs.report.job import find
-
-
 import re
 from collections import Counter
 from dataclasses import replace
@@ -33,6 +9,27 @@ from dataclasses import replace
 import pytest
 from support.traces import Trace, all_traces, diagnose, healthy
 
+from badcjobs.cli.start import read_topic
+from badcjobs.model import MemoryHeld
+from badcjobs.report.job import KINDS, find
+from badcjobs.report.rules import SEVERITIES
+from badcjobs.report.summary import Finding, summarize
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import (
+    AlertFacts,
+    Completeness,
+    DecisionFacts,
+    DeviceFacts,
+    DeviceWork,
+    ErrorFacts,
+    FailedChunk,
+    GapFacts,
+    JobFacts,
+    MetricFacts,
+    TaskFacts,
+    UnderWay,
+)
+from badcjobs.workers.autoscale import Ramp, plan_start
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
 RIGHT = 0.95
@@ -122,14 +119,14 @@ def test_a_silent_task_whose_work_another_attempt_is_doing_is_not_said_to_be_don
     again = replace(TASK, name="1_0.r0.gpu2", verdict=None, exit_code=None, pending=8, started_at_ms=after_ms,
                     last_sign_ms=after_ms + 300_000)  # fmt: skip
     for left, said, advice in (
-        (8, "another attempt has taken over its work.", "there is nothing to do about it."),
-        (0, "others have done their work.", "nothing of it is left to do."),
+        (8, "another attempt has taken over its work.", "There is nothing to do."),
+        (0, "other tasks have done their work.", "Nothing is left to do."),
     ):
         facts = replace(job((silent, replace(again, pending=left))), chunks={"done": 10, "pending": left})
         (finding,) = find(summarize(facts, now_ms=again.last_sign_ms))
         assert (finding.kind, finding.severity) == ("tasks_silent", "note")
-        assert finding.sentence == f"1 of 2 tasks went silent without an end; {said}"
-        assert finding.advice.endswith(f"; {advice}")
+        assert finding.sentence == f"1 of 2 tasks went silent before the end; {said}"
+        assert finding.advice.endswith(f". {advice}")
 
 
 @pytest.mark.parametrize(("cluster", "said"), [("local", "start the emulation again."), ("slurm", "submit again.")])
@@ -139,7 +136,7 @@ def test_where_a_silent_task_was_emulated_nobody_is_sent_to_slurm(cluster: str, 
     proof = Completeness(None, None, 9, 0, 0, 0, 9, 0, 0, 0, finish=(f"badcjobs submit m.csv --cluster={cluster}",))
     summary = replace(summarize(facts, now_ms=TASK.last_sign_ms + 600_000), completeness=proof)
     (advice,) = [finding.advice for finding in find(summary) if finding.kind == "tasks_silent"]
-    assert advice.endswith(f"{said} The command stands under “to finish it”.")
+    assert advice.endswith(f"{said} The command is under “to finish it”.")
     assert ("squeue" in advice) == (cluster == "slurm")
 
 
@@ -337,7 +334,7 @@ def test_few_hot_nodes_are_left_out_and_many_point_to_a_common_cause(many: int, 
     finding = next(f for f in find(summarize(facts)) if f.kind == "throttled_thermal")
     assert finding.lines == lines
     assert len(finding.subjects) == hot  # the texts show the first few
-    common = f"{hot} of {many} nodes: so wide a spread points to a common cause, not to these nodes"
+    common = f"{hot} of {many} nodes are affected: this points to a common cause, not to single nodes"
     assert (common in finding.evidence) == (not lines)
 
 
@@ -347,7 +344,7 @@ def test_all_nodes_to_leave_out_stand_in_one_line_because_sbatch_takes_the_last_
     worst, hot = find(summarize(facts))
     assert (worst.kind, worst.lines) == ("ecc_errors", ("#SBATCH --exclude=gpu01,gpu02,gpu07",))
     assert (hot.kind, hot.lines) == ("throttled_thermal", ())
-    assert hot.advice.endswith("The --exclude line above has it, too.")
+    assert hot.advice.endswith("The --exclude line above includes it.")
 
 
 def test_a_large_loss_is_told_though_its_share_is_small_and_the_larger_one_comes_first() -> None:
@@ -365,7 +362,7 @@ def test_a_large_loss_is_told_though_its_share_is_small_and_the_larger_one_comes
     assert (waiting.kind, waiting.severity, starting.kind, starting.severity) == (
         "waiting_for_audio", "warning", "start_up", "note",
     )  # fmt: skip
-    assert waiting.sentence == "Workers without a chunk, waiting for the next, took 6 % of the GPU time."
+    assert waiting.sentence == "Waiting for the next chunk took 6 % of the GPU time."
     assert waiting.gpu_hours == pytest.approx(65.0)
     assert [f.kind for f in lost(60.0, 80.0)] == ["start_up", "waiting_for_audio"]
 
@@ -374,7 +371,7 @@ def test_chunks_that_were_done_again_are_no_success() -> None:
     assert found_in(job(conflicts=3, again_gpu_s=20.0)) == []  # of a task that was killed before it could say so
     (finding,) = find(summarize(job(conflicts=250, again_gpu_s=1800.0)))
     assert (finding.kind, finding.severity, finding.gpu_hours) == ("done_again", "warning", 0.5)
-    assert finding.sentence == "250 chunks had been done already and were done again."
+    assert finding.sentence == "250 chunks were done more than once."
     assert "30.0 GPU-minutes, 50 % of the GPU time" in finding.evidence
     assert "--no-resume" in finding.advice
 
@@ -414,14 +411,14 @@ def test_tries_in_flight_of_a_running_task_are_not_lost() -> None:
 def test_a_killed_task_whose_work_was_done_by_another_asks_for_nothing() -> None:
     killed = replace(TASK, name="1_0.r0.gpu2", verdict="killed", exit_code=None, done=0)
     for word, advice in (
-        ("TIMEOUT", "Its time was over; nothing of it is left to do."),
-        (None, "Why is not known; nothing of it is left to do."),
+        ("TIMEOUT", "Its time limit was reached. Nothing is left to do."),
+        (None, "The reason is not known. Nothing is left to do."),
     ):
         facts = job((TASK, replace(killed, slurm_state=word)))
         (finding,) = find(summarize(facts))
         assert (finding.kind, finding.severity, finding.lines) == ("tasks_killed", "note", ())
         assert advice in finding.advice and "submit" not in finding.advice
-        assert any(f"× {word}" in figure for figure in finding.evidence) == (word is not None)
+        assert any(f"{word} (1 task)" in figure for figure in finding.evidence) == (word is not None)
 
 
 def test_a_killed_task_whose_work_another_attempt_is_doing_is_not_said_to_be_done() -> None:
@@ -432,11 +429,11 @@ def test_a_killed_task_whose_work_another_attempt_is_doing_is_not_said_to_be_don
     (finding,) = find(summarize(facts))
     assert (finding.kind, finding.severity) == ("tasks_killed", "note")
     assert finding.sentence == "1 of 2 tasks was killed; another attempt has taken over its work."
-    assert finding.advice.endswith("; there is nothing to do about it.")
+    assert finding.advice.endswith(". There is nothing to do.")
     ended = replace(facts, tasks=(killed, replace(again, verdict="stopped", exit_code=130)))
     (finding, *_) = find(summarize(ended))
-    assert finding.sentence == "1 of 2 tasks was killed; a later attempt went on, and has ended, too."
-    assert finding.advice.endswith("; what is left stands under 'to finish it'.")
+    assert finding.sentence == "1 of 2 tasks was killed; a later attempt continued and has ended, too."
+    assert finding.advice.endswith(". The rest is under “to finish it”.")
     elsewhere = replace(facts, tasks=(killed, replace(again, array_index=1, shard_count=2)))
     (finding,) = find(summarize(elsewhere))
     assert (finding.severity, finding.sentence) == ("problem", "1 of 2 tasks was killed.")
@@ -469,8 +466,8 @@ def test_a_job_on_the_cpu_is_told_unless_it_was_asked_for() -> None:
     facts = job((replace(TASK, devices=0),), (), cpu_tries=500, cpu_audio_s=7200.0)
     (finding,) = find(summarize(facts))
     assert (finding.kind, finding.severity) == ("ran_on_cpu", "note")
-    assert finding.sentence == "No GPU was used: 500 chunks on the CPU."
-    assert "2.0 hours of audio, in 1 task" in finding.evidence
+    assert finding.sentence == "No GPU was used: 500 chunks ran on the CPU."
+    assert "2.0 hours of audio in 1 task" in finding.evidence
     assert found_in(replace(facts, last_settings={"cpu_workers": 4})) == []
 
 
@@ -486,7 +483,7 @@ def test_of_very_many_failed_chunks_it_is_said_that_only_some_are_named() -> Non
     facts = replace(job(failed=chunks), chunks={"done": 10, "failed": 3000})
     (finding,) = find(summarize(facts))
     assert finding.sentence.startswith("3,000 chunks failed") and len(finding.subjects) == 1000
-    assert "of all 3,000 chunks that failed, the first 1,000 are named" in finding.evidence
+    assert "only the first 1,000 of 3,000 failed chunks are listed" in finding.evidence
 
 
 def test_failed_tries_that_cost_much_are_told_though_no_chunk_is_missing() -> None:
@@ -545,7 +542,7 @@ def test_missing_tasks_send_the_reader_to_the_command_that_finishes_the_job() ->
     proof = Completeness(1000, None, 500, 500, 0, 0, 0, 0, 500, missing_indices=(3,), finish=("sbatch --array=3 x",))
     (finding,) = find(summarize(facts, (3,), proof))
     assert finding.kind == "tasks_missing" and finding.lines == ()
-    assert finding.advice.endswith("The command stands under “to finish it”.")
+    assert finding.advice.endswith("The command is under “to finish it”.")
 
 
 def test_a_metric_that_a_device_does_not_have_is_no_gap() -> None:

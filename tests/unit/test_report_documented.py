@@ -80,7 +80,7 @@ def test_every_headline_is_explained() -> None:
 
 def test_every_column_and_every_state_of_the_tables_is_explained() -> None:
     page = read_topic("report")
-    assert {*STATE_WORDS.values(), "together"} <= set(words_of(page, "What the GPUs did"))
+    assert {*STATE_WORDS.values(), "total"} <= set(words_of(page, "What the GPUs did"))
     assert {"measured", *state_table({}).cells()[0][1:]} <= set(words_of(page, "What the GPUs did"))
     columns = {*work_table([]).cells()[0], *rank_table([]).cells()[0]} - {"p50 / p95 / max"}
     assert columns == set(words_of(page, "The devices"))

@@ -2,41 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.model import CutShort
-from badcjobs.report.compare import FAST
-from badcjobs.report.compare import LONG
-from badcjobs.report.compare import MUCH
-from badcjobs.report.compare import Comparison
-from badcjobs.report.compare import at_least
-from badcjobs.report.compare import change_words
-from badcjobs.report.compare import compare
-from badcjobs.report.headlines import well_words
-from badcjobs.report.job_tables import work_table
-from badcjobs.report.page import page
-from badcjobs.report.summary import Summary
-from badcjobs.report.summary import summarize
-from badcjobs.report.tables import escaped
-from badcjobs.report.text import comparison_markdown
-from badcjobs.report.text import comparison_text
-from badcjobs.report.text import markdown
-from badcjobs.report.text import summary_text
-from badcjobs.report.text import task_end_text
-from badcjobs.report.words import duration
-from badcjobs.report.words import durations
-from badcjobs.report.words import energies
-from badcjobs.report.words import energy
-from badcjobs.report.words import moment
-from badcjobs.report.words import number
-from badcjobs.report.words import period
-from badcjobs.report.words import share_words
-from badcjobs.report.words import spark
-from badcjobs.report.words import three
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import AlertFacts
-from badcjobs.store.read_model import Freshness
-from badcjobs.store.read_model import JobFacts
-
-
 import json
 import re
 import unicodedata
@@ -48,6 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.summaries import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
 
+from badcjobs.model import CutShort
+from badcjobs.report.compare import FAST, LONG, MUCH, Comparison, at_least, change_words, compare
+from badcjobs.report.headlines import no_findings_words
+from badcjobs.report.job_tables import work_table
+from badcjobs.report.page import page
+from badcjobs.report.summary import Summary, summarize
+from badcjobs.report.tables import escaped
+from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text, task_end_text
+from badcjobs.report.words import (
+    duration,
+    durations,
+    energies,
+    energy,
+    moment,
+    number,
+    period,
+    share_words,
+    spark,
+    three,
+)
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import AlertFacts, Freshness, JobFacts
 
 
 def whole(job: JobFacts = JOB) -> Summary:
@@ -138,9 +125,9 @@ def test_a_finding_has_its_severity_its_figures_where_and_what_to_do() -> None:
 
 def test_without_findings_all_is_well_only_where_all_is_done() -> None:
     done = summarize(replace(JOB, chunks={"done": 100}))
-    assert "All is well" in summary_text(done, "july")
-    assert "All is well" not in summary_text(summarize(JOB), "july")
-    assert "All is well" not in summary_text(replace(done, findings=FINDINGS), "july")
+    assert "No problems found" in summary_text(done, "july")
+    assert "No problems found" not in summary_text(summarize(JOB), "july")
+    assert "No problems found" not in summary_text(replace(done, findings=FINDINGS), "july")
 
 
 def test_colours_are_only_there_where_they_are_wanted_and_change_no_word() -> None:
@@ -155,7 +142,7 @@ def test_the_tables_say_what_the_gpus_did_together_and_each() -> None:
     text = summary_text(whole(), "july")
     rows = [re.split(r"  +", line.strip()) for line in text.splitlines()]
     assert ["working", "1 h 30 min", "75%", "357.0 Wh", "88%"] in rows
-    assert ["together", "2 h 00 min", "100%", "408.0 Wh", "100%"] in rows
+    assert ["total", "2 h 00 min", "100%", "408.0 Wh", "100%"] in rows
     assert ["0 Tesla V100-SXM", TASK.name, "▁▃·██", "55%", "75%", "50", "204.0 Wh", "12.0 s"] in rows
     ranks = ["60/72/90", "6.0/7.2/9.0", "54/65/81", "200/240/300", "50.0/60.0/80.0"]
     assert ["1 Tesla V100-SXM", TASK.name, *ranks] in rows
@@ -163,7 +150,7 @@ def test_the_tables_say_what_the_gpus_did_together_and_each() -> None:
 
 def test_of_too_many_devices_those_that_were_busy_least_are_shown() -> None:
     text = summary_text(many_devices(500), "july")
-    assert "the 16 least busy of 500 devices (counted once per task); report.html and --json have them all" in text
+    assert "the 16 least busy of 500 devices (counted once per task); report.html and --json list all" in text
     table = text.partition("utilization over time")[2].partition("(the 16")[0]
     busy = [int(found) for found in re.findall(r"(\d+)% +75%", table)]
     assert sorted(busy) == sorted(sorted(n % 90 for n in range(499))[:16])
@@ -197,7 +184,7 @@ def test_where_energy_was_measured_for_a_part_of_the_time_every_form_says_so() -
     rows = [
         ["working", "0 h 45 min", "75%", "83.3 Wh", "100%", "50%"],
         ["starting up", "0 h 15 min", "25%", "–", "–", "0%"],
-        ["together", "1 h 00 min", "100%", "83.3 Wh", "100%", "38%"],
+        ["total", "1 h 00 min", "100%", "83.3 Wh", "100%", "38%"],
     ]
     text, notebook, html = summary_text(summary, "july"), markdown(summary, "july"), page(summary, "july")
     assert all(said in form for form in (text, notebook, html))
@@ -208,7 +195,7 @@ def test_where_energy_was_measured_for_a_part_of_the_time_every_form_says_so() -
         "what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured",
     ]  # fmt: skip
     assert re.findall(r">([^<>\n]*)", table.partition("<tfoot>")[2])[1:8] == [
-        "together", "1.00 h", "100 %", "0.25 h", "83.3 Wh", "100 %", "38 %",
+        "total", "1.00 h", "100 %", "0.25 h", "83.3 Wh", "100 %", "38 %",
     ]  # fmt: skip
     assert "energy, measured for 38 % of the GPU time" in html
     assert "measured" not in summary_text(summarize(JOB), "july").partition("what the GPUs did")[2].partition("\n")[0]
@@ -228,7 +215,7 @@ def well(*alerts: AlertFacts) -> Summary:
 def test_each_kind_of_alert_has_a_line_in_the_text_and_in_the_notebook() -> None:
     lines = (
         "lost (critical): 1 alert on 1 device; 1 still open; for example: GPU 1 can no longer be read",
-        "thermal (warning): 2 alerts on 1 device; 87 °C at worst, the limit is 83 °C; 1 min 40 s at longest",
+        "thermal (warning): 2 alerts on 1 device; worst value 87 °C, limit 83 °C; longest 1 min 40 s",
     )
     text, notebook = summary_text(well(HOT, LOST), "july"), markdown(well(HOT, LOST), "july")
     assert f"alert: {lines[0]} alert: {lines[1]} " in " ".join(text.split())
@@ -238,18 +225,18 @@ def test_each_kind_of_alert_has_a_line_in_the_text_and_in_the_notebook() -> None
 
 @pytest.mark.parametrize("write", [summary_text, markdown])
 def test_nothing_is_called_well_beside_a_critical_alert(write: Callable[[Summary, str], str]) -> None:
-    assert "All is well: no check found anything to change.\n" in write(well(), "july")
-    assert "All is well: no check found anything to change; 2 alerts, see below.\n" in write(well(HOT), "july")
+    assert "No problems found.\n" in write(well(), "july")
+    assert "No problems found; 2 alerts, see below.\n" in write(well(HOT), "july")
     critical = write(well(HOT, LOST), "july")
-    assert "All is well" not in critical and "Nothing went wrong" not in critical
-    assert "not all is well: 1 critical alert and 2 others, see below." in critical
+    assert "No problems found" not in critical
+    assert "No findings; 1 critical alert and 2 other alerts, see below." in critical
 
 
 def test_a_short_job_with_alerts_does_not_say_only_that_nothing_went_wrong() -> None:
     short = replace(well(HOT), gpu_hours=0.005)
-    assert "Nothing went wrong; 18 s of GPU time" in well_words(short)
-    assert well_words(short).endswith("; 2 alerts, see below.")
-    assert "Nothing" not in well_words(replace(well(LOST), gpu_hours=0.005))
+    assert "No problems found; 18 s of GPU time" in no_findings_words(short)
+    assert no_findings_words(short).endswith("; 2 alerts, see below.")
+    assert "No problems found" not in no_findings_words(replace(well(LOST), gpu_hours=0.005))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -309,7 +296,8 @@ def test_twice_the_gpus_are_twice_as_fast_and_give_the_same_per_gpu_hour() -> No
     assert (found["devices_at_once"].this, found["devices_at_once"].other) == (4.0, 2.0)
     assert found["kwh_per_1000_audio_hours"].change == "2.0 × as much (worse)"
     assert four_against_two().conclusion == (
-        "four is 2.00 × as fast as two, with 4.0 GPUs at once against 2.0; a GPU-hour of it gives 1.00 × the audio."
+        "four is 2.00 × as fast as two, with 4.0 GPUs against 2.0 GPUs in use on average; each GPU-hour analyses 1.00 ×"
+        " as much audio."
     )
 
 
@@ -513,7 +501,7 @@ def test_a_submit_that_was_cut_short_is_told_in_every_form_with_the_one_command_
         assert submit in words
         assert "--again" not in words and "badcjobs run /data" not in words, "Slurm may have the array"
     assert "to finish it, repeat the submit that was cut short:" in forms[0]
-    assert "to be done with it, repeat the submit" in summary_text(replace(told, verdict="done"), "july")
+    assert "to clean up, repeat the submit" in summary_text(replace(told, verdict="done"), "july")
     assert "repeat the submit" not in summary_text(stopped, "july")
     assert told.to_dict()["cut_short"] == compared.to_dict()["this"]["cut_short"] == asdict(told.cut_short)
     assert "  merged " not in comparison_text(compared)
@@ -521,11 +509,11 @@ def test_a_submit_that_was_cut_short_is_told_in_every_form_with_the_one_command_
 
 def test_a_job_without_a_gpu_is_compared_by_its_number_of_gpus() -> None:
     on_cpu = summarize(replace(JOB, tasks=(replace(TASK, devices=0),), devices=()))
-    assert (
-        compare(on_cpu, "a", summarize(JOB), "b").conclusion == "a is as fast as b, with 0.0 GPUs at once against 2.0."
-    )
+    against = compare(on_cpu, "a", summarize(JOB), "b").conclusion
+    assert against == "a is as fast as b, with no GPU against 2.0 GPUs in use on average."
+    assert compare(on_cpu, "a", on_cpu, "b").conclusion == "a is as fast as b."
     against = compare(summarize(JOB), "b", on_cpu, "a").conclusion
-    assert against == "b is as fast as a, with 2.0 GPUs at once against 0.0."
+    assert against == "b is as fast as a, with 2.0 GPUs against no GPU in use on average."
 
 
 @pytest.mark.parametrize("letters", [10, 22, 31, 60])

@@ -167,7 +167,7 @@ def test_what_is_left_counts_pending_chunks_and_those_in_no_task_at_the_speed_so
     assert (outlook.chunks, outlook.audio_hours, outlook.gpu_hours) == (100, 100.0, pytest.approx(2.0))
     assert outlook.wall_s == pytest.approx(3600.0)  # by the two devices that are at work
     assert outlook.end_at_ms == START_MS + 2 * HOUR_MS
-    assert "about 100.0 audio-hours and 2.0 GPU-hours; done at about 2027-01-15 10:00 UTC" in left(JOB)
+    assert "about 100.0 audio-hours and 2.0 GPU-hours; expected end: about 2027-01-15 10:00 UTC" in left(JOB)
 
 
 def test_the_end_is_not_before_that_of_the_slowest_task_at_its_own_pace() -> None:
@@ -225,7 +225,7 @@ def test_of_the_chunks_left_only_those_of_unknown_length_are_guessed() -> None:
 
 def test_before_anything_is_done_nobody_knows_how_long_the_rest_will_take() -> None:
     fresh = replace(JOB, tasks=(replace(TASK, done=0),), chunks={"pending": 40}, audio_done_s=0.0, audio_left_s=0.0)
-    assert left(replace(fresh, left_of_unknown_length=40)) == "100 chunks; how long they will take is not known yet"
+    assert left(replace(fresh, left_of_unknown_length=40)) == "100 chunks; remaining time not known yet"
     listed = summarize(replace(fresh, audio_left_s=144_000.0), (), PROOF).outlook
     assert listed is not None
     assert (listed.audio_hours, listed.gpu_hours, listed.wall_s, listed.end_at_ms) == (100.0, None, None, None)
@@ -233,7 +233,7 @@ def test_before_anything_is_done_nobody_knows_how_long_the_rest_will_take() -> N
 
 def test_where_the_source_is_not_known_only_listed_chunks_are_told() -> None:
     proof = replace(PROOF, expected=None, why_unknown="gone", not_listed=None, strangers=None)
-    assert left(JOB, proof).startswith("40 chunks that tasks have listed, about 40.0 audio-hours")
+    assert left(JOB, proof).startswith("40 chunks listed by tasks, about 40.0 audio-hours")
 
 
 def test_a_job_that_is_done_has_nothing_left() -> None:

@@ -163,7 +163,7 @@ def test_merge_says_where_the_page_is_or_why_there_is_none(tmp_path: Path) -> No
 def test_a_job_without_devices_has_a_page_without_charts_of_devices(job: Path) -> None:
     summary = replace(summarize_database(job), devices=(), states={}, chunk_s=None)
     text = page(summary, "june", ChartData())
-    assert "No device took part." in text
+    assert "No device was used." in text
     assert "pip install" not in text
 
 
@@ -199,7 +199,7 @@ def test_a_very_long_message_keeps_its_beginning_and_its_end() -> None:
     text = shortened("begin " + "x" * 5000 + " end")
     assert text.startswith("begin ")
     assert text.endswith(" end")
-    assert "4,010 characters are left out" in text
+    assert "4,010 characters left out" in text
     assert len(text) < 1100
 
 

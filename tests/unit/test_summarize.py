@@ -175,15 +175,15 @@ def test_a_headline_that_is_too_long_goes_on_in_the_next_line() -> None:
     )
     text = summary_text(summarize(JOB, proof.missing_indices, proof), "july")
     assert max(len(line) for line in text.splitlines()) <= 100
-    assert "120,000 rows of array index 3,7-9 not begun" in " ".join(text.split())
+    assert "120,000 rows of array index 3,7-9 not started" in " ".join(text.split())
 
 
 def test_recordings_whose_paths_tell_less_than_those_of_others_are_counted() -> None:
     some = NameGaps(120, 3, "a/x.wav", 1, "y.wav", 120, "a/x.wav", 2, "a/z_20230501.wav")
     text = " ".join(summary_text(summarize(replace(JOB, recording_names=some)), "july").split())
     assert (
-        "recordings 3 of 120 have no date in the name (the first: a/x.wav); 2 of 120 have a date but no time in the"
-        " name (the first: a/z_20230501.wav); 1 of 120 has no study area in the path (the first: y.wav) speed" in text
+        "recordings 3 of 120 have no date in the name (e.g. a/x.wav); 2 of 120 have a date but no time in the"
+        " name (e.g. a/z_20230501.wav); 1 of 120 has no study area in the path (e.g. y.wav) speed" in text
     )
     for gaps in (None, NameGaps(9, 9, "a", 9, "a", 9, "a"), NameGaps(9, 0, None, 0, None, 9, "a", 9, "a")):
         summary = summarize(replace(JOB, recording_names=gaps))
@@ -228,10 +228,10 @@ def test_a_task_that_should_have_been_heard_of_is_silent_and_no_longer_running()
         assert summary.tasks_by_verdict == {"done": 1, state: 1}
     assert summary.tasks_silent == ("4821_1.r0.gpu2",)
     text = " ".join(summary_text(summary, "july").split())
-    assert "2 (1 done, 1 silent); last word of a silent one: 2027-01-15 09:00 UTC" in text
-    assert "task 4821_1.r0.gpu2: silent, last heard of 2027-01-15 09:00 UTC; " in text
-    assert "to finish it, unless its silent tasks still run: badcjobs run m.csv --out=july" in text
-    assert "silent, last heard of 2027-01-15 09:00 UTC" in page(summary, "july")
+    assert "2 (1 done, 1 silent); last update from a silent task: 2027-01-15 09:00 UTC" in text
+    assert "task 4821_1.r0.gpu2: silent, last update 2027-01-15 09:00 UTC; " in text
+    assert "to finish it, unless its silent tasks are still running: badcjobs run m.csv --out=july" in text
+    assert "silent, last update 2027-01-15 09:00 UTC" in page(summary, "july")
     assert summarize(facts, (), proof).tasks_silent == (), "nobody has said what time it is"
 
 
@@ -244,9 +244,9 @@ def test_slurms_word_that_a_task_was_killed_counts_before_its_silence() -> None:
 def test_array_tasks_that_may_still_wait_are_not_begun_while_others_run() -> None:
     proof = replace(PROOF, done=2, pending=1, missing_indices=(3,), finish=("sbatch --array=3 …", "badcjobs run m.csv"))
     running = summary_text(summarize(replace(JOB, tasks=(HEARD,)), (3,), proof, now_ms=START_MS), "july")
-    assert "array index 3 not begun, perhaps still in the queue" in " ".join(running.split())
-    assert "to finish it, once no task of it is running or waits in the queue, submit" in running
-    assert "no word from array index 3" in summary_text(summarize(JOB, (3,), proof), "july")
+    assert "array index 3 not started, perhaps still in the queue" in " ".join(running.split())
+    assert "to finish it, once no task of it is running or queued, submit" in running
+    assert "no database from array index 3" in summary_text(summarize(JOB, (3,), proof), "july")
 
 
 def test_a_task_whose_file_has_changed_since_the_merge_is_neither_silent_nor_running_for_ever(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_task_whose_file_has_changed_since_the_merge_is_neither_silent_nor_run
     as_of = moment(told.merged.as_of_ms or 0)
     text = summary_text(told, "july")
     assert f"  merged      as of {as_of}; 1 task database has changed since\n" in text
-    assert f"  to take in what is new since the merge:\n    badcjobs merge {tmp_path}" in text
+    assert f"  to include what is new since the merge:\n    badcjobs merge {tmp_path}" in text
     assert told.to_dict()["merged"]["changed"] == 1
     again = finish_job(MergeOrder([tmp_path], tmp_path / "job.sqlite"), HandClock(late_ms)).summary
     assert (again.merged.changed, again.merged.command) == (0, None)
@@ -295,7 +295,7 @@ def test_in_a_copy_of_a_run_with_new_times_a_silent_task_has_no_news(tmp_path: P
     os.utime(its_file, (late_s, late_s))
     told = summarize_database(job, now_ms=1000 * late_s)
     assert (told.tasks_by_verdict, told.merged.changed, told.merged.command) == ({"silent": 1}, 0, None)
-    assert f"silent, last heard of {moment(START_MS)}" in page(told, "copy"), "not when it was copied"
+    assert f"silent, last update {moment(START_MS)}" in page(told, "copy"), "not when it was copied"
     its_file.write_bytes(bytes(file.stat().st_size))
     os.utime(its_file, (late_s, late_s))
     assert summarize_database(job, now_ms=1000 * late_s).merged.changed == 1
@@ -324,7 +324,7 @@ def test_task_databases_that_are_new_since_the_merge_are_told_and_not_submitted_
     assert told.completeness.finish == ()
     text = summary_text(told, "july")
     assert "2 task databases are not merged yet" in text and f"    badcjobs merge {tmp_path}" in text
-    assert "july: not finished when it was merged" in text and "no word" not in text and "submit" not in text
+    assert "july: not finished when it was merged" in text and "no database" not in text and "submit" not in text
     assert "2 task databases are not merged yet" in page(told, "july")
     assert 'badcjobs_tasks_outdated{run="july"} 2' in prometheus_text(job_samples(told, "july"))
     after = finish_job(MergeOrder([tmp_path], job), SystemClock()).summary
@@ -342,7 +342,8 @@ def test_where_the_folder_is_closed_to_us_nobody_says_that_all_is_up_to_date_or_
         file.parent.chmod(0o700)
     assert before.merged.closed is None and [finding.kind for finding in before.findings] == ["tasks_missing"]
     assert told.merged.closed == f"{file.parent} cannot be read: Permission denied"
-    assert f"; what is new since is not known: {told.merged.closed}" in " ".join(summary_text(told, "july").split())
+    said = f"; whether anything is new since then is not known: {told.merged.closed}"
+    assert said in " ".join(summary_text(told, "july").split())
     assert "badcjobs_tasks_outdated{" not in prometheus_text(job_samples(told, "july"))
     assert told.findings == ()
 
@@ -369,7 +370,7 @@ def test_a_job_database_that_was_copied_alone_tells_tasks_as_of_the_merge(tmp_pa
     assert told.tasks_silent == ("4821_0.r0.gpu1",)
     assert (told.merged.changed, told.merged.gone, told.merged.command) == (0, 1, None)
     text = " ".join(summary_text(told, "laptop").split())
-    assert "; what became of 1 task that ran then is not known: its database is not here" in text
+    assert "; the state of 1 task that ran then is not known: its database is not here" in text
 
 
 def test_the_report_of_a_job_that_has_ended_is_the_same_at_any_time(tmp_path: Path) -> None:
@@ -410,7 +411,7 @@ def test_running_time_counts_every_second_in_which_a_task_ran_once(spans: list[t
 def test_chunks_of_unknown_length_are_told() -> None:
     summary = summarize(replace(JOB, done_of_unknown_length=2))
     assert summary.facts.done_of_unknown_length == 2
-    assert "the length of 2 more chunks is not known" in summary_text(summary, "july")
+    assert "2 more chunks of unknown length" in summary_text(summary, "july")
 
 
 def test_tasks_are_counted_by_verdict_and_an_open_one_is_running() -> None:

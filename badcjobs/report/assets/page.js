@@ -1,4 +1,4 @@
-/* The page of a report: tables that sort, filter and unfold; charts that zoom, and show one device or all. */
+/* The page of a report: tables that sort, filter and unfold; charts that zoom, for one device or all. */
 "use strict";
 (() => {
   const $ = (selector, root = document) => root.querySelector(selector);
@@ -10,11 +10,11 @@
     return element;
   };
   const count = (many) => many.toLocaleString("en-US");
-  const PRINTED = 1000; // rows: a longer table would fill a book, and is printed as it is shown
+  const PRINTED = 1000; // rows: a longer table is printed as it is shown
 
   /* --- tables ------------------------------------------------------------------------------------------------ */
 
-  function enliven(table) {
+  function activate(table) {
     const body = table.tBodies[0];
     const rows = [...body.rows];
     const most = Number(table.dataset.fold);
@@ -29,7 +29,7 @@
       const shown = new Set(folded ? wanted.slice(0, most) : wanted);
       for (const row of rows) row.hidden = !shown.has(row);
       said.textContent = state.words || folded ? `${count(shown.size)} of ${count(wanted.length)} rows` +
-        (state.words ? ` that match (${count(rows.length)} in all)` : "") : `${count(rows.length)} rows`;
+        (state.words ? ` that match (${count(rows.length)} in total)` : "") : `${count(rows.length)} rows`;
       unfold.textContent = state.folded ? `Show all ${count(wanted.length)}` : "Show fewer";
       unfold.hidden = wanted.length <= most;
     }
@@ -43,7 +43,7 @@
         return cell.dataset.v === undefined ? cell.textContent : cell.dataset.v === "" ? null : Number(cell.dataset.v);
       };
       const compare = (a, b) => typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
-      // What nobody knows comes last, whichever way the others go.
+      // Unknown values come last in both directions.
       const keyed = rows.map((row) => [value(row), row]);
       keyed.sort(([a], [b]) => a === null ? (b === null ? 0 : 1) : b === null ? -1 : down ? compare(b, a) : compare(a, b));
       rows.splice(0, rows.length, ...keyed.map(([, row]) => row));
@@ -68,7 +68,7 @@
       unfold.addEventListener("click", () => { state.folded = !state.folded; apply(); });
       bar.append(label, said, unfold);
       table.parentElement.before(bar);
-      // Nobody unfolds a table on paper.
+      // A printed table cannot be unfolded.
       const print = (paper) => { state.paper = paper && rows.length <= PRINTED; apply(); };
       addEventListener("beforeprint", () => print(true));
       addEventListener("afterprint", () => print(false));
@@ -89,7 +89,7 @@
     const edges = unpack(series.edges, Uint32Array);
     const packed = unpack(series.figures[metric], Uint16Array);
     const many = edges.length - 1;
-    // Only all devices together have an inner band; for one of them it lies beyond the end.
+    // Only the series of all devices has an inner band; for a single device these places are beyond the end.
     const figure = (place) => place >= packed.length || packed[place] === GAP ? NaN : bottom + packed[place] / STEPS * (top - bottom);
     const found = [];
     for (let n = 0; n < many; n++) {
@@ -132,7 +132,7 @@
     return `${Math.floor(minutes / 60)} h ${pad(minutes % 60)} min`;
   }
 
-  function enlivenCharts(doc, sent) {
+  function activateCharts(doc, sent) {
     const named = (name) => doc.get_model_by_name(name);
 
     const runs = new Map(Object.keys(sent.states).map((state) => {
@@ -140,7 +140,7 @@
       return [state, { source, ...Object.fromEntries(source.data instanceof Map ? source.data : Object.entries(source.data)) }];
     }));
 
-    /* One row for each device of each task, or one for each device, on which its tasks follow one another. */
+    /* One row per device and task, or one row per device with its tasks one after another. */
     function arrange(by) {
       const cards = by === "cards";
       const names = cards ? sent.cards.names : sent.rows.map(([short]) => short);
@@ -156,7 +156,7 @@
       rows.setv({ ...allRows, bounds: [-0.5, names.length - 0.5] });
     }
 
-    /* From where to where, in rows and in time, the tasks reach. */
+    /* The range of rows and the time range of the tasks. */
     function findTasks() {
       const found = new Map();
       for (const { y, left, right } of runs.values()) {
@@ -217,7 +217,7 @@
     for (const button of $$("[data-move]")) button.addEventListener("click", moves[button.dataset.move]);
 
     const pick = $("#pick");
-    if (pick) { // without telemetry there is nothing to pick
+    if (pick) { // without telemetry there is nothing to select
       sent.series.forEach(({ name }, number) => pick.append(make("option", { value: number }, name)));
       pick.addEventListener("change", () => {
         const [from, to] = show(Number(pick.value));
@@ -225,7 +225,7 @@
       });
     }
     const by = $("#by");
-    // Where devices have served several tasks each, a row for each task is mostly empty.
+    // If devices served several tasks each, a row per task would be mostly empty.
     if (sent.cards.names.length * 2 <= sent.rows.length && sent.rows.length > 100) by.value = "cards";
     by.parentElement.hidden = sent.cards.names.length === sent.rows.length;
     by.addEventListener("change", () => arrange(by.value));
@@ -247,7 +247,7 @@
     show(0);
   }
 
-  /* Colours have one home, the style sheet; a canvas cannot see it, so it is told. */
+  /* Colours are defined in the style sheet; a canvas cannot read it, so they are set here. */
   function dress(doc) {
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue(name).trim();
@@ -269,7 +269,7 @@
     document.documentElement.dataset.charts = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   }
 
-  /* The times below a chart need room beside each other; a narrow page has room for few. */
+  /* A narrow page has room for only a few times below a chart. */
   function spaceTicks(doc) {
     const narrow = matchMedia("(max-width: 600px)");
     const tickers = [...(doc.all_models ?? doc._all_models.values())].filter(({ type }) => type === "DatetimeTicker")
@@ -281,7 +281,7 @@
     narrow.addEventListener("change", space);
   }
 
-  /* Each chart is one stop for the keyboard: ours, which has a name; Bokeh has another one inside. */
+  /* Each chart is one stop for the keyboard: ours, which has a name. Bokeh adds another one inside, which is removed. */
   function leaveOneStop(root) {
     for (const one of $$("*", root)) {
       if (one.shadowRoot) leaveOneStop(one.shadowRoot);
@@ -295,14 +295,14 @@
     while (!Bokeh.documents.length) await new Promise((resolve) => setTimeout(resolve, 10));
     const doc = Bokeh.documents[0];
     const sent = JSON.parse(data.textContent);
-    if (sent.series) enlivenCharts(doc, sent);
+    if (sent.series) activateCharts(doc, sent);
     dress(doc);
     spaceTicks(doc);
     leaveOneStop(document);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress(doc));
   }
 
-  $$("table[data-fold]").forEach(enliven);
+  $$("table[data-fold]").forEach(activate);
   addEventListener("beforeprint", () => $$("details").forEach((one) => { one.open = true; }));
   startCharts().then(() => { document.documentElement.dataset.ready = "yes"; });
 })();
