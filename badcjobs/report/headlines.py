@@ -87,7 +87,7 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     requests: dict[str, str] = {}  # option → with its value; the worst finding comes first
     for line in (line for finding in summary.findings for line in finding.lines if line.startswith(_SBATCH)):
         requests.setdefault(line.partition("=")[0], line.removeprefix(_SBATCH))
-    figures = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
+    figures: dict[str, Any] = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
     figures["requests"] = (_SBATCH.strip(), *requests.values()) if requests else None
     figures |= _task_figures(summary) | _source_figures(summary) | _device_figures(summary)
     said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]

@@ -53,9 +53,9 @@ def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             yield {**found, **node_figures(nodes, facts)}
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        nodes, tries = {device.node for device in lost}, sum(device.work.lost for device in lost)
-        found = {"kind": "cuda", "devices": cards(lost), "tries": tries, "nodes": len(nodes), "subjects": labels(lost)}
-        yield {**found, **node_figures(nodes, facts)}
+        where, tries = {device.node for device in lost}, sum(device.work.lost for device in lost)
+        found = {"kind": "cuda", "devices": cards(lost), "tries": tries, "nodes": len(where), "subjects": labels(lost)}
+        yield {**found, **node_figures(where, facts)}
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
