@@ -53,7 +53,7 @@ HEADLINES = (
         "{few_s:duration}, ",
         "{s.gpu_hours:two?} GPU-hours; {s.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour",
     )),
-    ("GPU use", ("busy {busy} of the time; ", "{use:list}")),
+    ("GPU use", ("busy {busy} of the measured time; ", "{use:list}")),
     ("left", (
         "{left.chunks:count chunk}{listed}",
         "; {unknown_time}",
