@@ -49,7 +49,7 @@ def _of_wav(wav: WavHeader) -> AudioHeader:
 # --- find files -------------------------------------------------------------------------------------------------------
 
 AUDIO_ENDINGS = (".wav", ".flac")
-AUDIO_WORDS = "WAV, FLAC"
+AUDIO_FORMATS = "WAV, FLAC"
 
 Found = tuple[str, Fingerprint]  # the absolute path of a file that exists
 ReadHeader = Callable[[str], AudioHeader]

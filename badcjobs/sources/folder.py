@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import (
-    AUDIO_WORDS,
+    AUDIO_FORMATS,
     Found,
     NoAudio,
     covering_end_ms,
@@ -120,10 +120,10 @@ def audio_folder(path: Path) -> AudioList:
     """Describe all audio below a folder, without hidden names; only links to files are followed."""
     return AudioList(
         name=str(path),
-        description=f"folder {path}/ ({AUDIO_WORDS})",
+        description=f"folder {path}/ ({AUDIO_FORMATS})",
         folders=(with_slash(path.absolute()),),
         recordings=partial(_below, path, ""),
-        without_rows=f"contains no audio ({AUDIO_WORDS})",
+        without_rows=f"contains no audio ({AUDIO_FORMATS})",
         refusal="contains audio that cannot be used: ",
         is_folder=True,
     )

@@ -66,7 +66,7 @@ THREADS = 16
 _WINDOW = 512  # items in progress; as long as looks are quick, this many are handed over together
 _QUICK_S = 0.0005  # a look on a local disk takes a fifth of it
 _LONGEST_S = 0.005  # a longer look counts as this much: a single slow look is an exception
-_PATIENCE_S = 0.02
+_SLOW_S = 0.02
 _FAR_TOO_LONG_S = 0.5  # even for a single look: more threads start meanwhile
 _WAIT_STEP_S = 0.2
 _QUICK_WAIT_STEP_S = 0.02  # while one thread looks: has it become slow?
@@ -231,7 +231,7 @@ class _LookThreads(Generic[Question, Answer]):
                 look.error = error
             took_s = min(self._monotonic_s() - began_s, _LONGEST_S)
             self._waited_s = max(0.0, self._waited_s + took_s - _QUICK_S)
-            self._is_slow = self._is_slow or self._waited_s > _PATIENCE_S
+            self._is_slow = self._is_slow or self._waited_s > _SLOW_S
             look.lock.release()
 
 

@@ -31,13 +31,13 @@ Document = Mapping[str, object]
 
 _MOST_PER_HOUR = 20
 _HOUR_S = 3600.0
-_PATIENCE_S = 1.75  # at the end of a task
-_KILLED_S = 0.25
-_DYING_S = 0.5
+_FINISH_TIMEOUT_S = 1.75  # at the end of a task
+_KILL_TIMEOUT_S = 0.25
+_EXIT_TIMEOUT_S = 0.5
 _POLL_S = 0.02
 _READ_BYTES = 65536  # per poll, so that a program with endless output costs little
 _KEPT_BYTES = 4096  # the last lines are enough
-_LONGEST_COMPLAINT = 200
+_LONGEST_ERROR = 200
 _CHAT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # a chat would read them as links and mentions
 _VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshold", "state")
 
@@ -58,12 +58,12 @@ class AlertCalls:
             self._thread = threading.Thread(target=self._call_each, name=f"badcjobs {self._name}", daemon=True)
             self._thread.start()
 
-    def finish(self, patience_s: float = 5.0) -> bool:
+    def finish(self, timeout_s: float = 5.0) -> bool:
         """Wait some seconds for the pending calls; return whether all were made."""
         self._waiting.put(None)
         if self._thread is None or threading.current_thread() is self._thread:  # on_alert may stop the recorder itself
             return True
-        self._thread.join(patience_s)
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _call_each(self) -> None:
@@ -107,13 +107,13 @@ class AlertCommand:
 
     def finish(self) -> None:
         """Wait a moment for the pending calls; then kill the program and all processes that it has started."""
-        if not self._calls.finish(_PATIENCE_S):
+        if not self._calls.finish(_FINISH_TIMEOUT_S):
             log.warning("alert calls were still running at the end and were cancelled")
             self._stopped = True
             process = self._process  # the other thread may reset it at any time
             if process is not None:
                 _kill_group(process.pid)
-            self._calls.finish(_KILLED_S)
+            self._calls.finish(_KILL_TIMEOUT_S)
 
     def _call(self, document: Document) -> None:
         if self._stopped:
@@ -149,14 +149,14 @@ class AlertCommand:
         _kill_group(process.pid)  # before wait(): until then the system does not reuse its process id
         self._process = None
         with suppress(subprocess.TimeoutExpired):  # blocked in a filesystem that hangs
-            process.wait(_DYING_S)
+            process.wait(_EXIT_TIMEOUT_S)
         process.stderr.close()
         if not ended:
             return f"it did not exit within {TIMEOUT_S:.0f} s and was killed"
         if process.returncode == 0:
             return None
         last = output.decode(errors="replace").strip().splitlines()[-1:]
-        return ": ".join([f"it exited with {process.returncode}", *(line[:_LONGEST_COMPLAINT] for line in last)])
+        return ": ".join([f"it exited with {process.returncode}", *(line[:_LONGEST_ERROR] for line in last)])
 
 
 class CallBudget:

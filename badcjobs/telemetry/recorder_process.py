@@ -38,9 +38,9 @@ from badcjobs.telemetry.recorder import (
 
 log = logging.getLogger(__name__)
 
-_LISTEN_S = 5.0
+_RECEIVE_TIMEOUT_S = 5.0
 _LAST_PUBLICATION_TRIES = 3
-_TAKE_OVER_PATIENCE_S = 30.0
+_TAKE_OVER_TIMEOUT_S = 30.0
 
 
 def main(args: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: 
     message, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
     if message != protocol.CLOSED:
         pipe.send(f"{protocol.STOPPED} {json.dumps(asdict(unwritten))}")
-        while (answer := pipe.receive(_LISTEN_S)) is None:
+        while (answer := pipe.receive(_RECEIVE_TIMEOUT_S)) is None:
             pass
         message = answer
     if message != protocol.PUBLISHED:
@@ -174,7 +174,7 @@ def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten)
 
     log.warning("the wrapper has died: ending its workers and publishing its results")
     end_leftovers(order.mark)
-    if not take_over(LocalFolder(Path(order.local_folder)), _TAKE_OVER_PATIENCE_S, clock):
+    if not take_over(LocalFolder(Path(order.local_folder)), _TAKE_OVER_TIMEOUT_S, clock):
         return  # the next task has taken over the folder
     ended_at_ms = clock.now_ms()
     target = Path(order.publish_to)

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _ORPHAN_POLL_S = 0.1
-_DYING_S = 2.0
-_FULL_PIPE_S = 1.0
+_EXIT_TIMEOUT_S = 2.0
+_SEND_TIMEOUT_S = 1.0
 _SMALLEST_FILE = 65536
 _ERROR = re.compile(
     r" recorder (ERROR|CRITICAL) |badcjobs: error: |^(Fatal Python error|[\w.]*(Error|Exception|Interrupt|Exit))\b"
@@ -153,11 +153,11 @@ class Sidecar:
             return
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):  # blocked in a driver: it cannot be killed, but writes no more
-            self._process.wait(_DYING_S)
+            self._process.wait(_EXIT_TIMEOUT_S)
 
     def _send(self, message: str) -> None:
         if self._pipe is not None:  # a dead recorder is noticed by check() or at the last publication
-            self._pipe.send(message, _FULL_PIPE_S)
+            self._pipe.send(message, _SEND_TIMEOUT_S)
 
     def _wait_for(self, message: str, timeout_s: float) -> str | None:
         """Wait for a message of the recorder and return its text; None: timeout, or the pipe is closed."""

@@ -28,7 +28,7 @@ _LATER_EVERY_S = 30.0
 _LATER_S = 3600.0
 _SHORTEST_S = 1.0
 _SHARE_OF_A_CORE = 0.005  # for reading: the kernel walks all pages of a process to count its memory
-_PATIENCE_S = 1.0
+_FINISH_TIMEOUT_S = 1.0
 _MOST_WAITING = 1000
 
 
@@ -53,7 +53,7 @@ class UsageWatch:
     def finish(self) -> None:
         """Take a last reading and stop; do not wait long for a /proc that hangs."""
         self._over.set()
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_FINISH_TIMEOUT_S)
 
     def _watch(self) -> None:
         is_over = False
