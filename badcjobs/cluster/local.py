@@ -31,7 +31,7 @@ from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
 from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import alone_in, check_writable, emulation_in, leaving_nothing, refuse_during_emulation
+from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
 from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
@@ -81,7 +81,7 @@ class Emulation:
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge it."""
     command = (
-        *records.submit_words("local", order.run_arguments, records.asked_of(order)),
+        *records.submit_command("local", order.run_arguments, records.asked_of(order)),
         *settings.options,
     )
     scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
@@ -311,11 +311,11 @@ def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int
 
     The lock's file is to be kept open by the process that ends the tasks if this one is killed.
     """
-    with leaving_nothing(out), ExitStack() as held:
-        with alone_in(out):
+    with undo_on_error(out), ExitStack() as held:
+        with folder_lock(out):
             check_writable(out)
             sure = _refuse_beside_slurm(out, again=again)
-            lock = held.enter_context(emulation_in(out, command))
+            lock = held.enter_context(emulation_lock(out, command))
             intent = records.read_intent(out)
             if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
                 # What is left of a submit whose array Slurm has not, as it has just said.

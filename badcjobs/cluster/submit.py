@@ -28,7 +28,7 @@ from badcjobs.sources.open import open_sources
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import alone_in, check_writable, leaving_nothing, refuse_during_emulation
+from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 
@@ -183,7 +183,7 @@ def hand_in(
     ``hold`` is called right before sbatch is: whoever calls this lets no signal end the process until it returns.
     """
     out = plan.order.out
-    with leaving_nothing(out), alone_in(out):
+    with undo_on_error(out), folder_lock(out):
         cut_short = _find_cut_short(out, scheduler)
         record = find_record(plan, scheduler, again=again)
         found = record is not None

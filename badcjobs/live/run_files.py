@@ -17,7 +17,7 @@ from badcjobs.seams import Clock
 from badcjobs.settings import FrozenRun
 from badcjobs.store.read_model import TaskFacts
 from badcjobs.store.read_tasks import read_accounts, read_tasks
-from badcjobs.store.run_lock import lock_in
+from badcjobs.store.run_lock import lock_file_in
 from badcjobs.store.slurm_ends import end_beside, read_end_beside
 from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
 
@@ -231,7 +231,7 @@ def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts])
     job_id, run = last_job_of(tasks), files.folder.path
     try:
         rows = rows_in(run, job_id)
-        files.check_inside(rows.parent, rows, lock_in(run))
+        files.check_inside(rows.parent, rows, lock_file_in(run))
     except (BadcjobsError, ValueError):  # ValueError: the job id is not a valid file name
         return False
     return is_emulation_over(run, job_id)

@@ -28,7 +28,7 @@ from badcjobs.settings import FrozenRun
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
 from badcjobs.store.read_tasks import read_tasks
-from badcjobs.store.run_lock import is_emulated_now, lock_in
+from badcjobs.store.run_lock import is_emulated_now, lock_file_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
 from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.recorder import Followed
@@ -130,7 +130,7 @@ class RunView:
         reason, run, cut_short = standstill(total), self.files.folder.path, self._array.cut_short
         if cut_short is not None and not total.states.get("running") and not is_done(total):
             return replace(total, standstill=reason or "no task is running", go_on=(cut_short.command,))
-        lock = lock_in(run)
+        lock = lock_file_in(run)
         readable = self.files.only is None and not any(map(self.files.is_outside, (lock.parent, lock, file_in(run))))
         if not tasks and self.files.only is None:
             over = find_idle_emulation(run.absolute()) if readable else None

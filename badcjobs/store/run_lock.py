@@ -20,13 +20,13 @@ from badcjobs.errors import BadInput
 from badcjobs.paths import RunFolder
 
 
-def lock_in(out: Path) -> Path:
+def lock_file_in(out: Path) -> Path:
     """Return the lock file of an emulation of this run."""
     return out / "logs" / "emulation.lock"
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
+def folder_lock(out: Path) -> Iterator[None]:
     """Lock a run folder for one submit: the next one then finds what this one has written."""
     if not out.is_dir():
         check_writable(out)
@@ -52,7 +52,7 @@ def check_writable(out: Path) -> None:
 def is_emulated_now(out: Path) -> bool:
     """Say whether an emulation works on a run now; False on a filesystem without locks, where this is not known."""
     try:
-        with lock_in(out).open() as file:
+        with lock_file_in(out).open() as file:
             return not _try_lock(file, fcntl.LOCK_SH)
     except OSError:
         return False  # there is no emulation, or it belongs to another user
@@ -65,9 +65,9 @@ def refuse_during_emulation(out: Path) -> None:
 
 
 @contextmanager
-def emulation_in(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
+def emulation_lock(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
     """Hold the lock of a run while it is emulated; ``command`` continues the emulation later."""
-    path = lock_in(out)
+    path = lock_file_in(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("a+")  # not "w": that would erase what the holder has written
@@ -107,7 +107,7 @@ def _busy(out: Path) -> BadInput:
 
 def _read(out: Path) -> dict[str, object]:
     try:
-        found = json.loads(lock_in(out).read_text())
+        found = json.loads(lock_file_in(out).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -120,9 +120,9 @@ def emulated_command(out: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def leaving_nothing(out: Path) -> Iterator[None]:
-    """Remove the folders that the block created if it raises an exception."""
-    lock = lock_in(out)
+def undo_on_error(out: Path) -> Iterator[None]:
+    """Remove the new folders of a run if the block raises an exception."""
+    lock = lock_file_in(out)
     made = [folder for folder in (lock.parent, RunFolder(out).tasks, out) if not os.path.exists(folder)]  # noqa: PTH110
     try:
         yield

@@ -163,11 +163,7 @@ _OWN = (
         Column("at_ms", "INTEGER NOT NULL", "when it was read"),
         Column("cpu_cores", "REAL", "cores kept busy since the previous reading"),
         Column("memory_bytes", "INTEGER", "their memory in total; see source"),
-        Column(
-            "read_bytes_per_s",
-            "REAL",
-            "bytes from read() since the last reading, files and pipes; NULL: not available",
-        ),
+        Column("read_bytes_per_s", "REAL", "bytes from read() since the previous reading; NULL: not available"),
         Column("processes", "INTEGER", "number of processes"),
         Column("source", "TEXT NOT NULL", "how memory was measured: pss (shared pages counted once) or rss"),
     ),

@@ -147,7 +147,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def submit_words(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> tuple[str, ...]:
+def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the ``badcjobs submit`` that repeats a submission, without options that have their default value."""
     gpus = asked["--gpus-per-task"]  # the defaults of cores and memory depend on it
     defaults = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
@@ -265,7 +265,7 @@ def find_cut_short(out: Path) -> CutShort | None:
 def _command_of(record: Record, out: Path) -> tuple[str, ...]:
     if record.asked is None:
         return ()
-    return _for_folder(submit_words(record.cluster, record.run_arguments, record.asked), out)
+    return _for_folder(submit_command(record.cluster, record.run_arguments, record.asked), out)
 
 
 # --- run folders that were moved or copied ----------------------------------------------------------------------------

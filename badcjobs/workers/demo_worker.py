@@ -20,7 +20,7 @@ from badcjobs.devices.simulated import simulated_memory_bytes
 from badcjobs.errors import BadInput
 from badcjobs.sources.audio_formats import read_wav_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
-from badcjobs.store.run_lock import alone_in
+from badcjobs.store.run_lock import folder_lock
 from badcjobs.workers.hawkears_worker import OrderPipe
 from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 
@@ -171,7 +171,7 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
     if per_s is None:
         return None
     wanted = round((audio_s if options.lean else 2 * audio_s) * per_s * _MIB)
-    with nullcontext() if folder is None else alone_in(folder):
+    with nullcontext() if folder is None else folder_lock(folder):
         others = 0 if folder is None else simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
         if device_bytes is not None and wanted + others > device_bytes:
             total, free = device_bytes / _MIB, max(0, device_bytes - others) / _MIB

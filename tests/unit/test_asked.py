@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from badcjobs.cluster.array_options import ArrayOptions, make_order
 from badcjobs.model import ArrayOrder
-from badcjobs.store.submission_record import asked_of, differences, submit_words
+from badcjobs.store.submission_record import asked_of, differences, submit_command
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 
@@ -20,14 +20,14 @@ def order(**wishes: Any) -> ArrayOrder:
 
 
 def test_the_command_names_only_what_was_wished_for() -> None:
-    plain = submit_words("slurm", RUN, asked_of(order()))
+    plain = submit_command("slurm", RUN, asked_of(order()))
     assert plain == ("badcjobs", "submit", "/data/m.csv", "--out=/scratch/july", "--engine=demo", "--cluster=slurm")
-    four = submit_words("local", RUN, asked_of(order(gpus_per_task=4)))
+    four = submit_command("local", RUN, asked_of(order(gpus_per_task=4)))
     assert four[5:] == ("--cluster=local", "--gpus-per-task=4")  # cores and memory follow from it
     many = asked_of(
         order(array="1-9:2%4", time="1-0", setup=("module load gcc", "x"), sbatch=("--qos=high",), mem="9GB")
     )
-    assert submit_words("slurm", RUN, many)[6:] == (
+    assert submit_command("slurm", RUN, many)[6:] == (
         "--array=1-9:2%4", "--mem=9G", "--time=1440", "--sbatch=--qos=high", "--setup=module load gcc", "--setup=x",
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_the_command_names_only_what_was_wished_for() -> None:
 )
 def test_the_command_asks_for_the_same_order(**wishes: Any) -> None:
     first = order(**wishes)
-    flags = dict(word.removeprefix("--").split("=", 1) for word in submit_words("slurm", RUN, asked_of(first))[6:])
+    flags = dict(word.removeprefix("--").split("=", 1) for word in submit_command("slurm", RUN, asked_of(first))[6:])
     again: dict[str, Any] = {name.replace("-", "_"): value for name, value in flags.items()}
     for name in {"gpus_per_task", "cpus", "requeues"} & again.keys():
         again[name] = int(again[name])

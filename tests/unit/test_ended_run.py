@@ -20,7 +20,7 @@ from badcjobs.live.snapshot import Snapshot, device_document
 from badcjobs.live.ui_state import DEVICES, TASK, TASKS, UiState, arrange_devices
 from badcjobs.live.views import open_run_view
 from badcjobs.model import Reading, Submitted
-from badcjobs.store.run_lock import emulation_in
+from badcjobs.store.run_lock import emulation_lock
 from badcjobs.store.submission_record import Record, file_in, write_intent, write_record
 
 ARRAY_OF_FOUR = "[array]\nfirst = 0\nstep = 1\ncount = 4\n"
@@ -148,7 +148,7 @@ def test_of_an_array_the_tasks_that_have_work_left_are_named(tmp_path: Path) -> 
 def test_array_tasks_that_an_emulation_will_not_start_any_more_are_said_to_be_unbegun(tmp_path: Path) -> None:
     TaskFile(tmp_path, states=HALF_DONE, verdict="stopped", job_id="1794").write()
     freeze(tmp_path, ARRAY_OF_FOUR)
-    with emulation_in(tmp_path, SUBMIT):
+    with emulation_lock(tmp_path, SUBMIT):
         (tmp_path / "logs" / "1794.json").write_text('{"tasks": []}')
         frame = look(tmp_path)
         assert states_in(frame) == ["stopped", "waiting", "waiting", "waiting"]
@@ -169,7 +169,7 @@ def test_array_tasks_that_an_emulation_will_not_start_any_more_are_said_to_be_un
 def test_an_emulation_that_was_killed_before_its_first_task_had_begun_has_left_all_unbegun(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     freeze(tmp_path, ARRAY_OF_FOUR)
-    with emulation_in(tmp_path, SUBMIT):
+    with emulation_lock(tmp_path, SUBMIT):
         assert look(tmp_path).total.standstill is None
     frame = look(tmp_path)
     assert states_in(frame) == ["unbegun"] * 4
@@ -178,7 +178,7 @@ def test_an_emulation_that_was_killed_before_its_first_task_had_begun_has_left_a
 
 
 def test_an_emulation_that_was_killed_before_anybody_wrote_what_the_run_is_has_left_its_command(tmp_path: Path) -> None:
-    with emulation_in(tmp_path, SUBMIT):
+    with emulation_lock(tmp_path, SUBMIT):
         assert look(tmp_path).total.standstill is None, "it is about to start its first task"
     frame = look(tmp_path)
     assert frame.total.standstill == "no task is running and none will start: the emulation is over"
@@ -202,7 +202,7 @@ def test_while_a_task_runs_nobody_says_that_its_emulation_is_over(tmp_path: Path
     """Its lock may be held on another machine, where this filesystem shows it to nobody else."""
     TaskFile(tmp_path, states=HALF_DONE, ended_at_ms=None, job_id="1794").write()
     freeze(tmp_path, ARRAY_OF_FOUR)
-    with emulation_in(tmp_path, SUBMIT):
+    with emulation_lock(tmp_path, SUBMIT):
         (tmp_path / "logs" / "1794.json").write_text('{"tasks": []}')
     assert states_in(look(tmp_path, START_MS + 60_000)) == ["running", "waiting", "waiting", "waiting"]
     assert states_in(look(tmp_path, 2 * LATER_MS)) == ["silent", "unbegun", "unbegun", "unbegun"]

@@ -12,7 +12,7 @@ from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Submitted
 from badcjobs.report.job import find_job_database, finish_job, summarize_database
 from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import emulation_in
+from badcjobs.store.run_lock import emulation_lock
 from badcjobs.store.submission_record import Record, forget_intent, write_intent, write_record
 
 
@@ -91,7 +91,7 @@ def test_where_a_submit_was_cut_short_before_any_task_report_and_merge_name_the_
 
 def test_where_an_emulation_was_stopped_before_any_task_report_and_merge_name_the_command(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
-    with emulation_in(tmp_path, ["badcjobs", "submit", "m.csv", f"--out={tmp_path}"]):
+    with emulation_lock(tmp_path, ["badcjobs", "submit", "m.csv", f"--out={tmp_path}"]):
         why = "an emulation is running; none of its tasks has published anything yet"
         assert refusals(tmp_path) == {(why, f"badcjobs monitor {tmp_path}")}
     why = "no task is running and none will start: the emulation is over"

@@ -15,7 +15,13 @@ from badcjobs.errors import BadInput
 from badcjobs.model import Submitted
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import emulated_command, emulation_in, is_emulated_now, lock_in, refuse_during_emulation
+from badcjobs.store.run_lock import (
+    emulated_command,
+    emulation_lock,
+    is_emulated_now,
+    lock_file_in,
+    refuse_during_emulation,
+)
 from badcjobs.store.submission_record import (
     Record,
     find_cut_short,
@@ -45,11 +51,11 @@ def test_a_merge_and_a_report_know_of_a_submit_that_was_cut_short_in_the_run_fol
 def test_whether_an_emulation_is_at_work_on_a_run_is_a_question_that_changes_nothing(tmp_path: Path) -> None:
     assert not is_emulated_now(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with emulation_in(tmp_path, ["badcjobs", "submit"]):
+    with emulation_lock(tmp_path, ["badcjobs", "submit"]):
         assert is_emulated_now(tmp_path)
         with pytest.raises(BadInput, match=r"another emulation, process .*, is working on"):
             refuse_during_emulation(tmp_path)
-        with pytest.raises(BadInput, match="is working on"), emulation_in(tmp_path, ["another"]):
+        with pytest.raises(BadInput, match="is working on"), emulation_lock(tmp_path, ["another"]):
             pass
     assert not is_emulated_now(tmp_path)
     refuse_during_emulation(tmp_path)
@@ -59,9 +65,9 @@ def test_whether_an_emulation_is_at_work_on_a_run_is_a_question_that_changes_not
 def test_an_emulation_is_not_refused_because_somebody_looks_at_the_run_in_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with emulation_in(tmp_path, ["badcjobs", "submit"]):
+    with emulation_lock(tmp_path, ["badcjobs", "submit"]):
         pass
-    looker, real = lock_in(tmp_path).open(), fcntl.flock
+    looker, real = lock_file_in(tmp_path).open(), fcntl.flock
     real(looker, fcntl.LOCK_SH)
 
     def flock(file: IO[str], kind: int) -> None:
@@ -70,7 +76,7 @@ def test_an_emulation_is_not_refused_because_somebody_looks_at_the_run_in_that_m
         real(file, kind)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with emulation_in(tmp_path, ["badcjobs", "submit"]):
+    with emulation_lock(tmp_path, ["badcjobs", "submit"]):
         assert looker.closed
 
 
@@ -83,7 +89,7 @@ def test_the_command_of_an_emulation_is_for_the_folder_in_which_it_is_found(tmp_
     def command(out: Path) -> tuple[str, ...]:
         return ("badcjobs", "submit", "m.csv", f"--out={out}", "--cluster=local")
 
-    with emulation_in(old, command(old)):
+    with emulation_lock(old, command(old)):
         rows = [{"index": i, "state": "FAILED", "log": str(log)} for i, log in enumerate(logs_in(old, tmp_path))]
         (old / "logs" / "1794.json").write_text(json.dumps({"tasks": rows}))
     assert find_trace(old, "1794").command == command(old)
